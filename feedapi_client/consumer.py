@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -48,7 +47,7 @@ from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
-from feedapi_client.runtime.grace import GracePeriod, stop_signals
+from feedapi_client.runtime.grace import GracePeriod
 from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
 from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.session import Session
@@ -194,7 +193,7 @@ class FeedConsumer(Generic[Payload]):
         self.retry = retry
         if isinstance(self.store, PatientStore):
             self.store.wait_for_server(retry.give_up_after)
-        self.observers = Observers()
+        self._observers = Observers()
         """What `feedapi_client.telemetry` is attached to."""
         self._paused = Paused()
         self._listeners = Listeners()
@@ -210,7 +209,7 @@ class FeedConsumer(Generic[Payload]):
             stream=fetch.streaming,
             limits=limits,
             retry=retry,
-            observers=self.observers,
+            observers=self._observers,
             paused=self._paused,
             listeners=self._listeners,
         )
@@ -226,14 +225,10 @@ class FeedConsumer(Generic[Payload]):
         self._closed_since = datetime.now(UTC)
         self._begun = False
         self._stop_next = False
-        self._signalled = False
-        # What the end of a grace period cancels: the handlers of `run`, or the block of a loop.
         self._handlers: anyio.CancelScope | None = None
+        """Those of `run` and `run_by_key`, which the end of a grace period cancels."""
         self._grace: GracePeriod | None = None
-        self._block: int | None = None
-        self._loops_in_block = False
         self._entering = False
-        self._handles_signals = False
 
     def __repr__(self) -> str:
         return f"<FeedConsumer {self.key}: {self._session!r}>"
@@ -243,13 +238,11 @@ class FeedConsumer(Generic[Payload]):
             self._process.check("the consumer")
             raise RuntimeError("the consumer is open already")
         self._entering, self._stop_next = True, False
-        self._signalled = self._signalled and self._handles_signals
         tasks = Background()
         await tasks.open()
         try:
             self._session, self._begun = await self._open_session(), False
         except BaseException:
-            self._restore_signals()
             try:
                 await tasks.close()
             finally:
@@ -258,7 +251,7 @@ class FeedConsumer(Generic[Payload]):
         finally:
             self._entering = self._stop_next = False
         self._tasks, self._process = tasks, OneProcess()
-        self._block, self.cut_short = anyio.get_current_task().id, False
+        self.cut_short = False
         self._grace = GracePeriod(self._cut_short)
         tasks.start_soon(self._grace.run)
         return self
@@ -268,38 +261,16 @@ class FeedConsumer(Generic[Payload]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
-        assert self._tasks is not None
-        self._restore_signals()
-        failed = None
-        try:
-            if self._session is not None:
-                failed = await self._session.save_gathered()
-        finally:  # it may be cancelled
-            ended = await self._end_tasks(kind, error, traceback)
-        if error is None and failed is not None:
-            raise failed
-        return ended
-
-    async def _end_tasks(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        """Close everything, at the end of the block. Return what `__aexit__` does."""
+    ) -> None:
         assert self._tasks is not None
         if self._session is not None:
             self._session.close()
         tasks, self._tasks = self._tasks, None
         self._closed_since = datetime.now(UTC)
         try:
-            if self.cut_short and isinstance(error, anyio.get_cancelled_exc_class()):
-                return await tasks.close(kind, error, traceback)  # ends its own cancellation
             # Without the exception: the group would wrap it, and an application catches what it
             # raised.
             await tasks.close()
-            return None
         finally:
             await self._close_client()
 
@@ -352,12 +323,8 @@ class FeedConsumer(Generic[Payload]):
         check_async_function("the handler", handle, HANDLER)
         check_count("max_concurrency", max_concurrency)
         watched = WatchedHandler(handle)
-        gathers = self.limits.commit_interval is not None
-        handle = await retrying_handler(
-            watched, on_failure, self.key, self.store, watched, gathers=gathers
-        )
+        handle = await retrying_handler(watched, on_failure, self.key, self.store, watched)
         session = await self._begin()
-        session.delivery.retry_gathered(on_failure)
         delivery = session.delivery
         watched.watch(session.driver)
         failure: list[BaseException] = []
@@ -396,14 +363,9 @@ class FeedConsumer(Generic[Payload]):
             raise group.exceptions[0] from None
         finally:
             self._handlers = None
-            try:
-                unsaved = await session.save_gathered()
-            finally:  # it may be cancelled
-                session.close()
+            session.close()
         if failure:
             raise failure[0]
-        if unsaved is not None:
-            raise unsaved
 
     async def run_by_key(
         self,
@@ -489,16 +451,15 @@ class FeedConsumer(Generic[Payload]):
     def stop(self, *, grace: float | None = None) -> None:
         """End the iteration after the batches in flight. To be called from the event loop.
 
-        What is in flight can be finished and committed, for at most `grace` seconds; None sets no
-        limit. Then the rest is cancelled, a warning says of which partitions, and `cut_short` is
-        True. Nothing is lost: what was not committed is read again.
+        Such as by a signal, from before the consumer is entered::
 
-        - `run` cancels the handlers that still run, and returns.
-        - Of a loop in the task that entered the consumer's ``async with`` block, the block is
-          cancelled. The program goes on behind it.
-        - A loop in another task is not cancelled, but its `Batch.commit` raises `CommitOrderError`.
-          So does that of a loop whose calls run in tasks of their own: `asyncio.wait_for` makes
-          such ones before Python 3.12. anyio's and asyncio's `timeout` don't.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
+
+        What is in flight can be finished and committed, for at most `grace` seconds; None sets no
+        limit. Then `run` and `run_by_key` cancel the handlers that still run, and return. A loop is
+        not cancelled, but what it commits then raises `CommitOrderError`: a limit for its block is
+        the application's, such as ``anyio.move_on_after``. A warning says of which partitions that
+        is, and `cut_short` is True. Nothing is lost: what was not committed is read again.
 
         May be called again, to shorten the grace period. Called after an iteration has ended, it
         ends the next one as soon as that begins; while one begins, and perhaps waits for a feed
@@ -558,45 +519,6 @@ class FeedConsumer(Generic[Payload]):
         check_plain_function("the listener", listener)
         return self._listeners.add(listener)
 
-    def install_signal_handlers(self, *, grace: float | None = 30.0) -> None:
-        """End gracefully on SIGTERM and SIGINT (Ctrl-C), until the consumer is closed.
-
-        The first signal calls `stop` with this `grace`, and no iteration begins any more. The
-        second one cancels at once what is in flight. All consumers of the process that asked for it
-        get each signal. Once the last of them is closed, or has got its second signal, signals do
-        what they did before.
-
-        Call it before ``async with consumer``, so that a signal also ends the entry, which may wait
-        for the store and the feed. Call it in the event loop; at the first line of the program,
-        where Python itself is to end cleanly, use `signal.signal`.
-
-        Raises:
-            RuntimeError: this is not the main thread, or no event loop runs.
-        """
-        check_seconds("grace", grace)
-        self._signalled = False
-
-        def stop_on(number: signal.Signals) -> None:
-            if self._signalled:  # the second one
-                self._restore_signals()
-                self.stop(grace=0)
-                return
-            log.info(
-                "feed %s: %s: ends after what is in flight",
-                self.feed,
-                number.name,
-                extra={"feed": self.feed, "signal": number.name},
-            )
-            self._signalled = True
-            self.stop(grace=grace)
-
-        stop_signals.add(self, stop_on)
-        self._handles_signals = True
-
-    def _restore_signals(self) -> None:
-        stop_signals.remove(self)
-        self._handles_signals = False
-
     def _cut_short(self, grace: float) -> None:
         """Cancel what is in flight: the grace period is over."""
         if self._session is None or self._session.over or self._tasks is None:
@@ -605,8 +527,6 @@ class FeedConsumer(Generic[Payload]):
         self._session.report_unfinished(grace)
         if self._handlers is not None:
             self._handlers.cancel()
-        elif self._loops_in_block:
-            self._tasks.cancel_block()
         else:
             self._session.close()
 
@@ -644,7 +564,7 @@ class FeedConsumer(Generic[Payload]):
         session = Session(self._settings, self._client, self.store, share=share)
         session.reports.extend(dict.fromkeys(self._reports))
         self._opening, self._reports = session, session.reports
-        if self._stop_next or self._signalled:  # since the last one ended
+        if self._stop_next:  # since the last one ended
             session.stop()
         try:
             await session.open()
@@ -667,11 +587,9 @@ class FeedConsumer(Generic[Payload]):
         if self._tasks is None or self._session is None:
             raise RuntimeError("the consumer is not open: use it inside 'async with'")
         self._process.check("the consumer")
-        self._loops_in_block = False
         if self._begun:
             if self._grace is not None:
                 self._grace.forget()
-            await self._session.save_gathered()
             await self._session.aclose()
             try:
                 self._session = await self._open_session()
@@ -684,12 +602,6 @@ class FeedConsumer(Generic[Payload]):
             self._reports = ()
         self._tasks.start_soon(self._session.run)
         return self._session
-
-    async def _begin_loop(self) -> Session:
-        """`_begin` for a loop of the application, in whatever task that runs."""
-        session = await self._begin()
-        self._loops_in_block = anyio.get_current_task().id == self._block
-        return session
 
 
 async def _close(client: FeedClient) -> None:
@@ -714,12 +626,11 @@ class BatchIterator(Generic[Payload]):
 
     async def _next(self) -> Batch[Payload]:
         if self._session is None:
-            self._session = await self._consumer._begin_loop()
+            self._session = await self._consumer._begin()
         batch = await self._session.delivery.advance()
         if batch is None:
-            unsaved = await self._session.save_gathered()
             self._session.close()
-            raise StopAsyncIteration() if unsaved is None else unsaved
+            raise StopAsyncIteration
         return batch
 
     def watch(self, events: Iterator[Event]) -> None:
@@ -728,9 +639,9 @@ class BatchIterator(Generic[Payload]):
         self._session.delivery.takes_from(events)
 
     async def commit(self, batch: Batch) -> None:
-        """Commit a batch in the application's place; see `Delivery.commit_or_gather`."""
+        """Commit a batch in the application's place; see `Delivery.commit`."""
         assert self._session is not None
-        await self._session.delivery.commit_or_gather(batch)
+        await self._session.delivery.commit(batch)
 
 
 class EventIterator(Generic[Payload]):

@@ -110,14 +110,6 @@ class Limits:
     max_batch_events: int | None = None
     """Events that batches are made up to; None: only `max_batch_bytes` counts. A batch has more
     where checkpoints are further apart."""
-    batch_linger: float | None = None
-    """Seconds that a batch smaller than these two waits for more events of its partition, unless
-    the partition is at its end; None: not at all. Fewer and larger batches mean fewer commits."""
-    commit_interval: float | None = None
-    """Seconds for which commits that the consumer makes itself are gathered, in `run` and in
-    ``async for event``, to be saved for all partitions at once; None: each by itself. A crash
-    repeats what was handled in that time. A stop, an end, and a partition that is given away wait
-    for the save. A batch that the application commits is saved at once."""
     max_line_bytes: int = 16 * 1024 * 1024
     """Bytes of one line of a response."""
     max_discovery_bytes: int = 32 * 1024 * 1024

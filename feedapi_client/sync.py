@@ -47,7 +47,7 @@ from feedapi_client.model import (
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.bisection import DryRunPassed
 from feedapi_client.quarantine.policy import OnFailure
-from feedapi_client.runtime.loop_thread import LoopThread, NotOpenError, check_real_threads
+from feedapi_client.runtime.loop_thread import LoopThread, NotOpenError
 from feedapi_client.runtime.observers import Observers
 from feedapi_client.status import ConsumerStatus, Health
 from feedapi_client.stores.base import CursorStore, ThreadBoundStore
@@ -151,7 +151,7 @@ class SyncFeedConsumer(Generic[Payload]):
     Concurrency: one thread at a time iterates. `status`, `health`, `topology` and `stop` may be
     called in any thread. Works where an event loop runs already, as in a notebook, which it blocks
     like any ordinary call. After a fork: make it before or after, and enter it in the process that
-    uses it. Needs real threads: raises RuntimeError where gevent or eventlet has replaced them.
+    uses it. Needs real threads: not those of gevent or eventlet.
 
     Arguments:
         http: an `httpx.AsyncClient` for this consumer alone. It is used in the event loop's thread,
@@ -206,7 +206,6 @@ class SyncFeedConsumer(Generic[Payload]):
 
     def __enter__(self) -> Self:
         """Load the cursors and discover the feed, as entering a `FeedConsumer` does."""
-        check_real_threads()
         if self._loop is not None:
             raise RuntimeError("the consumer is open already")
         # It must not hold this object: one that is forgotten unclosed ends its thread.
@@ -423,9 +422,9 @@ class SyncFeedConsumer(Generic[Payload]):
         return self._consumer.instance
 
     @property
-    def observers(self) -> Observers:
+    def _observers(self) -> Observers:
         """What `feedapi_client.telemetry` is attached to."""
-        return self._consumer.observers
+        return self._consumer._observers
 
     @property
     def cut_short(self) -> bool:

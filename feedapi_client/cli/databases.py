@@ -37,15 +37,12 @@ _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "mysql": "mysql+asyncmy",
     "mariadb": "mariadb+asyncmy",
-    "mssql": "mssql+aioodbc",
 }
 _EXTRAS = {
     "psycopg": "postgresql",
     "asyncpg": "asyncpg",
     "aiosqlite": "sqlite",
     "asyncmy": "mysql",
-    "aioodbc": "mssql",
-    "pyodbc": "mssql",
 }
 """The extra of the package that brings the module of a driver."""
 
@@ -206,13 +203,7 @@ def _hint(module: str | None, otherwise: str = "") -> str:
 
 def _unloadable(url: str, error: ImportError) -> str:
     """Return the message for a driver that is installed, but can't be loaded."""
-    text = f"{url_without_secrets(url)}: the database driver can't be loaded: {error}"
-    if _driver(url) == "aioodbc":
-        text += (
-            ". It needs unixODBC and Microsoft's ODBC driver, which pip does not bring: "
-            "apt-get install unixodbc, then msodbcsql18 of Microsoft's repository"
-        )
-    return text
+    return f"{url_without_secrets(url)}: the database driver can't be loaded: {error}"
 
 
 def _with_async_driver(url: str) -> str:

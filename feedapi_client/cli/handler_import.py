@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -10,11 +11,19 @@ from typing import Any
 from feedapi_client.arguments import check_async_function, import_function, place_of
 from feedapi_client.causes import store_problem
 from feedapi_client.cli.reporting import CommandError, UsageError
-from feedapi_client.model import Batch
-from feedapi_client.quarantine.failure_text import FailureText
+from feedapi_client.protocol.text import printable
 from feedapi_client.runtime.handlers import HANDLER
 
 Handler = Callable[[Any], Awaitable[object]]
+_CHARACTERS = 500
+_URL_SECRETS = (
+    (re.compile(r"(://)[^/\s@'\"]+@"), r"\1***@"),
+    (re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*"), r"\1?***"),
+    (
+        re.compile(r"(?i)\b(pass(?:word|wd)?|pwd|secret|token|api[_-]?key)(\s*[=:]\s*)\S+"),
+        r"\1\2***",
+    ),
+)
 
 
 def import_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
@@ -72,8 +81,13 @@ def _described(error: Exception) -> str:
 
     Credentials and queries of URLs are masked.
     """
-    line, problem = FailureText(Batch(0, [], "")).line(error), store_problem(error)
-    return line if problem is None else f"{type(error).__qualname__}: {problem}"
+    text = store_problem(error)
+    if text is None:
+        text = printable(str(error)[:_CHARACTERS])
+        for pattern, replacement in _URL_SECRETS:
+            text = pattern.sub(replacement, text)
+    name = type(error).__qualname__
+    return f"{name}: {text}" if text else name
 
 
 def _takes_a_batch(function: Callable[..., Any]) -> bool:

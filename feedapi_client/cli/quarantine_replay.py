@@ -55,13 +55,7 @@ async def quarantine_replay(options: QuarantineReplay) -> int:
 
 
 def _print_result(event: QuarantinedEvent, error: Exception | None) -> None:
-    from feedapi_client.model import Batch, make_event
-    from feedapi_client.quarantine.failure_text import FailureText
+    from feedapi_client.quarantine.failure_text import failure_line
 
-    result = "handled"
-    if error is not None:
-        # Its text may quote the payload, which `FailureText` hides.
-        payload = make_event(event.partition, event.raw, event.headers)
-        batch = Batch(event.partition, [payload], event.cursor)
-        result = f"failed again: {FailureText(batch).line(error)}"
+    result = "handled" if error is None else f"failed again: {failure_line(error)}"
     report(f"{shown(event.id)}  {shown(result)}")

@@ -13,7 +13,6 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections, connections, transaction
 
 from feedapi_client.django.cursor_store import DjangoCursorStore
-from feedapi_client.django.probes import ProbeError, health_file, health_server
 from feedapi_client.errors import FeedError
 from feedapi_client.quarantine.policy import OnFailure, Retry
 from feedapi_client.stores.base import Closable
@@ -42,8 +41,8 @@ class ConsumeCommand(BaseCommand):
     (`on_failure`). Before and after each batch old connections are closed, as Django does around a
     request: set ``CONN_MAX_AGE`` to keep them between batches.
 
-    Options: ``--once``, ``--threads``, ``--grace``, ``--health-file``, ``--health-port``. SIGTERM
-    and SIGINT end the command after the batches in flight; a second SIGINT at once.
+    Options: ``--once``, ``--threads``, ``--grace``. SIGTERM and SIGINT end the command after the
+    batches in flight; a second SIGINT at once.
 
     Attributes:
         url: the feed.
@@ -87,16 +86,6 @@ class ConsumeCommand(BaseCommand):
             metavar="SECONDS",
             help="after SIGTERM or SIGINT, for batches in flight (default: 20)",
         )
-        parser.add_argument(
-            "--health-file",
-            metavar="PATH",
-            help="keep this file fresh, with the state as JSON, while the consumer is live",
-        )
-        parser.add_argument(
-            "--health-port",
-            metavar="[HOST:]PORT",
-            help="answer /healthz and /readyz there (default host: 127.0.0.1)",
-        )
 
     def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002
         """See Django's `BaseCommand`."""
@@ -110,17 +99,11 @@ class ConsumeCommand(BaseCommand):
                 stop = stack.enter_context(_stopping(consumer, options["grace"]))
                 stack.enter_context(consumer)
                 stop.again()
-                if path := options["health_file"]:
-                    stack.enter_context(health_file(path, consumer.health))
-                if address := options["health_port"]:
-                    stack.enter_context(health_server(address, consumer.health))
                 consumer.run(
                     self._handle_batch, threads=options["threads"], on_failure=self.on_failure
                 )
         except FeedError as error:
             raise CommandError(f"{type(error).__name__}: {error}") from error
-        except ProbeError as error:
-            raise CommandError(str(error)) from error
         if consumer.cut_short:
             raise CommandError("the grace period was over before all in flight was committed")
 

@@ -6,16 +6,12 @@ take gigabytes. Here one coding is undone, in pieces of at most `STEP` bytes.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, Protocol
 
 STEP = 64 * 1024
 """The largest piece, in bytes."""
-_ZSTD_WINDOW_LOG = 23
-"""RFC 9659: a zstd window over 8 MiB is not to be expected of a Content-Encoding."""
 
 
 class CodingError(Exception):
@@ -38,10 +34,9 @@ class Decompressor(Protocol):
         ...
 
 
-@cache
 def accept_encoding() -> str:
-    """The codings that can be undone, for the request header of that name."""
-    return ", ".join(name for name in ("gzip", "zstd") if name in _CODINGS)
+    """What is asked for, for the request header of that name."""
+    return "gzip"
 
 
 def decompressor(content_encoding: str) -> Decompressor:
@@ -55,9 +50,7 @@ def decompressor(content_encoding: str) -> Decompressor:
     if len(names) > 1:
         raise UnsupportedCodingError("it is compressed more than once")
     if names[0] not in _CODINGS:
-        raise UnsupportedCodingError(
-            "its content coding was not asked for (accepted: gzip, and zstd with the extra 'zstd')"
-        )
+        raise UnsupportedCodingError("its content coding was not asked for (accepted: gzip)")
     return _CODINGS[names[0]]()
 
 
@@ -106,53 +99,8 @@ class _Zlib:
             raise CodingError("its compressed data is incomplete")
 
 
-class _Zstd:
-    """zstd, in one or several frames."""
-
-    def __init__(self, new: Callable[[], Any], error: type[Exception]) -> None:
-        self._new = new
-        self._error = error
-        self._frame: Any = None
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        while data or self._has_more():
-            if self._frame is None:
-                self._frame = self._new()
-            try:
-                piece = self._frame.decompress(data, STEP)
-            except self._error as error:
-                raise CodingError(f"its compressed data is damaged ({error})") from None
-            data = b""
-            if self._frame.eof:
-                data, self._frame = self._frame.unused_data, None
-            if piece:
-                yield piece
-
-    def _has_more(self) -> bool:
-        return self._frame is not None and not self._frame.needs_input
-
-    def finish(self) -> None:
-        if self._frame is not None:
-            raise CodingError("its compressed data is incomplete")
-
-
-def _codings() -> dict[str, Callable[[], Decompressor]]:
-    codings: dict[str, Callable[[], Decompressor]] = {
-        "gzip": lambda: _Zlib(zlib.MAX_WBITS + 16),
-        "x-gzip": lambda: _Zlib(zlib.MAX_WBITS + 16),
-        "deflate": lambda: _Zlib(zlib.MAX_WBITS),
-    }
-    try:
-        zstd: Any
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
-    except ImportError:
-        return codings
-    options = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
-    codings["zstd"] = lambda: _Zstd(lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError)
-    return codings
-
-
-_CODINGS = _codings()
+_CODINGS: dict[str, Callable[[], Decompressor]] = {
+    "gzip": lambda: _Zlib(zlib.MAX_WBITS + 16),
+    "x-gzip": lambda: _Zlib(zlib.MAX_WBITS + 16),
+    "deflate": lambda: _Zlib(zlib.MAX_WBITS),
+}

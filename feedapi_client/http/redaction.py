@@ -7,7 +7,6 @@ import re
 import weakref
 from collections.abc import Iterable
 from functools import lru_cache
-from html.entities import html5
 from typing import Protocol
 
 import httpx
@@ -15,6 +14,8 @@ import httpx
 from feedapi_client.model import public_url
 
 _SHORTEST_SECRET = 4
+_CHANGED = r"(?i:\\+u[0-9a-f]{4}|\\+x[0-9a-f]{2}|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w+;|[^a-z0-9])"
+"""What stands for a character that is no ASCII letter or digit: itself, or an escape."""
 _HTTP_LOGGERS = (
     "httpx",
     "httpcore.connection",
@@ -49,10 +50,9 @@ _feeds_in_use: weakref.WeakSet[SecretHolder] = weakref.WeakSet()
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Replace the secrets in a text by ``***``, also where they are escaped.
+    """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
 
-    Found in any case: plain, percent-encoded, and as JSON, Python or HTML write them, also several
-    times over. Secrets of fewer than four characters are left.
+    Secrets of fewer than four characters are left.
     """
     chosen = frozenset(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
     return _pattern(chosen).sub("***", text) if chosen else text
@@ -62,33 +62,16 @@ def hide_secrets(text: str, secrets: Iterable[str]) -> str:
 def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
     # The longest first, so that no rest of one stays when another is a part of it.
     longest_first = sorted(secrets, key=lambda secret: (-len(secret), secret))
-    return re.compile("|".join("".join(map(_any_form, secret)) for secret in longest_first))
+    return re.compile("|".join(map(_any_form, longest_first)))
 
 
-@lru_cache(maxsize=1024)
-def _any_form(character: str) -> str:
-    """The regular expression of a character in every form that an encoder gives it."""
-    if character.isascii() and character.isalnum():
-        return character
-    plain = r"\\+" if character == "\\" else r"\\*" + re.escape(character)
-    encoded = character.encode("utf-8", "surrogatepass")
-    units = character.encode("utf-16-be", "surrogatepass")
-    forms = [
-        plain,
-        "".join(rf"%(?:25)*(?i:{byte:02x})" for byte in encoded),
-        "".join(rf"\\+u(?i:{units[at : at + 2].hex()})" for at in range(0, len(units), 2)),
-        "".join(rf"\\+x(?i:{byte:02x})" for byte in encoded),
-        rf"\\+x(?i:{ord(character):02x})",
-        rf"&(?:amp;)*#(?:0*{ord(character)}|[xX]0*(?i:{ord(character):x}));",
-        *(rf"&(?:amp;)*{name}" for name in _html_names(character)),
-    ]
-    if character == " ":
-        forms.append(r"\+")
-    return f"(?:{'|'.join(forms)})"
-
-
-def _html_names(character: str) -> list[str]:
-    return [name for name, value in html5.items() if value == character and name.endswith(";")]
+def _any_form(secret: str) -> str:
+    """The regular expression of a secret, with what encoders change taken for any such thing."""
+    words = re.split(r"([^A-Za-z0-9]+)", secret)
+    if sum(map(len, words[::2])) < _SHORTEST_SECRET:
+        return re.escape(secret)
+    words[1::2] = [f"{_CHANGED}{{1,{8 * len(changed)}}}?" for changed in words[1::2]]
+    return "".join(words)
 
 
 def register(holder: SecretHolder) -> None:

@@ -78,7 +78,7 @@ class OversizedEvents:
                 extra={"feed": self._consumer.feed, "partition": batch.partition},
             )
             if self._quarantine is not None:
-                for observer in self._consumer.observers:
+                for observer in self._consumer._observers:
                     observer.quarantined(batch.partition, type(error).__qualname__)
 
     def _stop(self, batch: Batch, index: int, error: MessageTooLargeError) -> MessageTooLargeError:

@@ -18,7 +18,6 @@ class BatchDelivery:
     Arguments:
         store: the quarantine; None without one.
         same_transaction: whether `store` can take part in the transaction that saves the cursor.
-        gathers: leave it to the caller to save a cursor with which nothing else is to be saved.
     """
 
     def __init__(
@@ -27,8 +26,6 @@ class BatchDelivery:
         handle: Handler,
         store: QuarantineStore | None,
         same_transaction: bool,
-        *,
-        gathers: bool = False,
     ) -> None:
         self.batch = batch
         self.remaining: list[tuple[int, Event]] = list(enumerate(batch.events))
@@ -39,7 +36,6 @@ class BatchDelivery:
         self._handle = handle
         self._store = store
         self._same_transaction = same_transaction
-        self._gathers = gathers
         self._stored = 0  # quarantined events that are in a store of another database already
 
     async def deliver(self) -> None:
@@ -59,7 +55,7 @@ class BatchDelivery:
         if not self.handled:
             await self.call_handler(self.remaining, commit)
             self.handled = True
-        if not saved and (self.quarantined or not self._gathers):
+        if not saved:
             await self.save(None)
 
     def is_beyond_recovery(self, error: Exception) -> bool:

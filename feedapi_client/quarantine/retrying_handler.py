@@ -46,13 +46,10 @@ async def retrying_handler(
     feed: FeedKey,
     cursors: CursorStore,
     watch: Watch | None = None,
-    *,
-    gathers: bool = False,
 ) -> Handler:
     """Return `handle` wrapped in what `on_failure` asks for.
 
-    The returned handler returns once the batch is handled, and raises what ends the iteration. With
-    `gathers` it leaves a commit to its caller that is of nothing but a cursor.
+    The returned handler returns once the batch is handled, and raises what ends the iteration.
 
     Raises:
         ValueError: `on_failure` is unknown.
@@ -63,9 +60,7 @@ async def retrying_handler(
         raise ValueError("Quarantine.whole_key needs a key for each event: use run_by_key")
     if quarantine is None:
         return (
-            handle
-            if policy.attempts == 1
-            else RetryingHandler(handle, feed, policy, watch=watch, gathers=gathers)
+            handle if policy.attempts == 1 else RetryingHandler(handle, feed, policy, watch=watch)
         )
     store = quarantine.to or quarantine_beside(cursors)
     await store.prepare()
@@ -77,7 +72,6 @@ async def retrying_handler(
         store=store,
         same_transaction=store.joins(cursors),
         watch=watch,
-        gathers=gathers,
     )
 
 
@@ -97,7 +91,6 @@ class RetryingHandler:
         store: QuarantineStore | None = None,
         same_transaction: bool = False,
         watch: Watch | None = None,
-        gathers: bool = False,
     ) -> None:
         self._handle = handle
         self._watch = watch
@@ -106,14 +99,11 @@ class RetryingHandler:
         self._quarantine = quarantine
         self._store = store
         self._same_transaction = same_transaction
-        self._gathers = gathers
         self._in_a_row: dict[int, int] = {}
 
     async def __call__(self, batch: Batch) -> None:
         """Handle and commit the batch."""
-        delivery = BatchDelivery(
-            batch, self._handle, self._store, self._same_transaction, gathers=self._gathers
-        )
+        delivery = BatchDelivery(batch, self._handle, self._store, self._same_transaction)
 
         async def repeat(attempt: Attempt) -> None:
             backoff = self._policy.backoff(lambda error: not delivery.is_beyond_recovery(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -40,24 +39,8 @@ class Background:
 
         self._group.start_soon(run, name=getattr(work, "__qualname__", str(work)))
 
-    def cancel_block(self) -> None:
-        """Cancel what the application does in its block, and all tasks."""
-        self._group.cancel_scope.cancel()
-
-    async def close(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> bool | None:
-        """Cancel the tasks and wait for them.
-
-        Arguments:
-            kind, error, traceback: what ends the block, where `cancel_block` did.
-
-        Returns:
-            Whether the error is no more than what `cancel_block` raised.
-        """
+    async def close(self) -> None:
+        """Cancel the tasks and wait for them."""
         for scope in list(self._scopes):
             scope.cancel()
-        return await self._group.__aexit__(kind, error, traceback)
+        await self._group.__aexit__(None, None, None)

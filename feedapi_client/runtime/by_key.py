@@ -19,7 +19,7 @@ from feedapi_client.causes import failure_of
 from feedapi_client.model import Batch, Event
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.by_event import EarlierEventQuarantined, EventFailures, Key
-from feedapi_client.quarantine.failure_text import FailureText
+from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
 from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.buffer import memory_of
 from feedapi_client.runtime.delivery import TURN_SECONDS, Delivery
@@ -296,7 +296,7 @@ class ByKey:
             lambda: (
                 f"feed {driver.feed}, partition {partition.id}: {partition.handling.error}; "
                 f"attempt {attempt} of this event in {pause:.1f} s\n"
-                f"{FailureText(_alone(item)).traceback(error)}"
+                f"{failure_traceback(error)}"
             ),
             attempt=attempt,
         )
@@ -320,7 +320,7 @@ class ByKey:
 
     def _note_failure(self, item: KeyedEvent, error: Exception) -> None:
         partition = self._partition(item)
-        text = f"the handler failed with {FailureText(_alone(item)).line(error)}"
+        text = f"the handler failed with {failure_line(error)}"
         partition.handling.event_failed(text)
         self._failing.setdefault(partition.id, set()).add(id(item))
         for observer in self._driver.observers:
@@ -353,7 +353,7 @@ class ByKey:
                     driver.feed,
                     partition.id,
                     partition.handling.error,
-                    FailureText(_alone(item)).traceback(error),
+                    failure_traceback(error),
                     extra={"feed": driver.feed, "partition": partition.id},
                 )
         self.scope.cancel()
@@ -445,11 +445,6 @@ class ByKey:
                 record.error_type,
                 extra={"feed": self._driver.feed, "partition": record.partition},
             )
-
-
-def _alone(item: KeyedEvent) -> Batch:
-    """Return the event as a batch, for the text of its failure."""
-    return Batch(item.work.batch.partition, [item.event], item.work.batch.cursor)
 
 
 def _awaitable(handled: object) -> Awaitable[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,12 +21,9 @@ from feedapi_client.errors import (
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch, Position
 from feedapi_client.notifications import BatchCommitted, BatchDelivered
-from feedapi_client.quarantine.batch_delivery import is_final
-from feedapi_client.quarantine.policy import OnFailure, parse_on_failure
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
-from feedapi_client.runtime.gathered import GatheredCommits
 from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Passed
@@ -80,13 +77,6 @@ class Delivery:
         self.task: int | None = None
         """The iterating task, as `anyio.TaskInfo.id`; None while handlers run in tasks of ours."""
         self.keyed: Keyed | None = None
-        interval = driver.limits.commit_interval
-        self.gathered = (
-            None
-            if interval is None
-            else GatheredCommits(driver, interval, self._gathered_saved, self._gathered_refused)
-        )
-        """The commits that are saved together later; None without `Limits.commit_interval`."""
 
     def overlap(self, keyed: Keyed) -> None:
         """Deliver also what comes behind batches in flight, as far as it fits."""
@@ -149,7 +139,6 @@ class Delivery:
         # By key they are not joined: the cursor of each may be committed.
         most = limits.max_batch_bytes if self.keyed is None else 0
         events, cursor = partition.take(most, limits.max_batch_events)
-        self._driver.hold_back(partition)
         partition.handling.delivered(self._driver.clock())
         self._driver.planner.delivered(partition.id)
         commit = partial(self._commit, partition, partition.batches)
@@ -182,60 +171,8 @@ class Delivery:
     async def handled(self, batch: Batch) -> None:
         """Commit the batch of a handler that returned, unless it did so, and release it."""
         if not self._driver.partitions[batch.partition].has_saves:
-            await self.commit_or_gather(batch)
-        await self.release(batch.partition)
-
-    async def commit_or_gather(self, batch: Batch) -> None:
-        """Commit the one batch in flight of its partition in the application's place.
-
-        With `Limits.commit_interval` it only counts as handled, and is saved later.
-        """
-        partition = self._driver.partitions[batch.partition]
-        number, gathered = partition.batches, self.gathered
-        if (
-            gathered is None
-            or self._driver.over
-            or partition.is_lost(number)
-            or partition.loss_untold
-            or partition.has_saves
-            or partition.entry.state is State.SUPERSEDED
-        ):
             await self.commit(batch)
-        else:
-            gathered.add(partition, number, batch.cursor)
-
-    def retry_gathered(self, on_failure: OnFailure) -> None:
-        """Retry saves that were gathered as `run` is to retry a batch."""
-        if self.gathered is not None:
-            policy, _ = parse_on_failure(on_failure)
-            self.gathered.backoff = lambda: policy.backoff(lambda error: not is_final(error))
-
-    async def _gathered_saved(self, partitions: Iterable[RuntimePartition]) -> None:
-        """Let saves that were gathered count: nobody can roll them back."""
-        driver = self._driver
-        for partition in partitions:
-            if partition.in_flight or partition.gathered is not None:
-                position = partition.acknowledge()
-                if position is not None:
-                    driver.planner.committed(partition.id, position)
-            else:
-                self._released.append(partition)
-            driver.enqueue(partition)
-        driver.wake()
-        if driver.failure is None:
-            await self._acknowledge()
-
-    async def _gathered_refused(self, partition: RuntimePartition, error: StoreError) -> None:
-        """Do as for a commit that was refused: R17, R18, leases. Raises what ends the iteration."""
-        driver = self._driver
-        if isinstance(error, FencedError) and driver.sharing is not None:
-            driver.lose(partition)
-            log.warning("%s", self._lease_lost(partition), extra=self._extra(partition.id))
-            await self._gathered_saved([partition])
-            return
-        if isinstance(error, FencedError) or driver.settings.on_error != "park":
-            raise error
-        await driver.fail_partition(partition, error)
+        await self.release(batch.partition)
 
     def abandon(self, partition_id: int, count: int) -> None:
         """Release batches whose lease was lost: somebody else handles them, or has done so."""
@@ -275,8 +212,6 @@ class Delivery:
             partition = self._released.popleft()
             if partition.committing or (partition.in_flight and self.keyed is None):
                 continue  # it comes again: released, or at the end of the commit
-            if partition.gathered is not None and not partition.has_saves:
-                continue  # it comes again once that is saved
             if partition.in_flight:
                 position = partition.acknowledge()
                 if position is not None:
@@ -297,8 +232,6 @@ class Delivery:
     ) -> None:
         """Save the cursor of batch `number`; see `Batch.commit`."""
         driver = self._driver
-        if self.gathered is not None:
-            await self.gathered.gives_way(partition, transaction=transaction is not None)
         if driver.over:
             raise self._out_of_order(
                 batch,
@@ -426,9 +359,6 @@ class Delivery:
         entries = driver.planner.entries.values()
         self._unread = next((entry for entry in entries if self._is_unread(entry)), None)
         at_end = {entry.id for entry in entries if entry.state is State.READING}
-        if self._unread is None and self.gathered:
-            self.gathered.soon()
-            return False
         if self._unread is not None or not at_end:
             return False
         # All was read, but the application did not commit the end of some closed partitions.

@@ -274,7 +274,6 @@ class Discovery:
         driver.update_info(info)
         driver.decisions.rediscovered(before, info)
         await driver.apply(actions)
-        self._hurry_gathered()
         self.rollback.look()
         self._ask_again(refused, after_failures=after_failures)
         self._late.discovered()
@@ -296,13 +295,6 @@ class Discovery:
         self._has_topology = not self._driver.planner.starts_first
         self._unusable_since = None
         return actions
-
-    def _hurry_gathered(self) -> None:
-        """Let commits that were gathered be saved where successors wait for them (R9)."""
-        successors = self._driver.planner.graph.successors
-        for partition in self._driver.partitions.values():
-            if partition.gathered is not None and successors.get(partition.id):
-                partition.gathered.hurry()
 
     async def _load_positions_of_others(self) -> bool:
         """Load what other instances have saved before the discovery, which may depend on it.

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import anyio
 
 from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError
-from feedapi_client.model import Batch, Event, being_handled
-from feedapi_client.quarantine.failure_text import FailureText
+from feedapi_client.model import Event, being_handled
+from feedapi_client.quarantine.failure_text import failure_line
 from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.key_order import KeyedBatch, KeyedEvent
@@ -215,12 +215,11 @@ class DoneAhead:
 
     def _log_failed_after(self, item: KeyedEvent, error: Exception) -> None:
         driver, batch = self._driver, item.work.batch
-        alone = Batch(batch.partition, [item.event], batch.cursor)
         log.warning(
             "feed %s, partition %d: the event is done, although its handler failed with %s",
             driver.feed,
             batch.partition,
-            FailureText(alone).line(error),
+            failure_line(error),
             extra={"feed": driver.feed, "partition": batch.partition},
         )
 

@@ -51,7 +51,6 @@ from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.decisions import DecisionLog
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.runtime.failure_log import FailureLog
-from feedapi_client.runtime.linger import Linger
 from feedapi_client.runtime.loop_clock import loop_clock
 from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.partition import RuntimePartition
@@ -167,8 +166,6 @@ class Driver:
         self.clock = loop_clock()
         self.awaits_partitions = False
         """Whether discoveries list no partition, and one still may (R7)."""
-        linger = settings.limits.batch_linger
-        self.linger = None if linger is None else Linger(linger, self.clock, self.announce)
         self.partitions: dict[int, RuntimePartition] = {}
         self.info: FeedInfo | None = None
         """The last good discovery."""
@@ -402,18 +399,6 @@ class Driver:
         """Let the application take what the partition holds."""
         partition.announce()
         self.enqueue(partition)
-
-    def announce_batch(self, partition: RuntimePartition) -> None:
-        """Do so at once for a batch of full size, and after `Limits.batch_linger` for another."""
-        if partition.announced or not self.hold_back(partition):
-            self.announce(partition)
-
-    def hold_back(self, partition: RuntimePartition) -> bool:
-        """Hold what is pending back for `Limits.batch_linger`. False where it need not wait."""
-        if self.linger is None or not partition.pending or partition.has_batch(self.limits):
-            return False
-        self.linger.hold(partition)
-        return True
 
     def overlap(self) -> None:
         """Deliver batches of a partition also while earlier ones of it are in flight."""

@@ -170,8 +170,6 @@ class Fetching:
             if not partition.pending:
                 self.reached_end(partition)
                 await driver.apply()
-            else:
-                driver.announce(partition)  # nothing more would join what lingers
         elif outcome is Outcome.DOUBTFUL:
             driver.scheduler.schedule(partition, driver.limits.poll_interval)
         elif outcome is Outcome.NO_PROGRESS:

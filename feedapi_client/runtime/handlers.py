@@ -10,7 +10,7 @@ from feedapi_client.causes import failure_of
 from feedapi_client.errors import AlreadyDoneError, LeaseLostError
 from feedapi_client.model import Batch
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
-from feedapi_client.quarantine.failure_text import FailureText, text_of
+from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.runtime.driver import Driver
@@ -34,7 +34,6 @@ class WatchedHandler:
         self._driver: Driver
         self._again: set[int] = set()
         self._raised: set[int] = set()
-        self._described: dict[int, tuple[tuple[str, int], str]] = {}
 
     def watch(self, driver: Driver) -> None:
         """Note what becomes of the batches of this session, before it delivers one."""
@@ -70,7 +69,7 @@ class WatchedHandler:
     def _note_failure(self, batch: Batch, error: Exception) -> None:
         self._raised.add(batch.partition)
         handling = self._driver.partitions[batch.partition].handling
-        handling.failed(self._described_once(batch, error))
+        handling.failed(f"the handler failed with {failure_line(error)}")
         for observer in self._driver.observers:
             observer.handler_failed(batch.partition, error)
         if self._driver.listeners:
@@ -80,13 +79,12 @@ class WatchedHandler:
     def over(self, batch: Batch) -> None:
         """The batch was handled, or ends the iteration."""
         self._again.discard(batch.partition)
-        self._described.pop(batch.partition, None)
 
     def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
         """Log that the handler gets the batch again, at a bounded rate (R14)."""
         partition = self._driver.partitions[batch.partition]
         if batch.partition not in self._raised:
-            partition.handling.failed(self._described_once(batch, error, "the commit"))
+            partition.handling.failed(f"the commit failed with {failure_line(error)}")
         partition.handling.pauses(pause)
         for observer in self._driver.observers:
             observer.handler_retried(batch.partition)
@@ -94,7 +92,7 @@ class WatchedHandler:
             batch.partition,
             lambda: (
                 f"{self._failure(partition)}; attempt {attempt} in {pause:.1f} s\n"
-                f"{FailureText(batch).traceback(error)}"
+                f"{failure_traceback(error)}"
             ),
             attempt=attempt,
         )
@@ -103,7 +101,7 @@ class WatchedHandler:
         """Log that the handler has ended the iteration."""
         partition = self._driver.partitions[batch.partition]
         if batch.partition not in self._raised:
-            partition.handling.failed(self._described_once(batch, error, "the commit"))
+            partition.handling.failed(f"the commit failed with {failure_line(error)}")
         self._driver.ended_by_handler(partition)
         for observer in self._driver.observers:
             seconds = self._driver.clock() - partition.handling.delivered_at
@@ -113,7 +111,7 @@ class WatchedHandler:
         log.error(
             "%s, which ends the iteration\n%s",
             self._failure(partition),
-            FailureText(batch).traceback(error),
+            failure_traceback(error),
             extra={
                 "feed": self._driver.feed,
                 "partition": batch.partition,
@@ -133,12 +131,3 @@ class WatchedHandler:
 
     def _failure(self, partition: RuntimePartition) -> str:
         return f"feed {self._driver.feed}, partition {partition.id}: {partition.handling.error}"
-
-    def _described_once(self, batch: Batch, error: Exception, failing: str = "the handler") -> str:
-        """Describe an error. An attempt that fails like the one before it costs no search."""
-        key = (type(error).__qualname__, hash(text_of(error)))
-        before = self._described.get(batch.partition)
-        if before is None or before[0] != key:
-            text = f"{failing} failed with {FailureText(batch).line(error)}"
-            before = self._described[batch.partition] = (key, text)
-        return before[1]

@@ -86,9 +86,7 @@ def _of_session(driver: Driver, watchdog: Watchdog, *, opening: bool) -> Iterato
         text = "the iteration has ended" if driver.over else "nobody iterates over the consumer"
         yield Problem(ProblemName.NOT_ITERATING, None, began, text)
     if blocked := watchdog.blocked_seconds:
-        where = watchdog.heartbeat.where
         text = f"the event loop has not run for {blocked:.1f} s"
-        text = f"{text}; it is at {where}" if where else text
         yield Problem(ProblemName.EVENT_LOOP_BLOCKED, None, _moment(blocked), text)
 
 

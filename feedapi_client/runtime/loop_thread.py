@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -260,21 +259,3 @@ class _Call(Generic[T]):
             return self._value[0]
         finally:
             error = None  # its traceback holds this frame: no cycle
-
-
-def check_real_threads() -> None:
-    """Raise RuntimeError where gevent or eventlet has replaced threads by green ones.
-
-    The event loop and the program would run in one thread, and wait for each other.
-    """
-    for name, module, asked in (
-        ("gevent", "gevent.monkey", "is_module_patched"),
-        ("eventlet", "eventlet.patcher", "is_monkey_patched"),
-    ):
-        patched = getattr(sys.modules.get(module), asked, None)
-        if patched is not None and (patched("threading") or patched("thread")):
-            raise RuntimeError(
-                f"SyncFeedConsumer needs threads of the operating system, and {name} has replaced "
-                f"them in this process: consume in a process that {name} does not patch, such as a "
-                "Celery worker with --pool=prefork or --pool=threads"
-            )

@@ -7,7 +7,6 @@ other module writes its fields; `Fetching`, `Delivery` and `Driver` call its met
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -48,17 +47,6 @@ class SavedBatch(NamedTuple):
     durable: bool
 
 
-class Gathered(NamedTuple):
-    """The last commit that waits to be saved with others, see `Limits.commit_interval`.
-
-    `hurry`: to be called when somebody waits for it.
-    """
-
-    number: int
-    cursor: str
-    hurry: Callable[[], None]
-
-
 class RuntimePartition:
     """One partition of one session. `entry` is its state in the planner, read-only here."""
 
@@ -72,7 +60,6 @@ class RuntimePartition:
         "_saves",
         "_scope",
         "_taken",
-        "_withheld",
         "at_end",
         "batches",
         "caught_up_at",
@@ -85,16 +72,13 @@ class RuntimePartition:
         "events",
         "evidence",
         "failures",
-        "gathered",
         "handling",
         "held_open",
         "in_flight",
         "last_contact",
         "last_event",
-        "lingers_until",
         "pending",
         "pending_bytes",
-        "pending_events",
         "pending_size",
         "poll_delay",
         "progress",
@@ -163,9 +147,6 @@ class RuntimePartition:
         """What is pending takes as many bytes of memory."""
         self.pending_size = 0
         """How many bytes what is pending had on the wire."""
-        self.pending_events = 0
-        self.lingers_until: float | None = None
-        """When its small batch is announced, on the clock of the event loop; None: none waits."""
         self._announced = False
         self._taken: anyio.Event | None = None
         # Delivery and commits.
@@ -182,8 +163,6 @@ class RuntimePartition:
         self.committing = 0
         """Number of commits under way. A commit may take longer than its batch is in flight."""
         self._saves: list[SavedBatch] = []
-        self.gathered: Gathered | None = None
-        self._withheld = False
         self._lost = 0
         """The number of the last batch before the lease was lost."""
         self._base: str | None = None
@@ -224,7 +203,7 @@ class RuntimePartition:
     @property
     def deliverable(self) -> bool:
         """Whether it holds a batch that can be delivered now."""
-        return self._announced and not self.in_flight and not self._withheld
+        return self._announced and not self.in_flight
 
     def __repr__(self) -> str:
         doing = "pausing"
@@ -268,16 +247,13 @@ class RuntimePartition:
     def stop(self) -> None:
         """Stop reading and drop what was not delivered."""
         self.started = False
-        if self.gathered is not None:
-            self.gathered.hurry()
         self.failures.stopped()
         self.at_end = False
         self.end = None
         self.cancel_request()
         self._buffer.free(self.pending_bytes, deliverable=True)
         self.pending.clear()
-        self.pending_bytes = self.pending_size = self.pending_events = 0
-        self.lingers_until = None
+        self.pending_bytes = self.pending_size = 0
         self._announced = False
         self.read_cursor = self.delivered_cursor
 
@@ -290,9 +266,6 @@ class RuntimePartition:
             self._loss_untold = True
         self._lost = self.batches
         self._base = None
-        if self.gathered is not None:
-            self.gathered.hurry()  # the planner is to learn that nothing is in flight any more
-        self.gathered = None
         self._saves.clear()
 
     @property
@@ -318,7 +291,7 @@ class RuntimePartition:
     @property
     def is_settled(self) -> bool:
         """Whether no batch is in flight, and no commit under way or unknown to the planner."""
-        return not (self.in_flight or self.committing or self._saves or self.gathered)
+        return not (self.in_flight or self.committing or self._saves)
 
     def begin_request(self, scope: anyio.CancelScope, slot: Slot | None = None) -> None:
         """Record that a request begins. `cancel_request` cancels `scope`."""
@@ -366,7 +339,6 @@ class RuntimePartition:
         size = memory_of(batch)
         self.pending_bytes += size
         self.pending_size += batch.size
-        self.pending_events += len(batch.events)
         self._buffer.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
@@ -429,8 +401,6 @@ class RuntimePartition:
         """Record that the planner has the end of the closed partition, uncommitted so far."""
         self.end = end
         self.at_end = True
-        if self.gathered is not None:
-            self.gathered.hurry()
 
     def note_caught_up(self) -> None:
         """Record the time if everything that the publisher has is committed."""
@@ -462,21 +432,8 @@ class RuntimePartition:
 
     # ------------------------------------------------------------------ what is delivered
 
-    def has_batch(self, limits: Limits) -> bool:
-        """Whether what is pending has the size of a batch, or comes before the end."""
-        if self.end is not None or self.pending_size >= limits.max_batch_bytes:
-            return True
-        most = limits.max_batch_events
-        return most is not None and self.pending_events >= most
-
-    def linger(self, until: float) -> None:
-        """Hold the pending events back until then, for others to join them."""
-        self._announced = False
-        self.lingers_until = until
-
     def announce(self) -> None:
         """Make the pending events deliverable."""
-        self.lingers_until = None
         self._announced = bool(self.pending)
 
     def queue(self) -> None:
@@ -500,7 +457,6 @@ class RuntimePartition:
             size += batch.size
         self.pending_bytes -= memory
         self.pending_size -= size
-        self.pending_events -= len(events)
         self._announced = bool(self.pending)
         self._buffer.free(memory, deliverable=True)
         self.in_flight += 1
@@ -550,19 +506,6 @@ class RuntimePartition:
             return True
         return bool(self._saves) and self._saves[-1].number > number
 
-    def gather(self, number: int, cursor: str, hurry: Callable[[], None]) -> None:
-        """Record that batch `number` is handled, and is committed later."""
-        self.gathered = Gathered(number, cursor, hurry)
-        self.handling.saved()
-
-    def forget_gathered(self) -> None:
-        """Record that what was gathered is saved, or never will be."""
-        self.gathered = None
-
-    def withhold(self, withheld: bool) -> None:
-        """Deliver nothing of it while a save that was gathered is under way, or go on."""
-        self._withheld = withheld
-
     def begin_commit(self) -> None:
         """Block other saves of this position until `end_commit`: a batch is being saved."""
         self.committing += 1
@@ -584,8 +527,6 @@ class RuntimePartition:
             return None
         last = self._saves[-1]
         self.committed = last.number
-        if self.gathered is not None and self.gathered.number <= last.number:
-            self.gathered = None
         self._base = last.position.cursor
         self._saves.clear()
         return last.position

@@ -245,16 +245,19 @@ class PartitionRequest:
             self._partition.stream_was_silent(cut_short=cut_short)
 
     def _compare_with_stream(self) -> None:
-        """Compare a response with the silent stream before it."""
+        """Compare a response with the silent stream before it.
+
+        A stream that was ended early proves nothing: events may have come since. Nor does one where
+        partitions wait for slots, as this request did.
+        """
         driver, partition = self._driver, self._partition
-        # With more partitions than slots this request had to wait for one: events come meanwhile.
-        crowd = len(driver.partitions) / driver.limits.max_concurrent_fetches
-        cut_short = partition.stream_cut_short or crowd > 1
+        shared = len(driver.partitions) > driver.limits.max_concurrent_fetches
+        proves_nothing = partition.stream_cut_short or shared
         partition.asked_without_stream()
         if not self._brought_events:
             driver.streaming.stayed_silent(partition.id)
             return
-        seconds = driver.streaming.held_back(self._clock(), cut_short=cut_short, crowd=crowd)
+        seconds = None if proves_nothing else driver.streaming.held_back(self._clock())
         if seconds is None:
             return
         driver.report(
@@ -295,13 +298,10 @@ class PartitionRequest:
         if enough or self._clock() - self._delivered_at > DELIVERY_SECONDS:
             self._deliver()
 
-    def _deliver(self, *, at_once: bool = False) -> None:
+    def _deliver(self) -> None:
         self._undelivered = 0
         self._delivered_at = self._clock()
-        if at_once:
-            self._driver.announce(self._partition)
-        else:
-            self._driver.announce_batch(self._partition)
+        self._driver.announce(self._partition)
 
     # ------------------------------------------------------------------ back-pressure (R16)
 
@@ -320,7 +320,7 @@ class PartitionRequest:
         """Stop reading from the socket until there is room for one more read."""
         limits, buffer, partition = self._driver.limits, self._driver.buffer, self._partition
         while partition.pending_size >= limits.max_batch_bytes or not buffer.has_room:
-            self._deliver(at_once=True)
+            self._deliver()
             self._slot.waits_for_room = True
             await self._wait_for_room(reader)
             self._slot.waits_for_room = False

@@ -134,9 +134,6 @@ class Session:
             self.driver.iterating = False
             try:
                 if self._sharing is not None:
-                    # A cancellation comes here before it comes to the application's loop.
-                    if self.delivery.gathered is not None:
-                        await self.delivery.gathered.save_before_leaving()
                     await self._sharing.leave()
             finally:
                 self._unwound.set()
@@ -156,9 +153,8 @@ class Session:
         yield self._fetching.slots.run
         yield self._discovery.run
         yield self._watchdog.run
-        for part in (self.driver.linger, self.delivery.gathered, self._sharing):
-            if part is not None:
-                yield part.run
+        if self._sharing is not None:
+            yield self._sharing.run
 
     async def _run_scheduler(self) -> None:
         await self.driver.scheduler.run(self._fetching.work)
@@ -176,16 +172,6 @@ class Session:
             text = str(failed)
         if not self.driver.over and self.driver.failure is None:
             raise FeedError(text, feed=self.driver.feed)
-
-    async def save_gathered(self) -> Exception | None:
-        """Save what `Limits.commit_interval` has gathered, at the end of the iteration.
-
-        Return why that failed; the session fails with it, too, unless it has failed before.
-
-        Cancellation: waits for the save, for at most `Limits.commit_timeout`.
-        """
-        gathered = self.delivery.gathered
-        return None if gathered is None else await gathered.save_at_end()
 
     async def aclose(self) -> None:
         """End the session and wait until a save under way is through.
@@ -214,7 +200,7 @@ class Session:
         """Report whose batches were not finished within the grace period of a stop."""
         partitions = self.driver.partitions.values()
         unfinished = sorted(p.id for p in partitions if p.in_flight or p.committing)
-        text = f"the grace period of {grace:g} s is over: what is in flight is cancelled"
+        text = f"the grace period of {grace:g} s is over: what is in flight is given up"
         self.driver.report(None, f"{text}, {names(unfinished)}" if unfinished else text)
 
     @property

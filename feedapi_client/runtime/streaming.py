@@ -11,13 +11,6 @@ import math
 POLLED_SECONDS = 600.0
 """Polls go on for so long before a stream is tried again, and for twice as long each time."""
 MOST_POLLED_SECONDS = 86_400.0
-SUSPICIONS = 7
-"""Streams that were ended early, and brought less than the requests after them, before the feed is
-polled: so many for each time that the partitions fill the slots. Of such a feed most events come
-while nobody streams, so that a single one proves nothing. With so many in a row, and no stream that
-brings anything, less than one in a thousand is an accident."""
-SUSPECTED_SECONDS = 5.0
-"""Suspicions within this time are one: all partitions may get an event at the same moment."""
 
 
 class Streaming:
@@ -28,8 +21,6 @@ class Streaming:
         self._polls_for = POLLED_SECONDS
         self._trial: int | None = None
         self._trial_until = 0.0
-        self._suspicions = 0
-        self._suspected_at = -math.inf
 
     def __repr__(self) -> str:
         return f"<Streaming: {'streams' if self._polls_until < 0 else 'polls'}>"
@@ -50,25 +41,13 @@ class Streaming:
     def heard(self) -> None:
         """A stream has brought something."""
         self._polls_until, self._trial = -math.inf, None
-        self._suspicions = 0
 
-    def held_back(self, now: float, *, cut_short: bool = False, crowd: float = 1.0) -> float | None:
+    def held_back(self, now: float) -> float | None:
         """A request without a stream has brought what a silent stream did not.
 
-        Arguments:
-            now: the present time.
-            cut_short: the stream was ended early, since other partitions waited for its slot.
-            crowd: how many partitions there are for each slot.
-
-        Return for how many seconds the feed is polled from now on; None if it is polled already, or
-        if that is not certain yet.
+        Return for how many seconds the feed is polled from now on; None if it is polled already.
         """
         if now < self._polls_until:
-            return None
-        if now >= self._suspected_at + SUSPECTED_SECONDS:
-            self._suspicions, self._suspected_at = self._suspicions + 1, now
-        certain = self._suspicions >= SUSPICIONS * max(1.0, crowd)
-        if cut_short and self._polls_until == -math.inf and not certain:
             return None
         seconds = self._polls_for
         self._polls_until, self._trial = now + seconds, None

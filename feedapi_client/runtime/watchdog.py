@@ -92,7 +92,7 @@ class Watchdog:
         self._left = (0, 0)
         self._left_since = 0.0
         self._next = float("inf")
-        self.heartbeat = Heartbeat(driver.feed, driver.clock, self._limit)
+        self.heartbeat = Heartbeat(driver.clock, self._limit)
         """Says whether the event loop runs."""
         self._judges_from = float("-inf")
         self.began = driver.clock()
@@ -109,11 +109,8 @@ class Watchdog:
 
     async def run(self) -> None:
         """Report and restart what hangs, until cancelled."""
-        with self.heartbeat:
-            await self._run()
-
-    async def _run(self) -> None:
         driver = self._driver
+        self.heartbeat.beat()
         while True:
             if await self._was_blocked():
                 continue
@@ -158,16 +155,14 @@ class Watchdog:
         Nothing shows a sign of life meanwhile, least of all requests.
         """
         heartbeat, pause = self.heartbeat, self._limit / _LOOKS
-        late, where = heartbeat.late, heartbeat.where
+        late = heartbeat.late
         heartbeat.beat()
-        heartbeat.where = None
         if late < heartbeat.threshold:
             return False
         self._driver.report(
             None,
             f"the event loop did not run for {late:.1f} s: something in this process calls "
-            f"blocking code{f', at {where}' if where else ''}. What waited meanwhile is not judged "
-            "by it",
+            "blocking code. What waited meanwhile is not judged by it",
         )
         self._judges_from = self._driver.clock() + pause
         await heartbeat.sleep_until(self._judges_from)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -16,7 +16,6 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 
 _REPLACE_ATTEMPTS = 500
-_LOOK_SECONDS = 5.0
 _STATUSES = ("open", "drained", "superseded")
 
 
@@ -241,37 +240,6 @@ def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> 
         feed=feed.url,
         partition=partition,
     )
-
-
-async def check_same_database(
-    feed: FeedKey,
-    refused: FencedError,
-    positions: Mapping[int, Position],
-    load: Callable[[], Awaitable[Mapping[int, Position]]],
-) -> None:
-    """Check, after a save was refused in the caller's transaction, that the store refuses it, too.
-
-    Arguments:
-        refused: why.
-        positions: what was to be saved.
-        load: loads the positions outside of the transaction. What it raises is passed over, and so
-            is one that waits for long, such as for the last connection of a pool.
-
-    Raises:
-        StoreError: the store has the predecessor, which the transaction does not see.
-    """
-    found, partition = None, refused.partition
-    with suppress(Exception), anyio.move_on_after(_LOOK_SECONDS):
-        found = (await load()).get(-1 if partition is None else partition)
-    if partition is None or found is None:
-        return
-    if found.revision == positions[partition].revision - 1:
-        raise StoreError(
-            "the transaction does not see the position that the store has saved: it is on another "
-            "database or schema than the store. Cursors and effects have to be in one",
-            feed=feed.url,
-            partition=partition,
-        )
 
 
 def held_elsewhere(feed: FeedKey, partition: int | None, seconds: float) -> FencedError:

@@ -63,14 +63,12 @@ class DoneScripts:
         self._feed = feed_condition(dialect)
         self._id = id = typed(dialect, "VARCHAR(64)")
         its = f"{self._feed} AND partition_id = ?"
-        # SQL Server has no FOR SHARE: there a hint keeps the lock until the transaction ends.
-        hint = " WITH (REPEATABLEREAD)" if dialect == "mssql" else ""
         share = " FOR SHARE" if dialect == "postgresql" else ""
         share = " LOCK IN SHARE MODE" if dialect in MYSQL else share
         claim = f"WHERE {its} AND event_id = ''"
         select = f"SELECT claim FROM {table}"
         self._claim = f"{select} {claim}{' FOR UPDATE' if dialect in SKIPS_LOCKED else ''}"
-        self._hold = f"{select}{hint} {claim}{share}"
+        self._hold = f"{select} {claim}{share}"
         self._update = f"UPDATE {table} SET claim = ? {claim}"
         insert = f"INSERT INTO {table} (feed_id, partition_id, event_id, claim)"
         self._insert = f"{insert} VALUES (?, ?, ?, ?)"

@@ -166,8 +166,6 @@ class PositionScripts:
         alone = self._journal is None and not any(passed.values())
         if single and (alone or self._dialect == "postgresql"):
             return (), (), ()
-        if self._dialect == "mssql":
-            return ("SAVE TRANSACTION feedapi_save",), ("ROLLBACK TRANSACTION feedapi_save",), ()
         release = "RELEASE SAVEPOINT feedapi_save"
         undo = ("ROLLBACK TO SAVEPOINT feedapi_save", release)
         return ("SAVEPOINT feedapi_save",), undo, (release,)

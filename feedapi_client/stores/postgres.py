@@ -191,9 +191,6 @@ class PostgresCursorStore(KeptLeases):
     async def _run_alone(self, script: Script[T]) -> T:
         return await self.database.transact(script)
 
-    async def _beside(self, feed: FeedKey) -> dict[int, Position]:
-        return await self._run_alone(self._scripts.load(feed))
-
     def _create(self) -> Script[None]:
         yield from self._format.create()
         yield from self._scripts.create()

@@ -21,11 +21,10 @@ IDLE_PARTS = 10
 _SAVE_ATTEMPTS = 3
 _LOCK_PAUSE = 0.02
 """Seconds between two looks at a row that another transaction holds."""
-# Serialization failures and deadlocks: SQLSTATEs of PostgreSQL and SQL Server, numbers of MySQL
-# and MariaDB.
+# Serialization failures and deadlocks: SQLSTATEs of PostgreSQL, numbers of MySQL and MariaDB.
 _CONFLICTS = ("40001", "40P01", 1213, 1020)
 # The time to wait for a row lock is over.
-_LOCK_TIMEOUTS = ("55P03", 1205, 1222)
+_LOCK_TIMEOUTS = ("55P03", 1205)
 
 
 class RefusedError(Exception):

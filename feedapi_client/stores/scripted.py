@@ -16,14 +16,12 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from functools import partial
 from typing import Any, TypeVar
 
-from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Closable,
-    check_same_database,
     check_storable,
     consumer_interferes,
     stored_key,
@@ -205,29 +203,12 @@ class ScriptedStore(Closable):
                 # After a deadlock the caller's transaction is lost.
                 if not (repeatable or (is_conflict(error) and within is None)):
                     raise
-                held = await self._find_conflict(feed, positions, within)
+                held: int | None = await run(self._scripts.find_conflict(feed, positions))
                 if within is not None and not attempts.bounded:
                     give_up(feed, error)
                 await attempts.pause(error, held)
             else:
                 return
-
-    async def _find_conflict(
-        self, feed: FeedKey, positions: Mapping[int, Position], within: Run | None
-    ) -> int | None:
-        """See `PositionScripts.find_conflict`."""
-        run = self._run_alone if within is None else within
-        try:
-            held: int | None = await run(self._scripts.find_conflict(feed, positions))
-        except FencedError as error:
-            if within is not None:
-                await check_same_database(feed, error, positions, partial(self._beside, feed))
-            raise
-        return held
-
-    async def _beside(self, feed: FeedKey) -> dict[int, Position]:  # noqa: ARG002
-        """Load outside of the caller's transaction; nothing where that would tell nothing."""
-        return {}
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
         """Do an operator's work in a transaction; again while consumers interfere."""

@@ -60,7 +60,7 @@ T = TypeVar("T")
 class SQLAlchemyCursorStore(KeptLeases):
     """Keeps positions in a table of the application's database.
 
-    Databases: PostgreSQL, MySQL and MariaDB, SQL Server, SQLite, each with an asynchronous driver
+    Databases: PostgreSQL, MySQL and MariaDB, SQLite, each with an asynchronous driver
     or a synchronous one.
 
     The tables are created by `create_tables`, or by the application's own migrations: with
@@ -70,8 +70,8 @@ class SQLAlchemyCursorStore(KeptLeases):
     Exactly once: pass what writes the effects as ``transaction``: an `AsyncConnection`, an
     `AsyncSession`, a `Connection` or a `Session`. The save is then part of its transaction, which
     the caller commits or rolls back; a session is not flushed. A save that is refused or fails
-    leaves nothing of itself in the transaction. READ COMMITTED, the default isolation of PostgreSQL
-    and SQL Server, is enough. At stricter levels the database may report a conflict between two
+    leaves nothing of itself in the transaction. READ COMMITTED, the default isolation of
+    PostgreSQL, is enough. At stricter levels the database may report a conflict between two
     consumers by itself: a `StoreError` whose cause is the database's error.
 
     Cost: the usual save, of one position, is one statement; a save of many is one for each 500.
@@ -244,10 +244,6 @@ class SQLAlchemyCursorStore(KeptLeases):
         if self._in_file:
             yield sa.delete(self.table).where(sa.false())
         return (yield from script)
-
-    async def _beside(self, feed: FeedKey) -> dict[int, Position]:
-        # A database of SQLite may be in memory, with one connection.
-        return {} if self._in_file else await self._read(self._scripts.load(feed))
 
     @asynccontextmanager
     async def _operation(

@@ -98,8 +98,6 @@ def _lock_timeout(dialect: str, seconds: float) -> sa.TextClause | None:
     """
     if dialect in MYSQL:
         return sa.text(f"SET SESSION innodb_lock_wait_timeout = {max(1, round(seconds))}")
-    if dialect == "mssql":
-        return sa.text(f"SET LOCK_TIMEOUT {max(1, round(seconds * 1000))}")
     return None
 
 

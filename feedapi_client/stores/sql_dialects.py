@@ -12,7 +12,6 @@ CLOCKS = {
     "mariadb": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
     # SQLite 3.40 does not know unixepoch('subsec'), and gives NULL: a lease that never expires.
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-    "mssql": "DATEDIFF_BIG(MICROSECOND, '1970-01-01', SYSUTCDATETIME())",
 }
 """The clock of each database, in microseconds since 1970 UTC."""
 MYSQL = ("mysql", "mariadb")
@@ -25,7 +24,7 @@ SQLite has one writer at a time.
 
 def typed(dialect: str, kind: str) -> str:
     """Return a parameter of a type, where one of another type would find no index."""
-    return f"CAST(? AS {kind})" if dialect in ("postgresql", "mssql") else "?"
+    return f"CAST(? AS {kind})" if dialect == "postgresql" else "?"
 
 
 def feed_condition(dialect: str) -> str:

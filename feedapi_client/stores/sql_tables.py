@@ -7,7 +7,7 @@ from typing import Any
 
 try:
     import sqlalchemy as sa
-    from sqlalchemy.dialects import mssql, mysql
+    from sqlalchemy.dialects import mysql
 except ImportError as error:
     raise ImportError(
         "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
@@ -162,12 +162,8 @@ def check_noted_format(connection: sa.Connection, table: sa.Table, name: str, ne
 
 def long_text() -> sa.types.TypeEngine[str]:
     """Return the type of a text of any length."""
-    # MySQL's TEXT ends at 64 KiB; SQL Server's NTEXT can't be compared.
-    return (
-        sa.UnicodeText()
-        .with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-        .with_variant(mssql.NVARCHAR(None), "mssql")
-    )
+    # MySQL's TEXT ends at 64 KiB.
+    return sa.UnicodeText().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def table_in(

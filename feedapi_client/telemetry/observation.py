@@ -84,7 +84,7 @@ class Observation:
         self._counts = sink.totals.open()
         self._seen: set[int] = set()
         self._sink.gauges[id(self)] = Gauges(consumer, self._common, self._begin_counting)
-        consumer.observers.add(self)
+        consumer._observers.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class Observation:
 
     def close(self) -> None:
         """End the observation. May be called again."""
-        self._consumer.observers.remove(self)
+        self._consumer._observers.remove(self)
         self._sink.gauges.pop(id(self), None)
         self._sink.totals.close(self._counts)
         self._spans.close()

@@ -1,4 +1,4 @@
-"""Pages in gzip and zstd, small and large events and pages, beside bare loops."""
+"""Pages in gzip, small and large events and pages, beside bare loops."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from tests.benchmarks.static_feed import Encoding, static_feed
 
 @dataclass(frozen=True)
 class Shape:
-    """A feed, and the bare loop that reads it."""
+    """A feed."""
 
     name: str
     events: int
     page_size: int
     line_bytes: int | None = None
     encoding: Encoding | None = None
-    theirs: str = "bare_raw"
 
 
 SHAPES = (
     Shape("pages in gzip", 400_000, 20_000, encoding="gzip"),
-    Shape("pages in zstd", 400_000, 20_000, encoding="zstd", theirs="bare_zstd"),
     Shape("events of 60 bytes", 600_000, 20_000, line_bytes=60),
     Shape("events of 1 KiB", 100_000, 4000, line_bytes=1024),
     Shape("events of 64 KiB", 2000, 50, line_bytes=64 * 1024),
@@ -48,7 +46,7 @@ def measure(sizes: Sizes) -> list[Comparison]:
         ) as url:
             pairs = in_turns(
                 sizes.speed_of("batches_raw", url),
-                sizes.speed_of(shape.theirs, url),
+                sizes.speed_of("bare_raw", url),
                 rounds=sizes.rounds,
                 title=shape.name,
             )

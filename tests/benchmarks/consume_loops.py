@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import msgspec
 import orjson
-from backports import zstd
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -89,24 +88,6 @@ async def bare_raw(url: str) -> int:
                         cursor = line.cursor
             if (asked, before) == (cursor, count):
                 return count
-
-
-async def bare_zstd(url: str) -> int:
-    """Whole pages in zstd, which httpx undoes only with a package of its own."""
-    decoder = msgspec.json.Decoder(Line)
-    cursor = "_first"
-    async with httpx.AsyncClient(headers={"Accept-Encoding": "zstd"}) as client:
-        while True:
-            async with client.stream(
-                "GET",
-                f"{url}/events",
-                params={"token": "t", "partition": "0", "cursor": cursor},
-            ) as response:
-                body = b"".join([chunk async for chunk in response.aiter_raw()])
-            lines = decoder.decode_lines(zstd.decompress(body))
-            if len(lines) == 1:
-                return int(cursor)
-            cursor = lines[-1].cursor or ""
 
 
 async def bare_json(url: str) -> int:
@@ -399,7 +380,7 @@ NEWER = frozenset(
 """Those that version 0.1.0 can't run."""
 
 OTHERS: dict[str, Loop] = {
-    loop.__name__: loop for loop in (bare_lines, bare_raw, bare_zstd, bare_json, zeroeventhub)
+    loop.__name__: loop for loop in (bare_lines, bare_raw, bare_json, zeroeventhub)
 }
 """Those that the library is compared with."""
 

@@ -133,8 +133,7 @@ def test_events_that_fail_again_stay(feedapi: Feedapi, quarantined: Path, handle
     )
     assert result.exit_code == 1
     assert result.stdout == (
-        f"{id}  failed again: ValueError: ('database down', {{'***'}})\n"
-        "0 events handled, 1 failed again and stay\n"
+        f"{id}  failed again: ValueError\n0 events handled, 1 failed again and stay\n"
     )
     assert "payload" not in result.output
     assert len(_ids(feedapi, quarantined)) == 2

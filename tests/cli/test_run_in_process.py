@@ -36,6 +36,13 @@ async def handle():
     yield each
     log.append("closed")
 """
+CLOSED = """
+from contextlib import asynccontextmanager
+@asynccontextmanager
+async def handle():
+    raise OSError("GET https://x/y?key=k1 for postgres://app:hunter2@db refused, password=hunter2")
+    yield
+"""
 WRONG = """
 def plain(batch): pass
 nothing = None
@@ -127,6 +134,17 @@ def test_what_is_no_handler_is_named(
     result = feedapi(*arguments(url, f"{app}:{function}"))
     assert result.exit_code in (1, 2)
     assert says in result.stderr
+
+
+@pytest.mark.parametrize("app", [CLOSED], indirect=True, ids=["closed"])
+def test_r19_a_handler_that_can_not_be_opened_says_why_without_secrets(
+    feedapi: Feedapi, url: str, app: str
+) -> None:
+    result = feedapi(*arguments(url, f"{app}:handle"))
+    assert result.exit_code == 1
+    assert (
+        "OSError: GET https://x/y?*** for postgres://***@db refused, password=***" in result.stderr
+    )
 
 
 def test_a_log_record_is_one_line_of_json_with_its_fields() -> None:

@@ -165,8 +165,6 @@ async def test_an_impossible_policy_or_grace_period_is_refused(
             await consumer.run(handles, on_failure="quarantined")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="grace must be"):
             consumer.stop(grace=-1)
-        with pytest.raises(TypeError, match="grace must be"):
-            consumer.install_signal_handlers(grace="30")  # type: ignore[arg-type]
 
 
 def test_a_text_is_not_shown_where_a_store_is_expected() -> None:

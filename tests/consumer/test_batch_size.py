@@ -1,4 +1,4 @@
-"""How large batches are: `Limits.max_batch_events` and `Limits.batch_linger`. On virtual time."""
+"""How large batches are: `Limits.max_batch_events`. On virtual time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from feedapi_client import Batch, FeedConsumer, Limits
 from feedapi_client.testing import Publisher
 from tests.consumer.test_watchdog import BACKENDS, HangingTransport
 from tests.testing.virtual_time import HOUR, run_in_virtual_time
-
-LINGER = 3.0
 
 
 class Setting:
@@ -35,17 +33,6 @@ class Setting:
     @property
     def sizes(self) -> list[int]:
         return [len(batch) for batch in self.batches]
-
-    def hang_after(self, fetches: int) -> None:
-        """Let later fetches hang."""
-        seen: list[httpx.Request] = []
-
-        def hangs(request: httpx.Request) -> bool:
-            if "cursor" in request.url.params:
-                seen.append(request)
-            return len(seen) > fetches
-
-        self.transport.hangs = hangs
 
     async def read(self, batches: float = math.inf) -> None:
         """Read so many batches, or to the end."""
@@ -84,17 +71,7 @@ def test_r03_a_batch_holds_what_one_checkpoint_closes(backend: str) -> None:
 
 
 @BACKENDS
-def test_small_pages_join_to_full_batches_without_a_wait_at_the_end(backend: str) -> None:
-    limits = Limits(max_batch_events=100, batch_linger=LINGER)
-    setting = Setting(730, page_size=10, limits=limits, follow=False)
-    run_in_virtual_time(setting.read, backend)
-    assert setting.numbers() == list(range(730))
-    assert setting.sizes == [100] * 7 + [30]
-    assert max(setting.times) < LINGER, "the end of the feed was not waited for"
-
-
-@BACKENDS
-def test_by_default_nothing_lingers(backend: str) -> None:
+def test_a_batch_that_could_have_more_events_is_delivered_at_once(backend: str) -> None:
     setting = Setting(50, page_size=10, limits=Limits(max_batch_events=100), follow=True)
 
     async def test() -> None:
@@ -105,41 +82,7 @@ def test_by_default_nothing_lingers(backend: str) -> None:
     assert setting.times == [0.0]
 
 
-@BACKENDS
-def test_what_no_more_events_join_is_delivered_after_the_linger(backend: str) -> None:
-    limits = Limits(batch_linger=LINGER, request_timeout=HOUR, slot_timeout=HOUR)
-    setting = Setting(50, page_size=10, limits=limits, follow=True)
-    setting.hang_after(3)
-
-    async def test() -> None:
-        with anyio.fail_after(HOUR):
-            await setting.read(batches=1)
-
-    run_in_virtual_time(test, backend)
-    assert setting.sizes == [30]
-    assert setting.times == [LINGER]
-
-
-@BACKENDS
-def test_a_later_batch_lingers_for_its_own_time(backend: str) -> None:
-    """One that became full while it lingered does not cut the time of the next one short."""
-    limits = Limits(
-        max_batch_events=20, batch_linger=LINGER, request_timeout=HOUR, slot_timeout=HOUR
-    )
-    setting = Setting(50, page_size=10, limits=limits, follow=True)
-    setting.hang_after(3)
-
-    async def test() -> None:
-        with anyio.fail_after(HOUR):
-            await setting.read(batches=2)
-
-    run_in_virtual_time(test, backend)
-    assert setting.sizes == [20, 10]
-    assert setting.times[0] < LINGER == setting.times[1]
-
-
-def test_both_are_optional_and_positive() -> None:
-    assert Limits().max_batch_events is Limits().batch_linger is None
-    for wrong in ({"max_batch_events": 0}, {"batch_linger": -1.0}):
-        with pytest.raises(ValueError, match="must be positive"):
-            Limits(**wrong)
+def test_it_is_optional_and_positive() -> None:
+    assert Limits().max_batch_events is None
+    with pytest.raises(ValueError, match="must be positive"):
+        Limits(max_batch_events=0)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -553,53 +552,7 @@ async def test_r05_a_commit_whose_reply_was_lost_is_our_own_success(tmp_path: Pa
     assert calls > 1
 
 
-# ---------------------------------------------------------------- signals and forks
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-async def test_one_signal_ends_all_consumers_and_the_earlier_handlers_come_back() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    running = 0
-
-    async def consume_until_stopped(name: str) -> None:
-        async def handle(_: Batch) -> None:
-            nonlocal running
-            running += 1
-            if running == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        async with consumer_of(feed_of(one_event), name=name) as consumer:
-            consumer.install_signal_handlers(grace=SAFETY_LIMIT)
-            await consumer.run(handle)
-
-    with anyio.fail_after(SAFETY_LIMIT):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(consume_until_stopped, "orders")
-            tasks.start_soon(consume_until_stopped, "invoices")
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-async def one_event(query: dict[str, str]) -> AsyncIterator[bytes]:
-    yield event(1) + checkpoint(1) if query["cursor"] == "_first" else checkpoint(1)
-
-
-@on_asyncio
-async def test_a_signal_handler_of_the_event_loop_comes_back() -> None:
-    called = anyio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, called.set)
-    try:
-        async with consumer_of(feed_of(five_events)) as consumer:
-            consumer.install_signal_handlers()
-            os.kill(os.getpid(), signal.SIGTERM)
-            async for _ in consumer:
-                pass
-        assert not called.is_set()
-        os.kill(os.getpid(), signal.SIGTERM)
-        with anyio.fail_after(SAFETY_LIMIT):
-            await called.wait()
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+# ---------------------------------------------------------------- forks
 
 
 @pytest.fixture

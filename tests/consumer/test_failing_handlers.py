@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import traceback
-from typing import Any
 
 import anyio
 import pytest
 
 from feedapi_client import Batch, FeedConsumer, PartitionState, Quarantine, Retry
-from feedapi_client.model import make_event
-from feedapi_client.quarantine.failure_text import FailureText
+from feedapi_client.quarantine.failure_text import failure_traceback
 from feedapi_client.testing import Publisher
 from tests.testing.virtual_time import asgi_client
 
@@ -54,7 +52,7 @@ async def test_a_handler_that_fails_is_not_reading_without_an_error() -> None:
                 assert before.handler_failures == 3
                 assert before.state is PartitionState.RETRYING
                 assert before.error is not None
-                assert before.error.startswith("the handler failed with ValueError: can't book")
+                assert before.error == "the handler failed with ValueError"
                 assert before.since is not None
                 assert before.in_flight_seconds is not None
                 assert before.commit_age_seconds is None
@@ -81,7 +79,7 @@ async def test_a_handler_that_fails_is_not_reading_without_an_error() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_r19_a_failure_is_logged_with_partition_text_and_traceback_and_no_payload(
+async def test_r19_a_failure_is_logged_with_partition_type_and_frames_and_no_payload(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
@@ -100,7 +98,7 @@ async def test_r19_a_failure_is_logged_with_partition_text_and_traceback_and_no_
         assert vars(record)["feed"] == "http://feed/feed"
         text = record.getMessage()
         assert "partition 0" in text
-        assert "ValueError: can't book '***" in text
+        assert "the handler failed with ValueError" in text
         assert "in reject" in text
         assert "raise KeyError(" in text, "the source of its cause"
         shown += text + str(vars(record))
@@ -126,53 +124,6 @@ async def test_quarantined_events_are_counted() -> None:
         assert consumer.status()[0].handler_failures > 0
 
 
-# ---------------------------------------------------------------------- the text
-
-
-def described(error: BaseException, *payloads: bytes, headers: Any = None) -> str:
-    events = [make_event(0, payload, headers) for payload in payloads]
-    return FailureText(Batch(0, events, "c")).line(error)
-
-
-@pytest.mark.parametrize(
-    ("error", "payload", "expected"),
-    [
-        (ValueError("no such customer"), b'{"n":1}', "ValueError: no such customer"),
-        (ValueError("unknown: Åse Øst"), '{"name":"Åse Øst"}'.encode(), "ValueError: unknown: ***"),
-        (ValueError("unknown: Åse"), rb'{"name":"\u00c5se"}', "ValueError: unknown: ***"),
-        (ValueError("UNKNOWN: JONAS"), b'{"name":"Jonas"}', "ValueError: UNKNOWN: ***"),
-        (ValueError("it was 'secr...code'"), b'{"x":"secretcode"}', "ValueError: it was '***'"),
-        (ValueError("7 is too much"), b'{"n":7}', "ValueError: *** is too much"),
-        (ValueError("17 is too much"), b'{"n":7}', "ValueError: 17 is too much"),
-        (ValueError("a\x1b[31m\nb"), b"{}", "ValueError: a\\x1b[31m\\nb"),
-        (ValueError(), b"{}", "ValueError"),
-        (
-            OSError("postgres://app:hunter2@db/x?key=1 refused"),
-            b"{}",
-            "OSError: postgres://***@db/x?key=1 refused",
-        ),
-        (OSError("GET https://x/y?key=1 failed"), b"{}", "OSError: GET https://x/y?*** failed"),
-        (OSError("server closed, password=hunter2"), b"{}", "OSError: server closed, password=***"),
-    ],
-)
-def test_r19_words_of_the_payload_are_hidden(
-    error: Exception, payload: bytes, expected: str
-) -> None:
-    assert described(error, payload) == expected
-
-
-def test_r19_words_of_headers_are_hidden() -> None:
-    assert described(ValueError("of Tuva"), b"{}", headers={"who": "Tuva"}) == "ValueError: of ***"
-
-
-def test_an_exception_without_a_text_is_described_by_its_type() -> None:
-    class UnprintableError(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert described(UnprintableError(), b"{}").endswith("UnprintableError")
-
-
 def test_r19_what_a_driver_raised_below_an_error_of_ours_is_not_quoted() -> None:
     from feedapi_client import StoreError
 
@@ -182,7 +133,7 @@ def test_r19_what_a_driver_raised_below_an_error_of_ours_is_not_quoted() -> None
         except ConnectionError as cause:
             raise StoreError("saving cursors failed: ConnectionError") from cause
     except StoreError as error:
-        text = FailureText(Batch(0, [], "c")).traceback(error)
+        text = failure_traceback(error)
         plain = traceback.format_exception(error)
     assert "hunter2" in "".join(plain)
     assert "ConnectionError\n" in text

@@ -1,10 +1,8 @@
-"""`FeedConsumer.stop` with a grace period, and the signals that call it."""
+"""`FeedConsumer.stop`, with a grace period or without."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from typing import Any
 
 import anyio
@@ -18,12 +16,10 @@ from feedapi_client import (
     FeedKey,
     Position,
     Share,
-    StoreError,
 )
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import (
     SAFETY_LIMIT,
-    BrokenStore,
     RecordingStore,
     consume,
     n_of,
@@ -70,7 +66,7 @@ async def test_r05_handlers_are_cancelled_after_the_grace_period_and_nothing_is_
             await consumer.run(handle)
             assert consumer.cut_short
             (report,) = consumer.status().reports
-    assert report.endswith("s is over: what is in flight is cancelled, partition 0")
+    assert report.endswith("s is over: what is in flight is given up, partition 0")
     assert len(handled) == 1
     assert await store.cursors() == {0: "_first"}
 
@@ -218,54 +214,9 @@ async def test_stop_between_iterations_ends_the_next_one_and_no_other(publisher:
             assert handled == [1, 2]
 
 
-async def test_the_block_of_a_loop_is_cancelled_and_the_program_goes_on(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [1])
-    with anyio.fail_after(SAFETY_LIMIT):
-        async with consume(publisher, store=store) as consumer:
-            async for _ in consumer.batches():
-                consumer.stop(grace=_SHORT)
-                await anyio.sleep_forever()
-    assert consumer.cut_short
-    assert await store.cursors() == {0: "_first"}
-    await anyio.lowlevel.checkpoint()  # the cancellation is over
-
-
-async def test_an_error_while_the_block_is_cancelled_is_not_lost(publisher: Publisher) -> None:
-    numbers(publisher, 0, [1])
-
-    async def fail_when_cancelled() -> None:
-        async with consume(publisher) as consumer:
-            async for _ in consumer:
-                consumer.stop(grace=_SHORT)
-                try:
-                    await anyio.sleep_forever()
-                finally:
-                    _ = 1 / 0
-
-    with anyio.fail_after(SAFETY_LIMIT), pytest.raises(ZeroDivisionError):
-        await fail_when_cancelled()
-
-
-async def test_r20_a_cancellation_from_outside_goes_on_beside_that_of_the_grace_period(
-    publisher: Publisher,
-) -> None:
-    numbers(publisher, 0, [1])
-    with anyio.CancelScope() as outside:
-        async with consume(publisher) as consumer:
-            async for _ in consumer:
-                consumer.stop(grace=0)
-                try:
-                    await anyio.sleep_forever()
-                finally:
-                    outside.cancel()
-        await anyio.sleep_forever()
-    assert outside.cancelled_caught
-
-
-async def test_a_loop_in_another_task_can_not_commit_after_the_grace_period(
-    publisher: Publisher, store: RecordingStore
+@pytest.mark.parametrize("task", ["of the block", "another"])
+async def test_a_loop_is_not_cancelled_and_can_not_commit_after_the_grace_period(
+    publisher: Publisher, store: RecordingStore, task: str
 ) -> None:
     numbers(publisher, 0, [1])
     refused = anyio.Event()
@@ -280,8 +231,12 @@ async def test_a_loop_in_another_task_can_not_commit_after_the_grace_period(
 
     with anyio.fail_after(SAFETY_LIMIT):
         async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(loop, consumer)
+            if task == "another":
+                tasks.start_soon(loop, consumer)
+            else:
+                await loop(consumer)
             await refused.wait()
+    assert await store.cursors() == {0: "_first"}
 
 
 async def test_a_save_that_began_is_finished_after_the_grace_period(
@@ -319,68 +274,9 @@ async def test_the_topology_is_that_of_the_last_discovery(publisher: Publisher) 
         }
 
 
-# ---------------------------------------------------------------------- signals
-
-
-def _send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_run_after_what_is_in_flight(
-    publisher: Publisher, store: RecordingStore, number: signal.Signals
-) -> None:
-    end = numbers(publisher, 0, [1])
-    before = signal.getsignal(number)
-
-    async def handle(batch: Batch) -> None:
-        if batch.events:
-            _send(number)
-            await anyio.sleep(_SHORT)
-
-    with anyio.fail_after(SAFETY_LIMIT):
-        async with consume(publisher, store=store) as consumer:
-            consumer.install_signal_handlers()
-            await consumer.run(handle)
-            assert not consumer.cut_short
-    assert await store.cursors() == {0: end}
-    assert signal.getsignal(number) in (before, signal.default_int_handler)
-
-
-async def test_after_a_signal_no_iteration_begins(publisher: Publisher) -> None:
-    numbers(publisher, 0, [1, 2])
-    with anyio.fail_after(SAFETY_LIMIT):
-        async with consume(publisher) as consumer:
-            consumer.install_signal_handlers()
-            async for _ in consumer:
-                _send(signal.SIGTERM)
-                await anyio.sleep(_SHORT)
-                break  # by itself, not because of the signal
-            for _ in range(2):
-                assert [event async for event in consumer] == []
-
-
-async def test_the_second_signal_cancels_what_is_in_flight(publisher: Publisher) -> None:
-    numbers(publisher, 0, [1])
-
-    async def handle(batch: Batch) -> None:
-        _send(signal.SIGTERM)
-        await anyio.sleep(_SHORT)
-        _send(signal.SIGINT)
-        await anyio.sleep_forever()
-
-    with anyio.fail_after(SAFETY_LIMIT):
-        async with consume(publisher) as consumer:
-            consumer.install_signal_handlers(grace=None)
-            await consumer.run(handle)
-            assert consumer.cut_short
-            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
 @pytest.mark.parametrize("waits_for", ["store", "feed", "leases"])
-@pytest.mark.parametrize("how", ["signal", "stop"])
 async def test_r20_a_stop_during_the_start_is_a_clean_end(
-    publisher: Publisher, waits_for: str, how: str
+    publisher: Publisher, waits_for: str
 ) -> None:
     """Whatever it waits for. Nothing is delivered, and its leases are given back."""
     numbers(publisher, 0, [1])
@@ -411,7 +307,7 @@ async def test_r20_a_stop_during_the_start_is_a_clean_end(
                 await anyio.sleep(0.001)
         else:
             await waiting.wait()
-        _send(signal.SIGTERM) if how == "signal" else consumer.stop()
+        consumer.stop()
 
     async def handle(batch: Batch) -> None:
         delivered.append(batch)
@@ -419,34 +315,8 @@ async def test_r20_a_stop_during_the_start_is_a_clean_end(
     with anyio.fail_after(SAFETY_LIMIT / 2):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
-            if how == "signal":
-                consumer.install_signal_handlers()
             async with consumer:
                 await consumer.run(handle)
     assert not delivered
     assert await store.instances(consumer.key) == []
     assert not any(lease.owner for lease in (await store.leases(consumer.key)).values())
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-async def test_a_signal_before_the_entry_ends_what_comes_then(publisher: Publisher) -> None:
-    numbers(publisher, 0, [1])
-    consumer = consume(publisher)
-    consumer.install_signal_handlers()
-    _send(signal.SIGTERM)
-    await anyio.sleep(_SHORT)
-    with anyio.fail_after(SAFETY_LIMIT):
-        async with consumer:
-            assert [event async for event in consumer] == []
-    async with consumer:  # opened anew
-        batch = await anext(consumer.batches())
-        assert len(batch.events) == 1
-
-
-async def test_an_entry_that_fails_restores_the_signal_handlers(publisher: Publisher) -> None:
-    consumer = consume(publisher, store=BrokenStore())
-    consumer.install_signal_handlers()
-    with pytest.raises(StoreError):
-        async with consumer:
-            pass
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -6,7 +6,6 @@ On virtual time, so that "within `Limits.stall_timeout`" can be said exactly.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -579,7 +578,7 @@ async def test_a_handler_that_ends_the_iteration_is_no_health() -> None:
         assert not health.live
         assert names(health) == ["failed"]
         assert health.problems[0].partition == 0
-        assert "ValueError: no such customer" in health.problems[0].text
+        assert "the handler failed with ValueError" in health.problems[0].text
         assert "ValueError" in (consumer.status()[0].error or "")
 
 
@@ -620,57 +619,10 @@ async def test_a_blocked_event_loop_is_named_and_no_request_is_blamed(
         def is_reported() -> bool:
             assert "fetch-stuck" not in [each.name for each in consumer.health().problems]
             reports = consumer.status().reports
-            assert all("test_a_blocked_event_loop_is_named" in each for each in reports)
             return any("event loop did not run" in each for each in reports)
 
         await wait_until(is_reported)
         tasks.cancel_scope.cancel()
-
-
-@pytest.mark.anyio
-async def test_the_log_says_where_a_blocked_event_loop_is_while_it_is_blocked(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    publisher = Publisher(1)
-    publisher.append(0, {"n": 0})
-    async with asgi_client(publisher) as http:
-        consumer = FeedConsumer("http://feed/feed", http=http, limits=Limits(stall_timeout=2))
-
-        def blocked() -> list[logging.LogRecord]:
-            found = (each for each in caplog.records if hasattr(each, "problem"))
-            return [each for each in found if each.problem == "event-loop-blocked"]
-
-        async def compute_for_long(_: Batch) -> None:
-            deadline = time.monotonic() + 60
-            while len(blocked()) < 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)  # noqa: ASYNC251 - what is tested
-            consumer.stop()
-
-        async with consumer:
-            await consumer.run(compute_for_long)
-            await wait_until(lambda: consumer.status().reports)
-        assert [each.levelname for each in blocked()] == ["WARNING", "ERROR"]
-        for record in blocked():
-            assert "http://feed/feed: the event loop has not run for" in record.getMessage()
-            assert re.search(r"It is at .*compute_for_long \(test_watchdog", record.getMessage())
-            assert "time.sleep(0.01)" in record.getMessage(), "its stack"
-            assert record.threadName == "feedapi event loops"
-
-
-@pytest.mark.anyio
-async def test_no_thread_is_left_behind_that_looks_for_blocked_event_loops() -> None:
-    def watching() -> bool:
-        return "feedapi event loops" in [each.name for each in threading.enumerate()]
-
-    publisher = Publisher(1)
-    publisher.append(0, {"n": 0})
-    async with asgi_client(publisher) as http:
-        async with FeedConsumer("http://feed/feed", http=http) as consumer:
-            async for _ in consumer.batches():
-                assert watching()
-                break
-        await wait_until(lambda: not watching())
 
 
 async def handle_nothing(batch: Batch) -> None: ...

@@ -13,13 +13,7 @@ import httpx
 import pytest
 
 from feedapi_client import FeedConsumer, FetchOptions, Limits
-from feedapi_client.runtime.streaming import (
-    MOST_POLLED_SECONDS,
-    POLLED_SECONDS,
-    SUSPECTED_SECONDS,
-    SUSPICIONS,
-    Streaming,
-)
+from feedapi_client.runtime.streaming import MOST_POLLED_SECONDS, POLLED_SECONDS, Streaming
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.simulator.manners import Manners
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
@@ -146,7 +140,7 @@ def test_r14_one_partition_tries_a_stream_again_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("concurrent", [1, 3])
-def test_r14_streams_that_are_ended_before_a_proxy_passes_them_on_are_polled(
+def test_r14_streams_that_are_ended_before_a_proxy_passes_them_on_alternate_with_pages(
     concurrent: int,
 ) -> None:
     """Partitions wait for the slots: each stream is ended before the proxy's buffer is full."""
@@ -156,25 +150,6 @@ def test_r14_streams_that_are_ended_before_a_proxy_passes_them_on_are_polled(
     steps = (Step(0.0, "publish", {"count": 40, "entities": 12}),)
     result = run(Scenario("more partitions than slots behind a proxy", settings, steps))
     assert result.failure is None
-
-
-def test_r14_streams_cut_short_are_blamed_on_a_proxy_after_several_alike() -> None:
-    streaming, now = Streaming(), 1000.0
-    for crowd, needed in ((1.0, SUSPICIONS), (2.5, math.ceil(2.5 * SUSPICIONS))):
-        for _ in range(needed - 1):
-            now += SUSPECTED_SECONDS
-            assert streaming.held_back(now, cut_short=True, crowd=crowd) is None
-            assert streaming.held_back(now, cut_short=True, crowd=crowd) is None, "the same moment"
-        assert streaming.is_tried(1, now, 60.0)
-        streaming.heard()
-    for _ in range(SUSPICIONS - 1):
-        now += SUSPECTED_SECONDS
-        assert streaming.held_back(now, cut_short=True) is None
-    now += SUSPECTED_SECONDS
-    assert streaming.held_back(now, cut_short=True) == POLLED_SECONDS
-    now += POLLED_SECONDS
-    assert streaming.is_tried(1, now, 60.0)
-    assert streaming.held_back(now, cut_short=True) == 2 * POLLED_SECONDS, "known from before"
 
 
 class Ticking:

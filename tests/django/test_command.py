@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,44 +143,9 @@ def test_a_signal_before_the_consumer_is_open_ends_the_command(
     call_command(Command(feed, using, lambda _: None))
 
 
-def test_the_health_is_in_a_file_and_behind_a_port(
-    feed: Publisher, using: str, tmp_path: Path
-) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    file, seen = tmp_path / "health", []
-
-    def look(_: Any) -> None:
-        for path in ("healthz", "readyz"):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
-                seen.append(json.load(answer))
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/")
-        seen.append(json.loads(file.read_text())["live"])
-
-    options = {"once": True, "health_file": str(file), "health_port": str(port)}
-    call_command(Command(feed, using, look), **options)
-    well = {"live": True, "ready": True, "problems": []}
-    assert seen[:3] == [well, well, True]
-    assert list(tmp_path.glob("health*")) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"health_port": "http"}, "takes PORT or HOST:PORT"),
-        ({"health_port": "127.0.0.1:99999"}, "takes PORT or HOST:PORT"),
-        ({"health_port": "203.0.113.1:1"}, "--health-port 203.0.113.1:1: "),
-        ({"health_file": "/nowhere/health"}, "--health-file /nowhere/health: No such file"),
-        ({"threads": 0}, "--threads takes 1 or more"),
-    ],
-)
-def test_options_that_can_not_be_met_are_refused(
-    feed: Publisher, using: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(CommandError, match=message):
-        call_command(Command(feed, using, lambda _: None), **options)
+def test_threads_have_to_be_one_or_more(feed: Publisher, using: str) -> None:
+    with pytest.raises(CommandError, match="--threads takes 1 or more"):
+        call_command(Command(feed, using, lambda _: None), threads=0)
     assert effects(using) == []
 
 

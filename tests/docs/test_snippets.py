@@ -82,7 +82,7 @@ def test_a_program_prints_every_event(
     text = block.text.replace("port=9464", "port=0")
     program.write_text(text.replace(FEED, feedapi_publisher.url))
     endless = "FeedConsumer(" in block.text and "follow=False" not in block.text
-    graceful = "install_signal_handlers(" in block.text
+    graceful = "signal" in block.text
     after = len(EVENTS) if endless else None
     printed = run_program(program, interrupt_after=after, graceful=graceful)
     assert re.findall(r"'n': (\d+)", printed) == [str(event["n"]) for event in EVENTS]
@@ -92,7 +92,7 @@ def run_program(program: Path, *, interrupt_after: int | None, graceful: bool = 
     """Run a program and return what it printed.
 
     One that does not end by itself is interrupted when it has printed `interrupt_after` lines. A
-    `graceful` one then ends as if it had come to its end.
+    `graceful` one is terminated then, and ends as if it had come to its end.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
     with warm.Popen(
@@ -107,7 +107,7 @@ def run_program(program: Path, *, interrupt_after: int | None, graceful: bool = 
         printed = ""
         if interrupt_after is not None:
             printed = "".join(process.stdout.readline() for _ in range(interrupt_after))
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM if graceful else signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
     ends_by_itself = interrupt_after is None or graceful
     expected = (0,) if ends_by_itself else (-signal.SIGINT, 130)

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Iterable
 
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +32,6 @@ ENCODERS = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
     "deflate": zlib.compress,
-    "zstd": zstd.compress,
     "identity": bytes,
     "": bytes,
 }
@@ -56,19 +54,18 @@ def test_any_chunking_gives_the_same_bytes(coding: str, data: bytes, cuts: list[
     assert inflate(coding, chunks) == data * 20
 
 
-@pytest.mark.parametrize("coding", ["gzip", "zstd"])
 @given(parts=st.lists(st.binary(max_size=200), min_size=1, max_size=4), size=st.integers(1, 50))
-def test_members_follow_each_other(coding: str, parts: list[bytes], size: int) -> None:
-    encoded = b"".join(map(ENCODERS[coding], parts))
+def test_members_follow_each_other(parts: list[bytes], size: int) -> None:
+    encoded = b"".join(map(gzip.compress, parts))
     chunks = [encoded[at : at + size] for at in range(0, len(encoded), size)]
-    assert inflate(coding, chunks) == b"".join(parts)
+    assert inflate("gzip", chunks) == b"".join(parts)
 
 
 def test_zeros_may_pad_a_gzip_body() -> None:
     assert inflate("gzip", [gzip.compress(b"a") + b"\0\0", b"\0"]) == b"a"
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_r16_a_bomb_comes_in_steps(coding: str) -> None:
     body = decompressor(coding)
     sizes = [len(piece) for piece in body.feed(ENCODERS[coding](bytes(BOMB)))]
@@ -77,7 +74,7 @@ def test_r16_a_bomb_comes_in_steps(coding: str) -> None:
     assert max(sizes) <= STEP
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_a_body_that_ends_early_is_incomplete(coding: str) -> None:
     encoded = ENCODERS[coding](bytes(range(256)) * 20)
     for end in (1, len(encoded) // 2, len(encoded) - 1):
@@ -90,20 +87,22 @@ def test_no_bytes_are_an_empty_body(coding: str) -> None:
     assert inflate(coding, []) == b""
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_other_bytes_are_damage(coding: str) -> None:
     with pytest.raises(CodingError, match="damaged"):
         inflate(coding, [b"no such thing" * 100])
 
 
-@pytest.mark.parametrize("coding", ["gzip, gzip", "gzip,identity,zstd", "br", "GZIP, br", "rot13"])
+@pytest.mark.parametrize(
+    "coding", ["gzip, gzip", "gzip,identity,deflate", "br", "zstd", "GZIP, br", "rot13"]
+)
 def test_r16_one_coding_that_was_asked_for_is_undone(coding: str) -> None:
     with pytest.raises(UnsupportedCodingError):
         decompressor(coding)
 
 
 def test_only_what_can_be_undone_in_steps_is_asked_for() -> None:
-    assert accept_encoding() == "gzip, zstd"
+    assert accept_encoding() == "gzip"
 
 
 @pytest.mark.anyio
@@ -122,9 +121,8 @@ class TestOverHTTP:
         assert type(error) is TornResponseError
         assert "incomplete" in str(error)
 
-    @pytest.mark.parametrize("coding", ["gzip", "zstd"])
-    async def test_r16_a_discovery_is_inflated_up_to_its_limit(self, coding: str) -> None:
-        reply = ok(ENCODERS[coding](b" " * BOMB), f"Content-Encoding: {coding}")
+    async def test_r16_a_discovery_is_inflated_up_to_its_limit(self) -> None:
+        reply = ok(gzip.compress(b" " * BOMB), "Content-Encoding: gzip")
         async with wire(lambda _: reply) as server, opened(server.url) as transport:
             with pytest.raises(NegotiationError, match="longer than"):
                 await transport.get("", [], max_bytes=LIMIT)

@@ -140,6 +140,6 @@ async def test_a_monitor_measures_nothing_with_the_sdk(monkeypatch: pytest.Monke
         await read(consumer)
         text, _ = monitor._metrics.render("")
         monitor.close()
-        assert not consumer.observers
+        assert not consumer._observers
     assert b"messaging_process_duration_seconds_count{" in text
     assert not recorded

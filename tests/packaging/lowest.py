@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         constraints.write_text("\n".join(lowest_versions()) + "\n")
         install = [python, "-m", "pip", "install", "-q", "-c", str(constraints)]
-        subprocess.run([*install, f"{ROOT}[testing,zstd]", *_TOOLS], check=True)
+        subprocess.run([*install, f"{ROOT}[testing]", *_TOOLS], check=True)
         subprocess.run([python, "-m", "pip", "list"], check=True)
         tests = [python, "-m", "pytest", *(arguments or _TESTS)]
         return subprocess.run(tests, check=False, cwd=ROOT).returncode

@@ -260,9 +260,8 @@ def test_value_that_can_not_work_is_refused(option: str, value: str, problem: st
 
 
 def test_fields_that_may_be_none_take_it_and_others_numbers() -> None:
-    options = parse_options({**URL, "giveUpAfter": "none", "batchLinger": "0.5"})
-    assert (options.retry.give_up_after, options.limits.batch_linger) == (None, 0.5)
-    assert parse_options({**URL, "batchLinger": "None"}).limits.batch_linger is None
+    options = parse_options({**URL, "giveUpAfter": "none", "maxBatchEvents": "None"})
+    assert (options.retry.give_up_after, options.limits.max_batch_events) == (None, None)
     assert parse_options({**URL, "maxBatchEvents": "7"}).limits.max_batch_events == 7
 
 

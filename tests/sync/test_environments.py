@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 
 import pytest
 import trio
 
-from feedapi_client import SQLiteCursorStore, SyncFeedConsumer
+from feedapi_client import SQLiteCursorStore
 from feedapi_client.runtime.loop_thread import NotOpenError
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import numbers
@@ -86,39 +84,3 @@ def test_after_a_fork_one_that_was_entered_before_refuses_and_can_be_left(
 
         assert in_child(task) == 0
         assert ns(next(events) for _ in range(9)) == list(range(1, 10))
-
-
-GREEN = """
-import {module}
-{patch}
-import sys
-from feedapi_client import SyncFeedConsumer
-
-try:
-    SyncFeedConsumer(sys.argv[1]).__enter__()
-except RuntimeError as error:
-    print(error)
-"""
-
-
-def test_green_threads_are_refused_with_a_clear_message(publisher: Publisher) -> None:
-    assert publisher.url is not None
-    program = GREEN.format(module="gevent.monkey", patch="gevent.monkey.patch_all()")
-    done = subprocess.run(
-        [sys.executable, "-c", program, publisher.url],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr == ""
-    assert "gevent has replaced them in this process" in done.stdout
-    assert "--pool=prefork" in done.stdout
-
-
-def test_gevent_that_patches_nothing_is_no_obstacle(publisher: Publisher) -> None:
-    pytest.importorskip("gevent.monkey")
-    numbers(publisher, 0, range(3))
-    assert publisher.url is not None
-    with SyncFeedConsumer(publisher.url, follow=False) as consumer:
-        assert ns(consumer) == [0, 1, 2]

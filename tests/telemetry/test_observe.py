@@ -185,7 +185,7 @@ async def test_any_number_of_consumers_share_a_meter_and_each_has_an_end(
                     assert (gauges("a"), gauges("b")) == (1, 1)
                 assert (gauges("a"), gauges("b")) == (1, 0)
             assert (gauges("a"), gauges("b")) == (0, 0)
-            assert not first.observers
+            assert not first._observers
             assert (events("a"), events("b")) == ([5], [5]), "a counter never goes back"
     assert [each for each in caplog.records if each.name.startswith("opentelemetry")] == []
 

@@ -37,7 +37,6 @@ def keyed(scenario: Scenario) -> Scenario:
         impatience=0.0,
         stubborn=False,
         commit_every=1,
-        commit_interval=None,
         careless=False,
         rollbacks=0.3 if transactional and random.random() < 0.3 else 0.0,
         # A quarantined event is durable with its cursor: without an order among its key's effects.

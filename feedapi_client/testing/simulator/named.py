@@ -321,7 +321,7 @@ def fenced_long_after_a_second_process() -> tuple[Settings, list[Step]]:
 
 def stopped_in_time_while_it_hangs() -> tuple[Settings, list[Step]]:
     """A process is stopped with a grace period that its application does not keep."""
-    return Settings(partitions=2, handling=0.3), [
+    return Settings(partitions=2, way="run", handling=0.3), [
         Step(0.0, "publish", {"count": 40, "entities": 4}),
         Step(0.1, "life_step", {"what": "pause"}),
         Step(0.3, "life_step", {"what": "stop-in-time", "seconds": 0.5}),

@@ -194,8 +194,6 @@ class Process:
                 max_concurrent_fetches=settings.concurrent,
                 max_batch_bytes=settings.batch_bytes,
                 max_batch_events=settings.batch_events,
-                batch_linger=settings.linger,
-                commit_interval=settings.commit_interval,
                 max_buffered_bytes=settings.buffer_bytes,
             ),
             retry=RetryPolicy(
@@ -211,7 +209,7 @@ class Process:
             consumer = self.consumer = self.make_consumer(http)
             if self.knowledge is not None:
                 self.knowledge.status_of = self._status_of
-                consumer.observers.add(Deliveries(self.knowledge, self._status_of))
+                consumer._observers.add(Deliveries(self.knowledge, self._status_of))
             again = True
             while again:
                 async with consumer:
@@ -251,7 +249,7 @@ class Process:
         self.keys = Keys(self._oracle.violated, self._now)
         counted = InFlight(self._oracle.violated, settings.in_flight)
         if not settings.instances:  # what is lost with a lease is not released
-            consumer.observers.add(counted)
+            consumer._observers.add(counted)
         try:
             await consumer.run_by_key(
                 self._handle_keyed,
@@ -264,7 +262,7 @@ class Process:
         finally:
             self.keys = None
             if not settings.instances:
-                consumer.observers.remove(counted)
+                consumer._observers.remove(counted)
 
     def look(self) -> None:
         """Check what the consumer says of events that hang. One of several loses some of them."""
@@ -381,7 +379,7 @@ class Process:
             return
         self.reads_to_the_end = False
         self.consumer.stop(grace=grace)
-        if grace is not None and self._iterates and not self._impatience.makes_tasks:
+        if grace is not None and self._iterates and self._settings.way in ("run", "keys"):
             self.ends_by = min(self.ends_by, self._now() + grace)
 
     @property
@@ -391,9 +389,9 @@ class Process:
 
     @property
     def commits_too_late(self) -> bool:
-        """Whether a grace period ended with a loop that it does not cancel: see `stop`."""
+        """Whether a grace period ended with a loop, which it does not cancel: see `stop`."""
         cut_short = self.consumer is not None and self.consumer.cut_short
-        return cut_short and self._impatience.makes_tasks
+        return cut_short and self._settings.way in ("batches", "events")
 
     @property
     def shares(self) -> bool:

@@ -27,8 +27,6 @@ class RandomCancellation:
         self._share = share
         self._random = random
         self._native = native
-        self.makes_tasks = native and share > 0
-        """Whether calls run in tasks of their own, as in `asyncio.wait_for` before Python 3.12."""
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await `call()`, which is now and then cancelled after a few steps and made again."""

@@ -61,8 +61,6 @@ class Settings:
         concurrent: `Limits.max_concurrent_fetches`.
         batch_bytes: `Limits.max_batch_bytes`.
         batch_events: `Limits.max_batch_events`.
-        linger: `Limits.batch_linger`.
-        commit_interval: `Limits.commit_interval`.
         buffer_bytes: `Limits.max_buffered_bytes`.
         padding: see `PageStyle`.
         selected: whether the consumer selects events by type.
@@ -109,8 +107,6 @@ class Settings:
     concurrent: int = 64
     batch_bytes: int = 1024 * 1024
     batch_events: int | None = None
-    linger: float | None = None
-    commit_interval: float | None = None
     buffer_bytes: int = 64 * 1024 * 1024
     padding: int = 0
     selected: bool = False
@@ -171,7 +167,6 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
     random = Random(f"scenario {seed}")
     settings = _settings(random)
     settings = replace(settings, **_rarer(random, settings))
-    settings = replace(settings, commit_interval=_commit_interval(seed, settings))
     # Each kind of trouble is off in most histories: with all of them on, one hides another.
     kinds: list[FaultKind] = [kind for kind in _FAULTS if random.random() < 0.25]
     life = [kind for kind in _LIFE if random.random() < 0.3]
@@ -245,14 +240,6 @@ def _rarer(random: Random, settings: Settings) -> dict[str, Any]:
     return changes
 
 
-def _commit_interval(seed: int, settings: Settings) -> float | None:
-    """Return the interval where the consumer commits itself. The other draws don't depend on it."""
-    random = Random(f"commits {seed}")
-    if settings.transactional or settings.way == "batches" or random.random() < 0.5:
-        return None
-    return random.choice((0.05, 1.0, 30.0))
-
-
 def _events(random: Random) -> dict[str, Any]:
     return {"count": random.randint(1, 40), "entities": random.choice((1, 3, 12))}
 
@@ -324,11 +311,9 @@ def _with_options(
 def _with_batches_and_grace(
     random: Random, settings: Settings, steps: list[Step]
 ) -> tuple[Settings, list[Step]]:
-    """Let batches have a size, and wait for more events; stop with a grace period."""
+    """Let batches have a size; stop with a grace period."""
     if random.random() < 0.15:
         settings = replace(settings, batch_events=random.choice((1, 7, 1000)))
-    if random.random() < 0.15:
-        settings = replace(settings, linger=random.choice((0.05, 0.5, 5.0)))
     if random.random() < 0.15:
         for _ in range(random.randint(1, 3)):
             how = {"what": "stop-in-time", "seconds": random.choice((0.0, 0.05, 0.5, 3.0))}

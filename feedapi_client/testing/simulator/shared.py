@@ -149,7 +149,6 @@ def of_another_version(settings: Settings, random: Random) -> Settings:
         concurrent=random.choice((1, 2, 64)),
         batch_bytes=random.choice((1, 1_000, 1024 * 1024)),
         batch_events=random.choice((None, 1, 7)),
-        linger=random.choice((None, None, 0.5)),
         lease=random.choice((LEASE_SECONDS, LEASE_SECONDS, 3.0, 25.0)),
         rebalance=random.choice((0.3, 1.0, 1.0)),
     )

@@ -222,7 +222,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.caught_up_too_early),
     Mutant(_R.a_silent_page_is_the_end, of(histories.one_answer_without_a_line)),
     Mutant(_R.a_grace_period_never_ends, by_name("stopped_in_time_while_it_hangs")),
-    Mutant(_R.a_lingering_batch_is_forgotten),
     Mutant(_R.a_stop_waits_for_the_feed, of(histories.stopped_while_it_begins_again)),
     # What is believed of a publisher.
     Mutant(_E.one_empty_answer_is_the_end),

@@ -24,7 +24,6 @@ from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.grace import GracePeriod
-from feedapi_client.runtime.linger import Linger
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.request import PartitionRequest
@@ -117,9 +116,9 @@ def a_cancellation_is_lost_at_the_exit(patch: pytest.MonkeyPatch) -> None:
     """The consumer cancels the task that leaves it, and takes another cancellation for its own."""
     close = Background.close
 
-    async def as_a_group(self: Background, *error: Any) -> bool | None:
-        self.cancel_block()
-        return await close(self, *error)
+    async def as_a_group(self: Background) -> None:
+        self._group.cancel_scope.cancel()
+        await close(self)
 
     patch.setattr(Background, "close", as_a_group)
 
@@ -378,15 +377,6 @@ def a_silent_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
 def a_grace_period_never_ends(patch: pytest.MonkeyPatch) -> None:
     """A stop waits for what is in flight for as long as that takes."""
     patch.setattr(GracePeriod, "begin", lambda self, seconds: None)
-
-
-def a_lingering_batch_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A batch that is held back is delivered only when more events come, or the end."""
-
-    async def never(self: Linger) -> None:
-        await anyio.sleep_forever()
-
-    patch.setattr(Linger, "run", never)
 
 
 def a_stop_waits_for_the_feed(patch: pytest.MonkeyPatch) -> None:

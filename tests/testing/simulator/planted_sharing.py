@@ -49,12 +49,12 @@ def events_are_delivered_after_a_stop(patch: pytest.MonkeyPatch) -> None:
 
     def stop(self: RuntimePartition) -> None:
         pending, announced = list(self.pending), self._announced
-        size = self.pending_bytes, self.pending_size, self.pending_events
+        size = self.pending_bytes, self.pending_size
         self.pending.clear()
         self.pending_bytes = 0
         drop(self)
         self.pending.extend(pending)
-        self.pending_bytes, self.pending_size, self.pending_events = size
+        self.pending_bytes, self.pending_size = size
         self._announced = announced
 
     def next_ready(
