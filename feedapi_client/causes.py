@@ -44,7 +44,7 @@ _PREPARED = (
     "pool, with prepare_threshold=None of psycopg or statement_cache_size=0 of asyncpg"
 )
 _REFUSED = _ERRNO[errno.ECONNREFUSED]
-# PostgreSQL's SQLSTATE, and the error numbers of MySQL and MariaDB.
+# PostgreSQL's SQLSTATE, the error numbers of MySQL and MariaDB, and the names that SQLite gives.
 _CODES: dict[object, str] = {
     "28P01": _CREDENTIALS,
     "28000": _CREDENTIALS,
@@ -63,8 +63,15 @@ _CODES: dict[object, str] = {
     1040: _TOO_MANY,
     "26000": _PREPARED,
     "42P05": _PREPARED,
+    "SQLITE_IOERR": "the disk has an error",
+    "SQLITE_CANTOPEN": "the database file can't be opened",
+    "SQLITE_NOTADB": "the file is no database",
+    "SQLITE_CORRUPT": "the database file is damaged",
+    "SQLITE_READONLY": "the database can only be read",
+    "SQLITE_FULL": _FULL,
+    "SQLITE_BUSY": "another connection holds the lock of the database",
 }
-# Where a driver gives no code: of psycopg before it is connected, SQLite, Redis, ODBC.
+# Where a driver gives no code: of psycopg before it is connected, of Redis, and SQLite's one.
 _TEXTS = (
     ("password authentication failed", _CREDENTIALS),
     ("no password supplied", _CREDENTIALS),
@@ -72,10 +79,7 @@ _TEXTS = (
     ("noauth", _CREDENTIALS),
     ("invalid username-password pair", _CREDENTIALS),
     ("authentication required", _CREDENTIALS),
-    ("login failed for user", _CREDENTIALS),
-    ("access denied for user", _CREDENTIALS),
     ('" does not exist', _NO_DATABASE),
-    ("unknown database", _NO_DATABASE),
     ("oom command not allowed", "the server's memory is full (maxmemory)"),
     ("misconf ", "the server can't write to its disk"),
     ("can't write against a read only replica", "the server is a replica, which can only be read"),
@@ -89,24 +93,15 @@ _TEXTS = (
     ("masterdown", "the server's primary is down"),
     ("loading redis", "the server is still loading its data"),
     ("busy redis", "the server is busy with a script"),
-    ("disk i/o error", "the disk has an error"),
-    ("unable to open database file", "the database file can't be opened"),
-    ("file is not a database", "the file is no database"),
-    ("database disk image is malformed", "the database file is damaged"),
-    ("readonly database", "the database can only be read"),
-    ("database or disk is full", _FULL),
-    ("database is locked", "another connection holds the lock of the database"),
     ("no such table", _NO_TABLE),
     ("connection refused", _REFUSED),
     ("translate host name", _HOST),
     ("resolve host", _HOST),
     ("name or service not known", _HOST),
     ("no address associated with hostname", _HOST),
-    ("can't connect to mysql server", "the server can't be reached"),
     ("timeout expired", "the connection timed out"),
     ("server closed the connection", "the connection was closed"),
     ("too many clients", _TOO_MANY),
-    ("too many connections", _TOO_MANY),
     ("' is not open yet", _POOL),
     ("' is already closed", _POOL),
     ("pool is not initialized", _POOL),
@@ -237,7 +232,6 @@ _DEAD_TEXTS = (
     "connection is lost",
     "connection already closed",
     "connection closed by server",
-    "terminating connection",
     "consuming input failed",
     "underlying connection is closed",
 )
@@ -263,7 +257,9 @@ def is_dead_connection(error: BaseException | None) -> bool:
 def _by_code(error: BaseException) -> str | None:
     state = getattr(error, "sqlstate", None)
     number = error.args[0] if error.args else None
-    for code in (state, number):
+    # Of an extended code, such as SQLITE_IOERR_READ, the first two parts.
+    sqlite = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+    for code in (state, number, sqlite):
         if isinstance(code, (str, int)) and not isinstance(error, OSError) and code in _CODES:
             return _CODES[code]
     return None

@@ -21,7 +21,7 @@ import anyio.lowlevel
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Partition
-from feedapi_client.runtime.stacks import stack_of_thread
+from feedapi_client.runtime.stacks import place_of_thread
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
 
 _MAX_AGE = 0.5
@@ -199,7 +199,7 @@ class OtherThread:
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
 
     def _blocked(self, seconds: float) -> ConsumerSnapshots:
-        where, _ = stack_of_thread(self._thread)
+        where = place_of_thread(self._thread)
         text = f"the event loop has not answered for {seconds:.0f} s; it is at {where}"
         since = datetime.now(UTC) - timedelta(seconds=seconds)
         problem = Problem(ProblemName.EVENT_LOOP_BLOCKED, None, since, text)

@@ -63,17 +63,15 @@ def frame_of_thread(id: int) -> FrameType | None:
             gc.enable()
 
 
-def stack_of_thread(id: int) -> tuple[str, str]:
-    """Return where a thread is: its innermost frames in one line, and its stack."""
+def place_of_thread(id: int) -> str:
+    """Return where a thread is: its innermost frames in one line."""
     frame = frame_of_thread(id)
     if frame is None:
-        return "an unknown place", ""
-    frames = traceback.extract_stack(frame, limit=_FRAMES)
-    place = ", called by ".join(
+        return "an unknown place"
+    return ", called by ".join(
         f"{each.name} ({Path(each.filename).name}:{each.lineno})"
-        for each in reversed(frames[-_INNERMOST:])
+        for each in reversed(traceback.extract_stack(frame, limit=_INNERMOST))
     )
-    return place, "".join(traceback.format_list(frames))
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:

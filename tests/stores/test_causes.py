@@ -112,6 +112,12 @@ class PgError(Exception):
         self.sqlstate = sqlstate
 
 
+class SQLiteError(sqlite3.OperationalError):
+    def __init__(self, name: str) -> None:
+        super().__init__("a text that quotes hunter2")
+        self.sqlite_errorname = name
+
+
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
@@ -122,7 +128,8 @@ class PgError(Exception):
         (Exception(1049, "Unknown database"), "there is no such database"),
         (Exception("WRONGPASS invalid username"), "the user or the password is refused"),
         (sqlite3.OperationalError("no such table: t"), "a table is missing"),
-        (sqlite3.OperationalError("database or disk is full"), "the disk is full"),
+        (SQLiteError("SQLITE_FULL"), "the disk is full"),
+        (SQLiteError("SQLITE_IOERR_READ"), "the disk has an error"),
         (TimeoutError(), "it timed out"),
         (ExceptionGroup("all", [ConnectionResetError(104, "x")]), "the connection was reset"),
         (ValueError("anything else: hunter2"), None),
