@@ -37,7 +37,7 @@ class CursorsRewind:
 def cursors_rewind(options: CursorsRewind) -> None:
     """Take a consumer back to the positions of a time.
 
-    Needs the journal of the store: 'feedapi cat --journal', or a SQLite or SQL store with
+    Needs the journal of the store: 'feedapi run --journal DAYS', or a SQLite or SQL store with
     journal=Journal().
     """
     try:
