@@ -43,6 +43,9 @@ class PartitionWait(StrEnum):
     """Room in the buffer: the application takes less than the publisher sends."""
     PAUSE = "pause"
     """The next poll, or the next attempt after a failure."""
+    EVIDENCE = "evidence of its end"
+    """More empty answers of a closed partition without `lastCursor`, see rule R6:
+    `PartitionStatus.evidence_since` says since when."""
     DISCOVERY = "discovery"
     """A new discovery, after a request was refused."""
     DELIVERY = "delivery"
@@ -110,6 +113,9 @@ class PartitionStatus:
     """When the batch in flight was delivered; None without one."""
     committed_at: datetime | None = None
     """When a cursor was last saved in this iteration."""
+    evidence_since: datetime | None = None
+    """Since when a closed partition without `lastCursor` has seemed to be at its end, and waits for
+    evidence of that; None otherwise."""
 
     @property
     def behind_seconds(self) -> float | None:
@@ -123,6 +129,11 @@ class PartitionStatus:
     def in_flight_seconds(self) -> float | None:
         """Seconds for which the application has had the batch in flight; None without one."""
         return _seconds_since(self.in_flight_since)
+
+    @property
+    def evidence_seconds(self) -> float | None:
+        """Seconds for which evidence of its end is awaited; None where it is not."""
+        return _seconds_since(self.evidence_since)
 
     @property
     def commit_age_seconds(self) -> float | None:
@@ -191,6 +202,10 @@ class ProblemName(StrEnum):
     UNCOMMITTED = "uncommitted"
     """A closed partition is read to its end, and the application has not committed that for longer
     than `Limits.stall_timeout`. Its children wait for it."""
+    END_UNPROVEN = "end-unproven"
+    """A closed partition without `lastCursor` seems to be at its end, and evidence of that is late
+    by 60 seconds: its requests, the discoveries or half of the feed's answers fail again and again.
+    Its children wait for it."""
     PARKED = "parked"
     """A partition can't go on (``on_error="park"``)."""
     VANISHED = "vanished"

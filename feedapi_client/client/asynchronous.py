@@ -122,12 +122,11 @@ class FeedClient(BaseClient):
         partition: int,
         *,
         within: Callable[[AskedEnd], Awaitable[CheckpointedEvents | None]] | None = None,
-        take: Callable[[CheckpointedEvents], object] | None = None,
     ) -> str:
         """Return the cursor of the partition's present end: the first checkpoint behind `_last`.
 
         Events before that checkpoint came after the question, as from a publisher that waits for
-        news. `take` is called with them; without it the question is asked again (R7).
+        news: the question is asked again (R7).
 
         Retried as the policy says; raises what `open` does, and `NoProgressError` when the
         publisher gives no cursor, or none without events, again and again. `within` awaits each
@@ -147,7 +146,7 @@ class FeedClient(BaseClient):
             except RequestRefusedError:
                 await self._discover_after(info)
                 raise
-            if end is None or (end.events and take is None):
+            if end is None or end.events:
                 raise NoProgressError(
                     "the publisher answers a fetch from _last "
                     f"{'without a cursor of its own' if end is None else 'with events'}: a "
@@ -156,8 +155,6 @@ class FeedClient(BaseClient):
                     feed=self.feed,
                     partition=partition,
                 )
-            if end.events and take is not None:
-                take(end)
             return end.cursor
 
         backoff = Backoff(

@@ -32,6 +32,10 @@ MIN_EMPTY_ANSWERS = 3
 MOVES_BELIEVED = 3
 """Empty answers in a row that lead away from where a reader began: then it follows the last one."""
 _MOST_DOUBLINGS = 16
+_ANSWERS = 8
+"""Answers of a closed partition within `settle_time`, at least, once it seems to be at its end."""
+_PARTS = 10
+"""Of the time in which a feed's answers are counted."""
 
 
 def passed_limit(partitions: int) -> int:
@@ -467,28 +471,20 @@ class EndEvidence:
     """The empty answers of one closed partition whose end no discovery lists (R6).
 
     A moment's answer proves nothing: a replica that lags, a gateway and a page of maintenance
-    answer 200 as well. Sound empty answers are an end once there were three, over a time, with a
-    discovery in between that still lists the partition as closed.
-
-    That time may have passed before the first of them, where the partition was closed for as long:
-    a replica that lags less has all of it. Against a gateway that answers for a moment it is of no
-    use. So it only counts when a control question came between each two empty answers: a fetch
-    from a cursor behind which there are events, and it brought some.
+    answer 200 as well. Sound empty answers are an end once there were three, with a discovery in
+    between that still lists the partition as closed, and nothing failed for a time.
 
     Arguments:
-        settle_time: seconds for which answers have to be empty.
+        settle_time: the seconds of that time.
         pause: seconds before the second answer is asked for; later pauses are longer.
     """
 
-    __slots__ = ("_answers", "_began", "_controlled", "_info", "_pause", "_settle_time", "_sure")
+    __slots__ = ("_answers", "_info", "_pause", "_settle_time")
 
     def __init__(self, settle_time: float, pause: float) -> None:
         self._settle_time = settle_time
         self._pause = pause
         self._answers = 0
-        self._began = 0.0
-        self._sure = True
-        self._controlled = False
         self._info: object = None
 
     @property
@@ -496,22 +492,13 @@ class EndEvidence:
         """Sound empty answers in a row."""
         return self._answers
 
-    @property
-    def asks_control(self) -> bool:
-        """Whether a control question before the next answer may save time."""
-        return bool(self._answers) and self._sure and not self._controlled
-
     def reset(self) -> None:
-        """Forget the answers: something else came, or the feed failed."""
+        """Forget the answers: something else came, or a request failed."""
         self._answers, self._info = 0, None
 
     def lacks_discovery(self, info: object) -> bool:
         """Whether no discovery has succeeded since the first answer; `info` is the present one."""
         return self._info is None or info is self._info
-
-    def controlled(self, *, found: bool) -> None:
-        """Note that a control question has brought events since the last answer, or has failed."""
-        self._controlled, self._sure = found, self._sure and found
 
     def add(self, info: object, *, now: float, since: float) -> float | None:
         """Count a sound empty answer.
@@ -519,19 +506,49 @@ class EndEvidence:
         Arguments:
             info: the discovery before the request.
             now: the present time.
-            since: when the partition was first seen closed, or the feed failed last.
+            since: when the partition was first seen closed, or when that failed last which lets its
+                time begin anew.
 
         Returns:
             None when the end is shown; otherwise seconds until the next request.
         """
         if not self._answers:
-            self._info, self._began, self._sure = info, now, True
-        else:
-            self._sure = self._sure and self._controlled
-        self._controlled = False
+            self._info = info
         self._answers += 1
-        left = (since if self._sure else max(since, self._began)) + self._settle_time - now
+        left = since + self._settle_time - now
         if left <= 0 and self._answers >= MIN_EMPTY_ANSWERS and not self.lacks_discovery(info):
             return None
-        pause = self._pause * float(2 ** min(self._answers - 1, _MOST_DOUBLINGS))
-        return min(pause, left) if left > 0 else min(pause, max(self._pause, self._settle_time))
+        # Often enough that one partition which always fails is not half of a feed's answers.
+        longest = max(self._pause, self._settle_time / _ANSWERS)
+        pause = min(self._pause * float(2 ** min(self._answers - 1, _MOST_DOUBLINGS)), longest)
+        return min(pause, left) if left > 0 else pause
+
+
+class FeedAnswers:
+    """How many of a feed's answers of the last `seconds` have failed (R6).
+
+    They are counted in parts of that time, so that the memory does not grow with the requests.
+    """
+
+    __slots__ = ("_counts", "_seconds", "failed_at")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._counts: dict[int, list[int]] = {}
+        """Of each part of the time: all answers, and those that failed."""
+        self.failed_at = float("-inf")
+        """When half of them had failed last."""
+
+    def add(self, now: float, *, failed: bool) -> None:
+        """Count an answer."""
+        part = int(now * _PARTS / self._seconds)
+        if part not in self._counts:
+            self._counts = {at: n for at, n in self._counts.items() if at > part - _PARTS}
+            self._counts[part] = [0, 0]
+        counts = self._counts[part]
+        counts[0] += 1
+        counts[1] += failed
+        if failed and 2 * sum(n[1] for n in self._counts.values()) >= sum(
+            n[0] for n in self._counts.values()
+        ):
+            self.failed_at = now

@@ -77,6 +77,17 @@ class DecisionLog:
             extra={"feed": self._feed, "partition": partition},
         )
 
+    def awaits_evidence(self, partitions: Iterable[int], seconds: float) -> None:
+        """Closed partitions whose end no discovery lists seem to be at it, or will."""
+        log.info(
+            "feed %s: waits for evidence of the end of %s, for at least %.1f s: no lastCursor says "
+            "where it is, and a moment's empty answers prove nothing",
+            self._feed,
+            _names(partitions),
+            max(0.0, seconds),
+            extra={"feed": self._feed},
+        )
+
     def rediscovers(self, reason: str, *, again: bool) -> None:
         """A discovery begins. `again`: for the same reason as the one before it."""
         log.log(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import partial
-from operator import setitem
 from typing import TypeVar
 
 import anyio
@@ -232,7 +230,7 @@ class Discovery:
 
     def _note_failure(self, error: FeedError) -> None:
         self.error = error
-        self._driver.feed_failed()
+        self._driver.discovery_failed()
         self.failing_since = self.failing_since or datetime.now(UTC)
         text = error.message if error.partition is None else str(error)
         self._driver.report_failure(None, f"keeps its last good topology: {text}")
@@ -353,14 +351,9 @@ class Discovery:
         ends: dict[int, str] = {}
         limiter = anyio.CapacityLimiter(self._driver.limits.max_concurrent_fetches)
 
-        behind = self._driver.settings.behind_ends
-
         async def ask(partition: int) -> None:
-            behind.pop(partition, None)
             async with limiter:
-                ends[partition] = await self._client.end_of(
-                    partition, within=self._in_turn, take=partial(setitem, behind, partition)
-                )
+                ends[partition] = await self._client.end_of(partition, within=self._in_turn)
 
         try:
             async with anyio.create_task_group() as tasks:

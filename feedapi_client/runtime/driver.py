@@ -44,8 +44,7 @@ from feedapi_client.notifications import (
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.pace import Pace
 from feedapi_client.protocol.cursors import shown
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import passed_limit
+from feedapi_client.protocol.page import FeedAnswers, passed_limit
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.decisions import DecisionLog
@@ -120,8 +119,6 @@ class ConsumerSettings:
     observers: Observers = field(default_factory=Observers)
     paused: Paused = field(default_factory=Paused)
     listeners: Listeners = field(default_factory=Listeners)
-    behind_ends: dict[int, CheckpointedEvents] = field(default_factory=dict)
-    """What was published while the first positions were asked for, and is not committed (R7)."""
     adopts: FeedKey | None = None
     """Whose positions become those of `key`, if that has none."""
 
@@ -171,8 +168,11 @@ class Driver:
         """The last good discovery."""
         self.closed_since: dict[int, float] = {}
         """When each partition was first seen closed whose end has to be shown by its answers."""
-        self.feed_failed_at = float("-inf")
-        """When a discovery failed last, or a partition that had not failed before."""
+        self.answers = FeedAnswers(settings.limits.settle_time)
+        """The answers to fetches, of all partitions."""
+        self._discovery_failed_at = float("-inf")
+        self._evidence_told: set[int] = set()
+        """Closed partitions of which a record has said that evidence of their ends is awaited."""
         self.reports: deque[str] = deque(maxlen=_REPORTS_KEPT)
         self.decisions = DecisionLog(self.feed)
         self.failure_log = FailureLog(settings.limits.report_interval, self.feed)
@@ -220,9 +220,28 @@ class Driver:
             }
         self.info = info
 
-    def feed_failed(self) -> None:
-        """Record that the feed fails: answers that are empty now prove nothing (R6)."""
-        self.feed_failed_at = self.clock()
+    def discovery_failed(self) -> None:
+        """Record that a discovery has failed: answers that are empty now prove nothing (R6)."""
+        self._discovery_failed_at = self.clock()
+
+    @property
+    def feed_failed_at(self) -> float:
+        """When the feed failed last, as far as that lets the time of an end begin anew (R6)."""
+        return max(self._discovery_failed_at, self.answers.failed_at)
+
+    def awaits_evidence(self, partition: RuntimePartition) -> None:
+        """Log once which partitions evidence of their ends is awaited of, and how long (R6)."""
+        if partition.id in self._evidence_told:
+            return
+        entries = self.planner.entries
+        self._evidence_told &= self.closed_since.keys()
+        awaited = {
+            id
+            for id in self.closed_since.keys() - self._evidence_told
+            if id in entries and (entries[id].running or entries[id].state is State.WAITING)
+        }
+        self._evidence_told |= awaited
+        self.decisions.awaits_evidence(awaited, partition.evidence_due - self.clock())
 
     def take_drained(self) -> list[int]:
         """Return the partitions that were drained since the last call by empty answers alone."""
@@ -340,10 +359,6 @@ class Driver:
             self.lose_delivered(partition.id)
         if not partition.started:
             partition.start(cursor)
-            behind, position = self.settings.behind_ends.get(partition.id), partition.entry.position
-            if behind is not None and position == Position(behind.cursor):  # nothing is committed
-                partition.received(behind)
-                self.announce(partition)
             if self.listeners:
                 self.listeners.tell(PartitionStarted(partition.id))
             if self.iterating:
@@ -353,6 +368,13 @@ class Driver:
         else:
             partition.read_on()
         self.scheduler.schedule(partition)
+
+    def leave_at_end(self, partition: RuntimePartition) -> None:
+        """Ask an open partition no more whose end was seen, although its requests fail (R6)."""
+        self.scheduler.forget(partition)
+        partition.failures.forgotten()
+        self.defer(self.planner.ended(partition.id, partition.read_cursor, asked_closed=False))
+        self.wake()
 
     def _park(self, partition: RuntimePartition, error: FeedError) -> None:
         partition.failures.show(error)

@@ -100,7 +100,6 @@ class Failures:
         "_without_checkpoint",
         "error",
         "failed_at",
-        "first_in_row",
         "refused",
         "refused_as",
         "retry_at",
@@ -119,8 +118,6 @@ class Failures:
 
         The first refusal in a row does not count: publishers change tokens and split partitions.
         """
-        self.first_in_row = False
-        """Whether no other error came before the last one since a request succeeded."""
         self.retry_at: datetime | None = None
         """When it is asked again, for `status()` only: the wall clock may be set meanwhile."""
         self._retry_due = 0.0
@@ -172,6 +169,11 @@ class Failures:
 
     def stopped(self) -> None:
         """The partition is not read any more."""
+        self.refused = False
+
+    def forgotten(self) -> None:
+        """The partition is asked no more."""
+        self.recovered()
         self.refused = False
 
     def recovered(self) -> None:
@@ -230,7 +232,6 @@ class Failures:
     def show(self, error: FeedError) -> None:
         """Show an error in the status, with the time of the first in a row."""
         self.error = error
-        self.first_in_row = self.since is None
         if self.since is None:
             self.since = datetime.now(UTC)
 

@@ -12,6 +12,7 @@ from feedapi_client.errors import (
     FeedUnavailableError,
     NoProgressError,
     ProtocolError,
+    RequestRefusedError,
     TransportError,
 )
 from feedapi_client.lineage.planner import Entry, Start, State
@@ -68,10 +69,6 @@ class Fetching:
         if partition.fetching:
             self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return None
-        if partition.asks_control:
-            await self.late.control(partition)
-            self.resume(partition)
-            return None
         slot = Slot(
             partition.failures.slot_doublings,
             failing=partition.failing,
@@ -104,11 +101,7 @@ class Fetching:
             return None
         if partition.read_cursor != asked:
             partition.failures.recovered()
-        for observer in driver.observers:
-            observer.fetched(partition.id, slot.age, _failure(result))
-        if driver.listeners:
-            ended = FetchEnded(partition.id, slot.age, error_text(_failure(result)))
-            driver.listeners.tell(ended)
+        self._note(partition, slot, result)
         if isinstance(result, SlotPreempted):
             self._preempted(partition, slot, silent=result.silent)
         elif isinstance(result, FeedError) and limits_requests(result):
@@ -123,8 +116,22 @@ class Fetching:
             partition.failures.recovered()
             if slot.held < driver.limits.slot_timeout / 2:
                 partition.failures.answered_quickly()
-            await self._finished(partition, result, request.info, asked)
+            await self._finished(partition, result, request.info)
         return None
+
+    def _note(
+        self,
+        partition: RuntimePartition,
+        slot: Slot,
+        result: Outcome | SlotPreempted | FeedError | None,
+    ) -> None:
+        driver, failure = self._driver, result if isinstance(result, FeedError) else None
+        if not isinstance(result, SlotPreempted):
+            driver.answers.add(driver.clock(), failed=_fails(result))
+        for observer in driver.observers:
+            observer.fetched(partition.id, slot.age, failure)
+        if driver.listeners:
+            driver.listeners.tell(FetchEnded(partition.id, slot.age, error_text(failure)))
 
     def _log_request(
         self,
@@ -153,7 +160,7 @@ class Fetching:
     # ------------------------------------------------------------------ a complete response
 
     async def _finished(
-        self, partition: RuntimePartition, outcome: Outcome | None, asked_of: FeedInfo, asked: str
+        self, partition: RuntimePartition, outcome: Outcome | None, asked_of: FeedInfo
     ) -> None:
         """Act on a complete response. `outcome` is None for a stream that ended while idle."""
         driver = self._driver
@@ -183,7 +190,7 @@ class Fetching:
                 return
             if outcome is Outcome.PROGRESS:
                 driver.planner.progressed(partition.id)
-                partition.progressed(driver.limits, asked)
+                partition.progressed(driver.limits)
             self.resume(partition)
 
     def _settles_in(
@@ -197,8 +204,10 @@ class Fetching:
             return driver.limits.silent_pause
         since = max(driver.closed_since.get(partition.id, now), driver.feed_failed_at)
         pause = partition.empty_answer(asked_of, driver.limits, now=now, since=since)
-        if pause is not None and partition.lacks_discovery(driver.discovered):
-            driver.timer.soon("a closed partition seems to be at its end")
+        if pause is not None:
+            driver.awaits_evidence(partition)
+            if partition.lacks_discovery(driver.discovered):
+                driver.timer.soon("a closed partition seems to be at its end")
         return pause
 
     def resume(self, partition: RuntimePartition) -> None:
@@ -392,10 +401,6 @@ class Fetching:
 
     def _retried(self, partition: RuntimePartition, error: FeedError) -> None:
         partition.forget_empty_answers()
-        if partition.failures.first_in_row and not (
-            is_refusal(error) or isinstance(error, NoProgressError)
-        ):
-            self._driver.feed_failed()
         for observer in self._driver.observers:
             observer.fetch_retried(partition.id, error)
 
@@ -432,5 +437,7 @@ class Fetching:
         return final
 
 
-def _failure(result: object) -> FeedError | None:
-    return result if isinstance(result, FeedError) else None
+def _fails(result: object) -> bool:
+    """Whether an answer is one that says nothing of the feed. A refusal says that it changed."""
+    refused = isinstance(result, RequestRefusedError)
+    return result is Outcome.UNRECOGNIZED or (isinstance(result, FeedError) and not refused)

@@ -118,8 +118,20 @@ def _of_partitions(driver: Driver, watchdog: Watchdog) -> Iterator[Problem]:
             held_back = "" if oldest is None else f"; {oldest.held_back}"
             text = f"{handling.error}{held_back}"
             yield Problem(ProblemName.HANDLER_FAILING, id, since, text)
+        if runtime is not None and runtime.is_end_overdue(driver.clock()):
+            yield _of_end(status)
         if not failing or (runtime is not None and runtime.error is not None):
             yield from _of_state(status)
+
+
+def _of_end(status: PartitionStatus) -> Problem:
+    since = status.evidence_since or datetime.now(UTC)
+    text = (
+        f"evidence of its end has been awaited for {status.evidence_seconds or 0.0:.0f} s: its "
+        "requests, the discoveries or half of the feed's answers fail again and again. If nothing "
+        f"is missing, 'feedapi cursors drain {status.partition}' ends it here"
+    )
+    return Problem(ProblemName.END_UNPROVEN, status.partition, since, text)
 
 
 def _of_state(status: PartitionStatus) -> Iterator[Problem]:

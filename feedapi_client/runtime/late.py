@@ -1,4 +1,4 @@
-"""What seems to be at its end is asked otherwise, and what was is asked again (R6)."""
+"""What was drained by empty answers is asked again: late is better than lost (R6)."""
 
 from __future__ import annotations
 
@@ -157,26 +157,6 @@ class LateEvents:
             "perhaps after events of its children. The publisher should list lastCursor",
         )
         await driver.apply(driver.planner.reopened(partition.id))
-
-    async def control(self, partition: RuntimePartition) -> None:
-        """Ask from where events came, before an empty answer counts: a job of the scheduler.
-
-        Where none come now, what answers is no publisher, or one that forgets: answers have to be
-        empty over all of `Limits.settle_time` from now on.
-        """
-        driver, cursor, found = self._driver, partition.control, False
-        assert cursor is not None
-        assert partition.evidence is not None
-        with anyio.move_on_after(driver.limits.slot_timeout):
-            try:
-                found, _ = await self._ask(partition, cursor)
-            except FeedError:  # the next request fails as well, or the answers take their time
-                partition.evidence.controlled(found=False)
-                return
-        if found:
-            partition.evidence.controlled(found=True)
-        else:
-            partition.control_failed(driver.clock())
 
     async def _has_more(self, partition: RuntimePartition) -> bool:
         cursor: str | None = partition.entry.cursor

@@ -23,6 +23,8 @@ from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.handling import Handling
 from feedapi_client.runtime.slots import HELD_OPEN_SECONDS, Slot
 
+OVERDUE_SECONDS = 60.0
+"""Evidence of an end that is late by so much is a problem (R6)."""
 _AT_END = (State.CAUGHT_UP, State.DRAINED)  # here: to look up a member of an enum takes long
 
 
@@ -65,12 +67,13 @@ class RuntimePartition:
         "caught_up_at",
         "committed",
         "committing",
-        "control",
         "delivered_cursor",
         "end",
         "entry",
         "events",
         "evidence",
+        "evidence_due",
+        "evidence_since",
         "failures",
         "handling",
         "held_open",
@@ -119,8 +122,10 @@ class RuntimePartition:
         self.progress = Progress(attempts, passed=passed, cautious=True)
         self.evidence: EndEvidence | None = None
         """The empty answers since it was found closed, where only they can show its end."""
-        self.control: str | None = None
-        """A cursor from which a response brought events, for control questions (R6)."""
+        self.evidence_since: datetime | None = None
+        """Since when it has seemed to be at its end, and nothing has shown it (R6)."""
+        self.evidence_due = 0.0
+        """When that could have been shown, on the clock of the event loop."""
         self.silent = False
         """Whether the last response held no cursor and no event."""
         self.unknown_commands = 0
@@ -231,6 +236,7 @@ class RuntimePartition:
     def start(self, cursor: str) -> None:
         """Read from the cursor; after a stop, from where the application's batches end."""
         self.forget_empty_answers()
+        self.evidence_since = None
         if self.batches == self._lost:
             self.read_cursor = self.delivered_cursor = cursor
         if self.batches == self._lost or self.is_settled:
@@ -249,6 +255,7 @@ class RuntimePartition:
         self.started = False
         self.failures.stopped()
         self.at_end = False
+        self.evidence_since = None
         self.end = None
         self.cancel_request()
         self._buffer.free(self.pending_bytes, deliverable=True)
@@ -346,6 +353,7 @@ class RuntimePartition:
     def reached_end(self, end: ReadEnd) -> None:
         """Record the end that a complete response showed. It counts after all pending batches."""
         self.end = end
+        self.evidence_since = None
 
     def empty_answer(
         self, info: object, limits: Limits, *, now: float, since: float
@@ -353,18 +361,15 @@ class RuntimePartition:
         """Count an empty answer of the closed partition, see `EndEvidence.add`."""
         if self.evidence is None:
             self.evidence = EndEvidence(limits.settle_time, limits.poll_interval)
-        return self.evidence.add(info, now=now, since=max(since, self.failures.failed_at))
+        since = max(since, self.failures.failed_at)
+        if self.evidence_since is None:
+            self.evidence_since = datetime.now(UTC)
+            self.evidence_due = max(now, since + limits.settle_time)
+        return self.evidence.add(info, now=now, since=since)
 
-    @property
-    def asks_control(self) -> bool:
-        """Whether the next request is to be a control question."""
-        evidence = self.evidence
-        return self.control is not None and evidence is not None and evidence.asks_control
-
-    def control_failed(self, now: float) -> None:
-        """Note that a control question brought no event: there is no further one."""
-        self.control = None
-        self.contradicted(now)
+    def is_end_overdue(self, now: float) -> bool:
+        """Whether its end could have been shown long ago, and was not."""
+        return self.evidence_since is not None and now >= self.evidence_due + OVERDUE_SECONDS
 
     def lacks_discovery(self, info: object) -> bool:
         """Whether its empty answers need another discovery than `info`, the present one."""
@@ -386,6 +391,7 @@ class RuntimePartition:
         if self.evidence is not None and self.evidence.answers:
             self.failures.failed_at = now
         self.forget_empty_answers()
+        self.evidence_since = None
 
     def commands_came(self, count: int) -> None:
         """Count lines that were neither an event nor a checkpoint."""
@@ -420,14 +426,9 @@ class RuntimePartition:
                 self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
             )
 
-    def progressed(self, limits: Limits, asked: str) -> None:
-        """Reset the delay before the next poll, after a response with something new (R15).
-
-        `asked` is the cursor of its request.
-        """
+    def progressed(self, limits: Limits) -> None:
+        """Reset the delay before the next poll, after a response with something new (R15)."""
         self.poll_delay = limits.poll_interval
-        if not self.progress.empty:
-            self.control = asked
         self.failures.progressed()
 
     # ------------------------------------------------------------------ what is delivered

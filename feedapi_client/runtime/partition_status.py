@@ -83,6 +83,7 @@ def partition_status(
         quarantined=handling.quarantined,
         in_flight_since=handling.in_flight_since,
         committed_at=handling.committed_at,
+        evidence_since=partition.evidence_since,
     )
 
 

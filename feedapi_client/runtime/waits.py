@@ -57,6 +57,8 @@ def _for_publisher(driver: Driver, partition: RuntimePartition) -> PartitionWait
     if partition.slot is not None:
         return PartitionWait.BUFFER if partition.slot.waits_for_room else PartitionWait.RESPONSE
     if driver.scheduler.is_scheduled(partition):
-        pauses = driver.scheduler.pauses_until(partition) is not None
-        return PartitionWait.PAUSE if pauses else PartitionWait.SLOT
+        if driver.scheduler.pauses_until(partition) is None:
+            return PartitionWait.SLOT
+        settles = partition.evidence_since is not None
+        return PartitionWait.EVIDENCE if settles else PartitionWait.PAUSE
     return PartitionWait.DISCOVERY if partition.failures.refused else None

@@ -339,7 +339,7 @@ class Watchdog:
                 lambda: stack_of_task(self._delivery.task),
             )
         nameless = wait is None and not is_over(entry, follow=driver.settings.follow)
-        if partition is not None and wait is PartitionWait.PAUSE:
+        if partition is not None and wait in (PartitionWait.PAUSE, PartitionWait.EVIDENCE):
             until = driver.scheduler.pauses_until(partition)
             nameless = until is not None and until < now
         began = self._lasts((entry.id, "nothing"), now, nameless)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from feedapi_client.lineage.transitions import State
 from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.stores.leases import Instance, Lease
 
 
@@ -25,6 +26,8 @@ class Ends:
         """When the last one was seen for the first time, on the clock of the event loop."""
         self._old: dict[int, int] | None = None
         """The epochs of those that were marked before this instance took part."""
+        self._asked: dict[int, tuple[str, float]] = {}
+        """The ends that are asked for again: their cursors, and since when."""
 
     def saw_instances(self, instances: Iterable[Instance]) -> None:
         """Note who takes part. Before anything is marked."""
@@ -60,23 +63,40 @@ class Ends:
         }
 
     def to_mark(self, owned: Collection[int], leases: Mapping[int, Lease]) -> list[int]:
-        """Return the owned partitions that are at their end and not marked.
+        """Return the owned partitions that are at their end, or parked, and not marked.
 
-        One whose last answer is older than the last instance that joined is asked again first.
+        One whose last answer is older than the last instance that joined is asked again first. Its
+        end was seen: requests that fail for `Limits.settle_time` do not undo that (R6).
         """
         if self._driver.settings.follow:
             return []
-        at_end = [p for p in owned if p in leases and not leases[p].ended and self._is_at_end(p)]
-        return [p for p in at_end if not self._asks_again(p)]
+        return [p for p in owned if p in leases and not leases[p].ended and self._is_over(p)]
 
-    def _is_at_end(self, partition: int) -> bool:
-        found = self._driver.partitions.get(partition)
-        return found is not None and found.entry.state is State.CAUGHT_UP and found.is_caught_up
-
-    def _asks_again(self, partition: int) -> bool:
-        driver, found = self._driver, self._driver.partitions[partition]
-        if found.requested_at > self._last_joined:
+    def _is_over(self, partition: int) -> bool:
+        driver = self._driver
+        if driver.planner.entries[partition].state is State.PARKED:
+            return True
+        found = driver.partitions.get(partition)
+        if found is None:
             return False
-        driver.planner.progressed(partition)
-        driver.scheduler.schedule(found)
-        return True
+        if found.entry.state is State.READING and self._keeps_failing(found):
+            driver.leave_at_end(found)
+        elif self._is_at_end(found):
+            self._asked.pop(partition, None)
+            if found.requested_at <= self._last_joined:
+                self._asked[partition] = found.read_cursor, driver.clock()
+                driver.planner.progressed(partition)
+                driver.scheduler.schedule(found)
+        return self._is_at_end(found)
+
+    def _is_at_end(self, found: RuntimePartition) -> bool:
+        return found.entry.state is State.CAUGHT_UP and found.is_caught_up
+
+    def _keeps_failing(self, found: RuntimePartition) -> bool:
+        """Whether an end is asked for again, and nothing but failures came for a while."""
+        cursor, since = self._asked.get(found.id, (None, 0.0))
+        driver = self._driver
+        fails = found.error is not None and found.read_cursor == found.entry.cursor == cursor
+        if not fails or found.fetching or driver.planner.is_closed(found.id):
+            return False
+        return driver.clock() >= since + driver.limits.settle_time

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from feedapi_client.client import SyncFeedClient
+from feedapi_client.errors import FeedError
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.dialects import check_options
+from feedapi_client.protocol.page import FeedAnswers
 from feedapi_client.spark.http_clients import shared_client
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 
@@ -35,6 +38,9 @@ class FeedConnection:
         self._lock = threading.Lock()
         self.began = time.monotonic()
         """When this process first heard of the feed's closed partitions."""
+        self._answers = FeedAnswers(options.limits.settle_time)
+        self._counting = threading.Lock()
+        self._discovery_failed_at = -math.inf
         self._info = info
         self._shared = shared_client(options)
         self._resolved = fetch is not None
@@ -63,6 +69,16 @@ class FeedConnection:
             return self.client
         return self._client(replace(self.fetch_options, page_size_hint=page_size))
 
+    def answered(self, *, failed: bool) -> None:
+        """Count an answer to a fetch, of whichever partition."""
+        with self._counting:
+            self._answers.add(time.monotonic(), failed=failed)
+
+    @property
+    def failed_at(self) -> float:
+        """When the feed failed last, as far as that lets the time of an end begin anew (R6)."""
+        return max(self._discovery_failed_at, self._answers.failed_at)
+
     def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
         """Discover, unless another thread did so since the caller got `seen`.
 
@@ -71,7 +87,11 @@ class FeedConnection:
         with self._lock:
             if seen is not None and self._info is not seen and self._info is not None:
                 return self._info
-            info = self.client.discover()
+            try:
+                info = self.client.discover()
+            except FeedError:
+                self._discovery_failed_at = time.monotonic()
+                raise
             self._resolve(info)
             self._info = info
             return info

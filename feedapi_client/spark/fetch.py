@@ -90,6 +90,7 @@ class PartitionReader:
         self._progress = Progress(limits.max_attempts_without_progress)
         self._evidence = EndEvidence(limits.settle_time, limits.poll_interval)
         self._silent = False
+        self._closed_since: float | None = None
         self._failed_at = float("-inf")
         self._failures = Backoff.of(policy, give_up_after=grace_period, clock=clock)
         self._clock = clock
@@ -138,11 +139,17 @@ class PartitionReader:
         if self.target.partition not in info.partitions:
             self.result.refused = _NOT_LISTED
             return
+        if not info.partitions[self.target.partition].closed:
+            self._closed_since = None
+        elif self._closed_since is None:
+            first = not self.result.requests
+            self._closed_since = self.connection.began if first else time.monotonic()
         asked = self.result.cursor
         self.result.requests += 1
         try:
             yield from self._read_response(info, asked)
         except FeedError as error:
+            self.connection.answered(failed=not isinstance(error, RequestRefusedError))
             if isinstance(error, (BufferLimitError, LineTooLongError)):
                 raise self._in_option_names(error) from error
             if self._is_refusal(error):
@@ -154,6 +161,7 @@ class PartitionReader:
                 self._failures.reset()
             self._retry(self._in_option_names(error) if type(error) is ProtocolError else error)
         else:
+            self.connection.answered(failed=False)
             self._conflicts.reset()
 
     # ------------------------------------------------------------------ one response
@@ -305,7 +313,8 @@ class PartitionReader:
         pause: float | None = None
         if self._grace_period is None and reader.asked != LAST:
             if reader.closed:
-                since = max(self.connection.began, self._failed_at)
+                assert self._closed_since is not None
+                since = max(self._closed_since, self._failed_at, self.connection.failed_at)
                 pause = self._evidence.add(info, now=time.monotonic(), since=since)
             elif silent and not was_silent:
                 pause = limits.silent_pause

@@ -126,7 +126,7 @@ class Scripted:
 
     def consumer(self, **options: Any) -> FeedConsumer:
         options = {"retry": RetryPolicy(), "follow": False, **options}
-        return FeedConsumer(URL, http=self.client(), **options)
+        return FeedConsumer(URL, **{"http": self.client(), **options})
 
 
 def split(generations: int, events: int) -> dict[int, Listed]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 
 from feedapi_client import (
     AuthenticationError,
+    Batch,
     CursorRejectedError,
     FeedConsumer,
     FeedError,
     Limits,
     MemoryCursorStore,
     NoProgressError,
+    PartitionWait,
     Position,
+    ProblemName,
     ProtocolError,
     RetryPolicy,
     Share,
@@ -26,6 +30,7 @@ from feedapi_client import (
     TransportError,
 )
 from feedapi_client.model import FIRST
+from feedapi_client.notifications import ProblemFound, ProblemGone
 from feedapi_client.protocol.page import MOVES_BELIEVED
 from tests.consumer.scripted import (
     MAINTENANCE,
@@ -113,43 +118,237 @@ def test_r06_a_history_of_closed_generations_costs_one_wait(echo: bool) -> None:
     in_time(body, "asyncio")
 
 
-@pytest.mark.parametrize("seconds", [1.0, 3.0])
-def test_r06_a_moments_answer_in_a_long_history_is_no_end(seconds: float) -> None:
-    feed = Scripted(split(1, 600), page=10)
+def many() -> Scripted:
+    """A closed partition with a child, and 29 open ones that are polled often."""
+    partitions = {0: Listed(10, closed=True), 1: Listed(10, starts_after=0)}
+    return Scripted(partitions | {id: Listed(10) for id in range(2, 31)})
 
-    def blip(_: Scripted, ask: Ask) -> httpx.Response | None:
-        away = ask.partition is not None and 15.0 <= ask.at < 15.0 + seconds
-        return nothing() if away else None
 
-    feed.answers.append(blip)
+OFTEN = Limits(max_poll_interval=0.5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r06_a_failure_elsewhere_now_and_then_does_not_put_an_end_off(backend: str) -> None:
+    """There is always one: 31 partitions, and one answer in forty is a 503."""
+    feed = many()
+    feed.answers.append(lambda feed, _: None if len(feed.asks) % 40 else httpx.Response(503))
+    seen: list[tuple[int, int]] = []
 
     async def body() -> None:
-        seen: list[tuple[int, int]] = []
-        async with feed.consumer(limits=Limits(max_batch_events=10)) as consumer:
-            with anyio.fail_after(1000):
-                async for batch in consumer.batches():
-                    seen.extend((e.partition, e.json()["n"]) for e in batch.events)
-                    await batch.commit()
-                    await anyio.sleep(0.5)
-        assert seen == everything(feed)
+        consumer = feed.consumer(follow=True, limits=OFTEN)
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, seen)
+            await anyio.sleep(60)
+            assert [each for each in seen if each[0] == 1] == [(1, n) for n in range(10)]
+            tasks.cancel_scope.cancel()
+
+    in_time(body, backend)
+
+
+def test_r06_while_half_of_the_answers_fail_nothing_is_drained() -> None:
+    feed = many()
+
+    def outage(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        others = ask.partition is not None and ask.partition > 1
+        return httpx.Response(503) if others and 1 < ask.at < 60 else None
+
+    feed.answers.append(outage)
+
+    async def body() -> None:
+        retry = RetryPolicy(max_delay=0.5)
+        consumer = feed.consumer(follow=True, limits=OFTEN, retry=retry)
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, [])
+            await anyio.sleep(120)
+            began = feed.first_fetch(1, "_first")
+            assert began is not None
+            assert 60 + 5 < began < 60 + 15
+            tasks.cancel_scope.cancel()
 
     in_time(body, "asyncio")
 
 
-def test_r06_a_publisher_that_forgets_its_events_is_read_to_its_end() -> None:
-    """Control questions bring nothing: answers have to be empty for longer, and no longer."""
-    feed = Scripted(split(3, 10))
+@pytest.mark.parametrize("what", ["its own requests", "discoveries"])
+def test_r06_evidence_that_is_overdue_is_a_problem_with_a_name(what: str) -> None:
+    """The partition is read, and fails each 5 s: its end is never shown, its child never begins."""
+    feed, failed = many(), [0.0]
 
-    def forgets(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        asked = [each.cursor for each in feed.fetches if each.partition == ask.partition]
-        return nothing() if ask.cursor == "_first" and "10" in asked else None
+    def fails(_: Scripted, ask: Ask) -> httpx.Response | None:
+        concerned = ask.partition == (0 if what == "its own requests" else None)
+        if not concerned or not 5 + failed[0] < ask.at < 200:
+            return None
+        failed[0] = ask.at
+        return httpx.Response(503)
 
-    feed.answers.append(forgets)
+    feed.answers.append(fails)
+    told: list[object] = []
 
     async def body() -> None:
-        began = anyio.current_time()
-        assert await read_all(feed.consumer()) == everything(feed)
-        assert anyio.current_time() - began < 3 * 15.0
+        limits = Limits(discovery_interval=1.0)
+        consumer = feed.consumer(follow=True, limits=limits)
+        async with consumer, anyio.create_task_group() as tasks:
+            consumer.subscribe(told.append)
+            tasks.start_soon(follow, consumer, [])
+            await anyio.sleep(60)
+            names = {problem.name for problem in consumer.health().problems}
+            assert ProblemName.END_UNPROVEN not in names
+            await anyio.sleep(60)
+            (problem,) = [p for p in consumer.health().problems if p.name == "end-unproven"]
+            assert problem.partition == 0
+            assert "evidence of its end has been awaited for" in problem.text
+            assert consumer.health().ready
+            await anyio.sleep(180)
+            assert feed.first_fetch(1, "_first") is not None
+            names = {problem.name for problem in consumer.health().problems}
+            assert ProblemName.END_UNPROVEN not in names
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+    ours = [each for each in told if getattr(each, "name", None) is ProblemName.END_UNPROVEN]
+    assert [type(each) for each in ours] == [ProblemFound, ProblemGone]
+
+
+def test_r06_status_and_one_record_say_that_evidence_is_awaited_and_how_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """For each generation that closes. Not one for each partition, or each answer."""
+    caplog.set_level(logging.INFO, "feedapi_client")
+    feed = Scripted({0: Listed(10), 1: Listed(10)})
+
+    def records() -> list[str]:
+        found = [record for record in caplog.records if "waits for evidence" in record.message]
+        assert all(record.levelno == logging.INFO for record in found)
+        return [record.message for record in found]
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True, limits=Limits(discovery_interval=1.0))
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, [])
+            await anyio.sleep(5)
+            assert records() == []
+            assert consumer.status()[0].evidence_since is None
+            for generation in (0, 1):
+                first = 2 * generation
+                for id in (first, first + 1):
+                    feed.partitions[id].closed = True
+                    feed.partitions[id + 2] = Listed(10, starts_after=id)
+                await anyio.sleep(7)
+                status = consumer.status()[first]
+                assert status.state == "reading"
+                assert status.wait is PartitionWait.EVIDENCE
+                assert str(status.wait) == "evidence of its end"
+                assert status.evidence_seconds is not None
+                await anyio.sleep(13)
+                assert consumer.status()[first].state == "drained"
+                assert consumer.status()[first].evidence_since is None
+                said = f"the end of partitions {first}, {first + 1}, for at least "
+                assert len(records()) == generation + 1
+                assert said in records()[-1]
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+
+
+def test_r06_a_history_of_generations_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "feedapi_client")
+    feed = Scripted(split(5, 100))
+
+    async def body() -> None:
+        await read_all(feed.consumer())
+
+    in_time(body, "asyncio")
+    (said,) = [r.message for r in caplog.records if "waits for evidence" in r.message]
+    assert "of the end of partitions 0, 1, 2, 3, 4, for at least 10.0 s" in said
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_r06_an_end_that_was_seen_is_not_undone_by_refusals_afterwards(status: int) -> None:
+    feed = Scripted({0: Listed(10), 1: Listed(100)}, page=10)
+    ends: list[float] = []
+
+    def refuses(_: Scripted, ask: Ask) -> httpx.Response | None:
+        if (ask.partition, ask.cursor) != (0, "10"):
+            return None
+        ends.append(ask.at)
+        return httpx.Response(status) if len(ends) > 2 else None
+
+    feed.answers.append(refuses)
+
+    async def body() -> None:
+        seen: list[tuple[int, int]] = []
+        async with feed.consumer(limits=Limits(max_batch_bytes=1)) as consumer:
+            async for batch in consumer.batches():
+                seen.extend((e.partition, e.json()["n"]) for e in batch.events)
+                await anyio.sleep(20)
+                await batch.commit()
+        assert sorted(seen) == everything(feed)
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("on_error", ["raise", "park"])
+@pytest.mark.parametrize("status", [404, 503])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r06_instances_that_are_at_their_ends_do_not_wait_for_each_other(
+    status: int, on_error: Any, backend: str
+) -> None:
+    """A third one joins before they have said so, and their partitions are refused from then on."""
+    feed, store = Scripted({id: Listed(10) for id in range(6)}), MemoryCursorStore()
+    ended: list[str] = []
+    seen: list[tuple[int, int]] = []
+
+    def client(name: str) -> httpx.AsyncClient:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            if name != "third" and request.url.query and anyio.current_time() >= began + 8:
+                return httpx.Response(status)
+            return await feed(request)
+
+        return httpx.AsyncClient(transport=httpx.MockTransport(answer))
+
+    async def run(name: str, delay: float, gate: anyio.Event) -> None:
+        async def handle(batch: Batch) -> None:
+            await gate.wait()
+            seen.extend((e.partition, e.json()["n"]) for e in batch.events)
+
+        await anyio.sleep(delay)
+        consumer = feed.consumer(share=Share(), store=store, http=client(name), on_error=on_error)
+        async with consumer:
+            await consumer.run(handle)
+        ended.append(name)
+
+    async def body() -> None:
+        nonlocal began
+        began, gate = anyio.current_time(), anyio.Event()
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, "first", 0.0, gate)
+                tasks.start_soon(run, "second", 0.0, gate)
+                tasks.start_soon(run, "third", 8.0, gate)
+                await anyio.sleep(20)
+                gate.set()
+        assert sorted(ended) == ["first", "second", "third"]
+        assert sorted(seen) == everything(feed)
+
+    began = 0.0
+    in_time(body, backend)
+
+
+@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
+def test_r18_without_follow_nobody_waits_for_a_parked_partition(share: Share | None) -> None:
+    feed, store = Scripted({id: Listed(10) for id in range(2)}), MemoryCursorStore()
+    feed.answers.append(lambda _, ask: httpx.Response(503) if ask.cursor == "10" else None)
+
+    async def run() -> None:
+        consumer = feed.consumer(share=share, store=store, on_error="park", retry=IMPATIENT)
+        async with consumer:
+            async for _ in consumer:
+                pass
+
+    async def body() -> None:
+        with anyio.fail_after(120):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(1 if share is None else 2):
+                    tasks.start_soon(run)
 
     in_time(body, "asyncio")
 

@@ -66,7 +66,7 @@ class ModelDriver(Driver):
     def __init__(self, planner: Planner, *, shared: bool) -> None:
         nothing: Any = NOTHING
         self.limits = self.buffer = self.scheduler = self.decisions = nothing
-        settings: Any = SimpleNamespace(behind_ends={})
+        settings: Any = SimpleNamespace()
         self.settings = settings
         self.feed = "model"
         self.planner = planner

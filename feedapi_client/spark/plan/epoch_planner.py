@@ -33,7 +33,7 @@ from feedapi_client.lineage.planner import (
     Stop,
 )
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
-from feedapi_client.protocol.page import EndEvidence
+from feedapi_client.protocol.page import EndEvidence, FeedAnswers
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import read_end
@@ -114,6 +114,7 @@ class EpochPlanner:
         self._evidence: dict[int, EndEvidence] = {}
         self._closed_since: dict[int, float] = {}  # of this process
         self._failed_at = -math.inf  # when a discovery failed last
+        self._answers = FeedAnswers(options.limits.settle_time)
         self._settling: dict[int, float] = {}  # when an end is asked for again
         self._late = LateLooks({} if plan is None else plan.late or {}, options.limits.settle_time)
         self._silent: set[int] = set()  # open ones whose last response held no line
@@ -172,9 +173,13 @@ class EpochPlanner:
         self._planned = set()
         for result in results:
             unread.discard(result.partition)
+            self._count(result)
             self._add(result, fresh=fresh)
         for partition in unread - self._more:
             self._polls.now(partition)
+
+    def _count(self, result: FetchResult) -> None:
+        self._answers.add(time.monotonic(), failed=result.failed is not None)
 
     def _add(self, result: FetchResult, *, fresh: bool = True) -> None:
         partition = result.partition
@@ -187,6 +192,8 @@ class EpochPlanner:
         actions: list[Action] = []
         if result.cursor != result.start:
             self.lineage.progressed(partition)
+            if partition in self._evidence:
+                self._doubt(partition)  # what came behind empty responses shows that they may lag
             checkpoint = self.lineage.checkpoint(partition, result.cursor)
             actions += self.lineage.released(partition, checkpoint)
         if result.ended and not self._settles(result, fresh=fresh):
@@ -217,25 +224,29 @@ class EpochPlanner:
             if again:
                 self._settling[partition] = time.monotonic() + limits.silent_pause
             return again
-        if result.events or not fresh:
+        if not fresh:
             self._evidence.pop(partition, None)
         evidence = self._evidence.setdefault(
             partition, EndEvidence(limits.settle_time, limits.poll_interval)
         )
-        since = max(self._closed_since.get(partition, time.monotonic()), self._failed_at)
-        pause = evidence.add(self._info, now=time.monotonic(), since=since)
+        now = time.monotonic()
+        since = max(
+            self._closed_since.get(partition, now), self._failed_at, self._answers.failed_at
+        )
+        pause = evidence.add(self._info, now=now, since=since)
         if pause is None:
             del self._evidence[partition]
             return False
         if evidence.lacks_discovery(self._info):
             self._timer.soon()
-        self._settling[partition] = time.monotonic() + pause
+        self._settling[partition] = now + pause
         return True
 
     def _doubt(self, partition: int) -> None:
         """Let the empty responses of a partition that fails count anew."""
         self._silent.discard(partition)
-        if self._evidence.pop(partition, None) is not None:
+        self._evidence.pop(partition, None)
+        if partition in self._closed_since:
             self._closed_since[partition] = time.monotonic()
 
     def _schedule(self, result: FetchResult, *, fresh: bool) -> None:
@@ -266,7 +277,7 @@ class EpochPlanner:
         (self._more.add if result.more else self._more.discard)(partition)
         if result.refused is not None:
             self._failures.refused(result)
-        if result.failed is not None or result.refused is not None:
+        if result.failed is not None or result.refused is not None or result.retries:
             self._doubt(partition)
         if result.failed is not None:
             self._failures.failed(partition, result.failed)
@@ -543,6 +554,7 @@ class EpochPlanner:
         entries = self.lineage.entries
         for result in results:
             partition = result.partition
+            self._count(result)
             unasked.discard(partition)
             if partition in self._late and not self._take_late(result):
                 continue

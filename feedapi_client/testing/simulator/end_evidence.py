@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 
 SETTLE_SECONDS = 10.0
 """For so long answers have to be empty, where no ``lastCursor`` says where a partition ends."""
 ANSWERS = 3
 """So many of them there have to be."""
-
-
-@dataclass(slots=True)
-class _Answers:
-    """The answers of one partition."""
-
-    asked: int = 0
-    """The furthest place from which it was asked."""
-    empty: int = 0
-    """Answers in a row that held nothing."""
-    since: float = 0.0
-    """When the first of them was read."""
-    controlled: bool = False
-    """Whether events were brought since the last of them, from a place that was read before."""
-    sure: int = 0
-    """How many of them were the last, with that between each two."""
 
 
 class Evidence:
@@ -35,42 +18,37 @@ class Evidence:
         self._closed: dict[int, float] = {}
         self.open_since: dict[int, float] = {}
         """Since when each discovery has listed a partition as open."""
-        self._answers: defaultdict[int, _Answers] = defaultdict(_Answers)
+        self._empty: Counter[int] = Counter()
+        """Answers in a row that held nothing."""
+        self._failed: dict[int | None, float] = {}
+        """When a request of a partition, or a discovery (None), failed last."""
 
     def listed(self, closed: Collection[int], now: float, others: Collection[int] = ()) -> None:
         """A discovery is sent that lists these partitions as closed, and others as open."""
         self.open_since = {id: self.open_since.get(id, now) for id in others}
         self._closed = {id: self._closed.get(id, now) for id in closed}
 
-    def asked(self, partition: int, place: int, *, empty: bool) -> None:
-        """A page is sent, of what is behind a place, that holds nothing, or something."""
-        answers = self._answers[partition]
-        if not empty and place < answers.asked:
-            answers.controlled = True
+    def answered(self, partition: int, *, empty: bool) -> None:
+        """A page was read to its end that holds nothing, or something."""
+        self._empty[partition] = self._empty[partition] + 1 if empty else 0
 
-    def answered(self, partition: int, place: int, *, empty: bool, now: float) -> None:
-        """Such a page was read to its end."""
-        answers = self._answers[partition]
-        if empty:
-            answers.sure = answers.sure + 1 if answers.empty and answers.controlled else 1
-            answers.since = answers.since if answers.empty else now
-            answers.empty += 1
-            answers.controlled = False
-        elif place >= answers.asked:
-            answers.empty = 0
-        answers.asked = max(answers.asked, place)
+    def failed(self, partition: int | None, now: float) -> None:
+        """A request of a partition, or a discovery, has failed."""
+        self._failed[partition] = now
 
     def lacks(self, partition: int, now: float) -> str | None:
         """Return what is missing for an end that only empty answers show; None if nothing is."""
-        since, answers = self._closed.get(partition), self._answers[partition]
+        since, answers = self._closed.get(partition), self._empty[partition]
         if since is None:
             return "no discovery has listed it as closed"
         if now - since < SETTLE_SECONDS:
             return f"it was first listed as closed {now - since:.3f} s ago"
-        if answers.empty < ANSWERS:
-            return f"{answers.empty} empty answers were read"
-        if now - answers.since < SETTLE_SECONDS and answers.sure < ANSWERS:
-            return f"all answers may have been of one gateway, within {now - answers.since:.3f} s"
+        if answers < ANSWERS:
+            return f"{answers} empty answers were read"
+        for what, whose in (("one of its requests", partition), ("a discovery", None)):
+            seconds = now - self._failed.get(whose, float("-inf"))
+            if seconds < SETTLE_SECONDS:
+                return f"{what} has failed {seconds:.3f} s ago"
         return None
 
 

@@ -69,11 +69,22 @@ class InjectedFault:
         return random.random() < self.share
 
 
-class Faults:
-    """The faults at one publisher. Each request is hit by at most one, and by a lag besides."""
+_STEADY: tuple[FaultKind, ...] = ("500", "503", "connect")
 
-    def __init__(self, random: Random) -> None:
+
+class Faults:
+    """The faults at one publisher. Each request is hit by at most one, and by a lag besides.
+
+    Arguments:
+        random: decides which requests are hit.
+        failing: the part of all requests that fails all the time, whatever else goes wrong.
+        steady: decides which these are.
+    """
+
+    def __init__(self, random: Random, *, failing: float, steady: Random) -> None:
         self._random = random
+        self._failing = failing
+        self._steady = steady
         self._active: list[InjectedFault] = []
 
     def add(self, fault: InjectedFault) -> None:
@@ -81,7 +92,7 @@ class Faults:
         self._active.append(fault)
 
     def clear(self) -> None:
-        """End all faults."""
+        """End all faults but those that come all the time."""
         self._active.clear()
 
     def lag(self, *, partition: int | None, now: float) -> float:
@@ -93,6 +104,8 @@ class Faults:
 
     def pick(self, *, partition: int | None, now: float) -> FaultKind | None:
         """Return what goes wrong with a request."""
+        if self._failing and self._steady.random() < self._failing:
+            return self._steady.choice(_STEADY)
         if not self._active:
             return None
         self._active = [fault for fault in self._active if fault.until > now]

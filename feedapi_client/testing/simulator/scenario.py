@@ -85,6 +85,7 @@ class Settings:
         mixed: whether each process has options of its own, as while a new version is rolled out.
         lock_seconds: how long a statement waits for a locked row (`instances`); 0: for ever.
         handover, lease, rebalance: `Share.handover_seconds` and so on.
+        failing: the part of all requests that fails all the time, also when all faults have ended.
         manners: see `Manners`.
         in_flight: `max_in_flight` of ``run_by_key``, for the way "keys".
         hangs: seconds for which one event is handled, while there are faults, for the way "keys".
@@ -133,6 +134,7 @@ class Settings:
     handover: float = 15.0
     lease: float = LEASE_SECONDS
     rebalance: float = 1.0
+    failing: float = 0.0
     manners: Manners = field(default_factory=Manners)
     in_flight: int = 10_000
     hangs: float = 0.0
@@ -185,6 +187,7 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
     settings, steps = _with_batches_and_grace(Random(f"batches {seed}"), settings, steps)
     settings, steps = _with_manners(Random(f"manners {seed}"), settings, steps)
     settings, steps = _with_incidents(Random(f"incidents {seed}"), settings, steps)
+    settings = replace(settings, failing=_failing(Random(f"failing {seed}"), settings))
     return Scenario(str(seed), settings, tuple(steps), backend)
 
 
@@ -238,6 +241,15 @@ def _rarer(random: Random, settings: Settings) -> dict[str, Any]:
     if settings.impatience and random.random() < 0.5:
         changes["reply_latency"] = random.choice((0.004, 0.2))
     return changes
+
+
+def _failing(random: Random, settings: Settings) -> float:
+    """Return the part of the requests that fails all the time, in one of three histories.
+
+    Not of one that gives up soon: some in a row fail now and then.
+    """
+    share = random.choice((0.005, 0.02, 0.05))
+    return share if random.random() < 1 / 3 and settings.give_up_after is None else 0.0
 
 
 def _events(random: Random) -> dict[str, Any]:

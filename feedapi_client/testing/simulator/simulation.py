@@ -162,7 +162,9 @@ class History:
         self.wall = WallClock(self.now)
         self.lineage: dict[int, int] = {}
         """The parents that discovery leaves out, by child."""
-        self.faults = Faults(self._random("faults"))
+        self.faults = Faults(
+            self._random("faults"), failing=settings.failing, steady=self._random("failing")
+        )
         self.publisher = self._publisher(settings)
         self.database = SimulatedDatabase(
             random=self._random("database"),

@@ -26,6 +26,7 @@ from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Vers
 FEED_PATH = "/feed"
 _REFUSALS: dict[FaultKind, int] = {"500": 500, "503": 503, "429": 429, "404": 404, "409": 409}
 _BROKEN_BODIES: frozenset[FaultKind] = frozenset({"torn", "error-text", "reset", "stall-body"})
+_SERVER_ERROR = 500
 _STREAM_PAUSE = 0.2
 _PROXY_BYTES = 8192
 
@@ -387,9 +388,7 @@ class SimulatedPublisher:
             return
         self._observe(fetched)
         if fetched.empty is not None and answer.evidence is not None:
-            answer.evidence.answered(
-                fetched.partition, fetched.asked, empty=fetched.empty, now=self.now()
-            )
+            answer.evidence.answered(fetched.partition, empty=fetched.empty)
 
     async def _streamed(
         self, partition: ModelPartition, dialect: Dialect, answer: Answer
@@ -459,11 +458,15 @@ class SimulatedTransport:
         self.count(asked.target, self._publisher.now())
         if self.on_fetch is not None and asked.partition is not None:
             self.on_fetch(asked.partition, asked.params.get("cursor", ""))
-        answer, fault = await self._publisher.respond(request, asked, self.passed)
+        try:
+            answer, fault = await self._publisher.respond(request, asked, self.passed)
+        except httpx.TransportError:
+            self.evidence.failed(asked.partition, self._publisher.now())
+            raise
+        if answer.status >= _SERVER_ERROR:
+            self.evidence.failed(asked.partition, self._publisher.now())
         self.open += 1
         answer.evidence = self.evidence
-        if (fetched := answer.fetched) is not None and fetched.empty is not None:
-            self.evidence.asked(fetched.partition, fetched.asked, empty=fetched.empty)
         well = answer.status == 200 and fault is None
         if well and asked.partition is not None and self.on_answer is not None:
             self.on_answer(asked.partition)

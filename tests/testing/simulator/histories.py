@@ -121,14 +121,6 @@ def end_behind_a_gateway(seed: int) -> Scenario:
     return scenario(seed, Settings(last_cursor=False), [*steps, publish(4, 4, after=25.0)])
 
 
-def moment_in_a_long_history(seed: int) -> Scenario:
-    """A gateway answers without a line for a moment, long after a partition was seen closed."""
-    steps = [publish(200, 4), split("starts-after"), publish(20, 4)]
-    steps += [fault("204", "fetch", share=1.0, seconds=4.0, after=14.0), publish(4, 4, after=10.0)]
-    settings = Settings(last_cursor=False, page_size=5, latency=1.0)
-    return scenario(seed, settings, steps)
-
-
 def end_behind_a_long_lag(seed: int) -> Scenario:
     """A replica that lags answers for longer than it takes to believe in an end (R6)."""
     lag = fault("lag", "fetch", share=1.0, seconds=30.0, behind=60.0, after=1.0)

@@ -12,7 +12,7 @@ from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Position
 from feedapi_client.pace import Pace
 from feedapi_client.protocol.decoder import PageDecoder
-from feedapi_client.protocol.page import EndEvidence, Outcome, PageReader, Progress
+from feedapi_client.protocol.page import EndEvidence, FeedAnswers, Outcome, PageReader, Progress
 from feedapi_client.runtime import health
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.partition import RuntimePartition
@@ -44,16 +44,25 @@ def the_time_of_an_end_does_not_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EndEvidence, "add", at_once)
 
 
-def no_control_question_is_asked(patch: pytest.MonkeyPatch) -> None:
-    """Of a partition that was seen closed long ago, three empty answers at once are the end."""
-    add = EndEvidence.add
+def a_failure_elsewhere_resets_the_evidence(patch: pytest.MonkeyPatch) -> None:
+    """The time of an end counts from the last failure of the feed, of whichever partition."""
 
-    def unasked(self: EndEvidence, info: object, *, now: float, since: float) -> float | None:
-        self._controlled = True
-        return add(self, info, now=now, since=since)
+    def add(self: FeedAnswers, now: float, *, failed: bool) -> None:
+        if failed:
+            self.failed_at = now
 
-    patch.setattr(EndEvidence, "add", unasked)
-    patch.setattr(RuntimePartition, "asks_control", False)
+    patch.setattr(FeedAnswers, "add", add)
+
+
+def a_failure_of_its_own_does_not_reset_the_evidence(patch: pytest.MonkeyPatch) -> None:
+    """The time of an end counts from when the partition was seen closed, whatever failed since."""
+    answer = RuntimePartition.empty_answer
+
+    def whatever_failed(self: RuntimePartition, *args: Any, **how: Any) -> float | None:
+        self.failures.failed_at = float("-inf")
+        return answer(self, *args, **how)
+
+    patch.setattr(RuntimePartition, "empty_answer", whatever_failed)
 
 
 def what_a_gateway_says_is_an_empty_page(patch: pytest.MonkeyPatch) -> None:

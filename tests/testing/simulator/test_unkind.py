@@ -148,17 +148,20 @@ def test_r06_evidence_of_an_end_takes_time_and_answers() -> None:
     evidence.listed([0], 5.0)
     assert "9.000 s ago" in str(evidence.lacks(0, 10.0))
     assert "0 empty answers" in str(evidence.lacks(0, 11.0))
-    evidence.answered(0, 1, empty=False, now=10.0)
-    for now in (10.5, 10.7, 10.9):
-        evidence.answered(0, 2, empty=True, now=now)
-    assert "one gateway, within 0.500 s" in str(evidence.lacks(0, 11.0))
-    assert evidence.lacks(0, 20.5) is None
-    evidence.answered(0, 2, empty=False, now=10.9)
-    assert "0 empty answers" in str(evidence.lacks(0, 11.0))
-    for now in (10.9, 11.0, 11.1):
-        evidence.answered(0, 3, empty=True, now=now)
-        evidence.asked(0, 1, empty=False)
-    assert evidence.lacks(0, 11.1) is None
+    evidence.answered(0, empty=False)
+    for _ in range(3):
+        assert evidence.lacks(0, 11.0) is not None
+        evidence.answered(0, empty=True)
+    assert evidence.lacks(0, 11.0) is None
+    evidence.failed(1, 11.0)
+    assert evidence.lacks(0, 11.0) is None
+    evidence.failed(0, 11.0)
+    assert "one of its requests has failed 1.000 s ago" in str(evidence.lacks(0, 12.0))
+    evidence.failed(None, 15.0)
+    assert "a discovery has failed 6.000 s ago" in str(evidence.lacks(0, 21.0))
+    assert evidence.lacks(0, 25.0) is None
+    evidence.answered(0, empty=False)
+    assert "0 empty answers" in str(evidence.lacks(0, 25.0))
     evidence.listed([], 12.0)
     assert "no discovery" in str(evidence.lacks(0, 12.0))
 
@@ -199,7 +202,7 @@ def shown(time: float = 20.0, answers: int = 3) -> Evidence:
     evidence = Evidence()
     evidence.listed([0], 20.0 - time)
     for _ in range(answers):
-        evidence.answered(0, 0, empty=True, now=20.0 - time)
+        evidence.answered(0, empty=True)
     return evidence
 
 
