@@ -100,7 +100,9 @@ class FeedConsumer(Generic[Payload]):
         name: tells consumers of the same feed apart. Two at a time with one name fence each other:
             one of them ends with `FencedError`. With `share` they divide the partitions instead.
         start: where a new name begins: "first", "last", or a cursor for each partition (the others
-            begin at the first event).
+            begin at the first event). None is "first", and a `StoreError` where the store holds
+            cursors of this name for what looks like the same feed: under another host name, with
+            another selection of events, with or without a trailing slash (R7).
         ordered: a partition is read only after those that it starts after. False reads all at once.
         follow: go on at the end of the feed. False ends the iteration once every partition was read
             to its end.
@@ -135,7 +137,7 @@ class FeedConsumer(Generic[Payload]):
         *,
         store: CursorStore | None = None,
         name: str = "default",
-        start: Literal["first", "last"] | Mapping[int, str] = "first",
+        start: Literal["first", "last"] | Mapping[int, str] | None = None,
         ordered: bool = True,
         follow: bool = True,
         partitions: Collection[int] | None = None,
@@ -201,7 +203,7 @@ class FeedConsumer(Generic[Payload]):
         self._settings = ConsumerSettings(
             key=self.key,
             adopts=None if feed_name is None else key,
-            start=checked_start(start),
+            start=None if start is None else checked_start(start),
             ordered=ordered,
             follow=follow,
             partitions=None if partitions is None else frozenset(partitions),

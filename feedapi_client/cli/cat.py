@@ -218,9 +218,10 @@ def _time(start: str | None, partitions: list[int] | None) -> datetime | None:
 
 def start_of(
     start: str | None, partitions: list[int] | None
-) -> Literal["first", "last"] | dict[int, str]:
+) -> Literal["first", "last"] | dict[int, str] | None:
     """Return the `start` of the consumer for ``--from``. Raises `typer.BadParameter`."""
-    start = start or "first"
+    if not start:
+        return None
     if (special := _FIRST_OR_LAST.fullmatch(start)) is not None:
         return "last" if special[1] == "last" else "first"
     if partitions is None or len(partitions) != 1:

@@ -62,7 +62,7 @@ class EventPrinter:
         self._lines = options.lines()
         self._fetch = options.fetch()
         self._since = options.since()
-        self._start: Literal["first", "last"] | dict[int, str] = start_of(
+        self._start: Literal["first", "last"] | dict[int, str] | None = start_of(
             None if self._since else options.start, options.partitions
         )
         self._lineage = edges(options.lineage)

@@ -159,7 +159,7 @@ class RelayRun:
             options.url,
             store=store,
             name=options.name,
-            start=options.start.value,
+            start=None if options.start is None else options.start.value,
             follow=options.follow,
             v1_partitions=options.v1_partitions,
             lineage=edges(options.lineage),

@@ -217,10 +217,10 @@ class ConsumerOfFeed:
             yield store, replace(access, http=http)
 
 
-def no_such_positions(hint: str = "") -> CommandError:
-    """Return the error of a choice for which nothing is stored, with a hint where it may be."""
+def no_such_positions() -> CommandError:
+    """Return the error of a choice for which nothing is stored."""
     return CommandError(
-        hint or "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
+        "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
     )
 
 

@@ -109,7 +109,7 @@ class ConsumerSettings:
     """Validated consumer configuration."""
 
     key: FeedKey
-    start: StartAt
+    start: StartAt | None
     ordered: bool
     follow: bool
     partitions: frozenset[int] | None
