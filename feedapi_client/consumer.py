@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import (
     AsyncIterator,
@@ -13,6 +14,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -44,6 +46,7 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.by_event import EventFailures
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.quarantine.retrying_handler import retrying_handler
+from feedapi_client.retry import gives_up_after
 from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
@@ -193,9 +196,10 @@ class FeedConsumer(Generic[Payload]):
         self._named: tuple[OneProcess, str] | None = None
         self._process = OneProcess()
         self.limits = limits
-        self.retry = retry
-        if isinstance(self.store, PatientStore):
-            self.store.wait_for_server(retry.give_up_after)
+        self.retry = replace(retry, give_up_after=gives_up_after(retry, following=follow))
+        """What counts once the consumer is running."""
+        self._entry_patience = gives_up_after(retry)
+        self._wait_for_server(self._entry_patience)
         self.observers = Observers()
         """What `feedapi_client.telemetry` is attached to."""
         self._paused = Paused()
@@ -211,7 +215,7 @@ class FeedConsumer(Generic[Payload]):
             on_error=on_error,
             stream=fetch.streaming,
             limits=limits,
-            retry=retry,
+            retry=self.retry,
             observers=self.observers,
             paused=self._paused,
             listeners=self._listeners,
@@ -648,11 +652,17 @@ class FeedConsumer(Generic[Payload]):
         self._opening, self._reports = session, session.reports
         if self._stop_next or self._signalled:  # since the last one ended
             session.stop()
+        self._wait_for_server(self._entry_patience)
         try:
             await session.open()
         finally:
             self._opening = None
+        self._wait_for_server(gives_up_after(self.retry))
         return session
+
+    def _wait_for_server(self, seconds: float) -> None:
+        if isinstance(self.store, PatientStore):
+            self.store.wait_for_server(None if math.isinf(seconds) else seconds)
 
     def _coordinator(self, driver: Driver) -> Coordinator:
         assert self._share is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from feedapi_client.cli.feed_options import (
+    ONE_SHOT,
     ConnectionBesideKey,
     EventOptions,
     FeedName,
@@ -145,7 +146,7 @@ class Cat:
         ),
     ] = False
     lineage: Lineage = None
-    give_up_after: GiveUpAfter = 30.0
+    give_up_after: GiveUpAfter = None
     monitor: Monitor = None
     quiet: Quiet = False
     connection: ConnectionBesideKey
@@ -167,6 +168,10 @@ class Cat:
         if self.template is None:
             return LineFormat(raw=self.raw, checkpoints=self.checkpoints)
         return TemplateFormat(self.template, self.key)
+
+    def patience(self) -> float | None:
+        """Return the `RetryPolicy.give_up_after` of the consumer."""
+        return ONE_SHOT if self.give_up_after is None and not self.follow else self.give_up_after
 
     def since(self) -> datetime | None:
         """Return the time that ``--from`` stands for; None for anything else."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.escape import escape_json
-from feedapi_client.cli.feed_options import Connection, Json, V1Partitions, checked_url
+from feedapi_client.cli.feed_options import ONE_SHOT, Connection, Json, V1Partitions, checked_url
 from feedapi_client.cli.store_options import Chosen, StorePlace, no_such_positions
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from feedapi_client.cli.terminal import Cell
     from feedapi_client.operations import FeedPositions
 
-_GIVE_UP_AFTER = 5.0
 _STATUS_STYLES = {"open": "green", "drained": "dim", "superseded": "dim"}
 _LAG_STYLES = {
     "caught up": "cyan",
@@ -82,7 +81,7 @@ async def positions_and_lags(options: CursorsLs) -> list[FeedPositions]:
                 raise no_such_positions()
         if asked is None:
             return feeds
-        retry = RetryPolicy(give_up_after=_GIVE_UP_AFTER)
+        retry = RetryPolicy(give_up_after=ONE_SHOT)
         feed = FeedAccess(url=asked, v1_partitions=options.v1_partitions, retry=retry, http=http)
         return [await with_lag(feed, each) for each in feeds]
 

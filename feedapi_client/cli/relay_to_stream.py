@@ -380,7 +380,7 @@ class RelayToStream:
     events: EventOptions
     v1_partitions: V1Partitions = None
     lineage: Lineage = None
-    give_up_after: GiveUpAfter = 300.0
+    give_up_after: GiveUpAfter = None
     monitor: Monitor = None
     quiet: Quiet = False
     connection: ConnectionBesideKey

@@ -105,13 +105,14 @@ def view(
 def _consumer(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Iterable[RenderableType]:
     health = consumer["health"]
     problems = health["problems"] if health else []
+    count = health["problem_count"] if health else 0
     yield _title(consumer, health)
     yield _figures(consumer, rates)
     for problem in problems[:_PROBLEMS]:
         where = "" if problem["partition"] is None else f" partition {problem['partition']}"
         yield plain_line(f"{problem['name']}{where}: {problem['text']}", "red")
-    if len(problems) > _PROBLEMS:
-        yield plain_line(f"and {len(problems) - _PROBLEMS} more problems", "red")
+    if count > _PROBLEMS:
+        yield plain_line(f"and {count - _PROBLEMS} more problems", "red")
     room = None if rows is None else max(1, rows - _LINES_AROUND - min(len(problems), _PROBLEMS))
     yield _table(consumer, rates, room)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.feed_options import (
+    ONE_SHOT,
     Connection,
     EventOptions,
     FeedName,
@@ -193,7 +194,7 @@ class ConsumerOfFeed:
     events: EventOptions
     v1_partitions: V1Partitions = None
     lineage: Lineage = None
-    give_up_after: GiveUpAfter = 30.0
+    give_up_after: GiveUpAfter = ONE_SHOT
     connection: Connection
 
     @asynccontextmanager

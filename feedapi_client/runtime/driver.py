@@ -176,6 +176,10 @@ class Driver:
         """When each partition was first seen closed whose end has to be shown by its answers."""
         self.feed_failed_at = float("-inf")
         """When a discovery failed last, or a partition that had not failed before."""
+        self.sound_at = self.clock()
+        """When a partition was last answered soundly, or the iteration began."""
+        self.handled_at: datetime | None = None
+        """When the handler last got on: a batch is handled, or an event after one that failed."""
         self.reports: deque[str] = deque(maxlen=_REPORTS_KEPT)
         self.decisions = DecisionLog(self.feed)
         self.failure_log = FailureLog(settings.limits.report_interval, self.feed)

@@ -104,6 +104,7 @@ class Fetching:
             return None
         if partition.read_cursor != asked:
             partition.failures.recovered()
+            driver.sound_at = driver.clock()
         for observer in driver.observers:
             observer.fetched(partition.id, slot.age, _failure(result))
         if driver.listeners:
@@ -121,6 +122,7 @@ class Fetching:
             await self._without_evidence(partition, result, asked)
         else:
             partition.failures.recovered()
+            driver.sound_at = driver.clock()
             if slot.held < driver.limits.slot_timeout / 2:
                 partition.failures.answered_quickly()
             await self._finished(partition, result, request.info, asked)

@@ -131,7 +131,7 @@ class Session:
         """
         if self._unwound.is_set():
             return  # it was stopped before it was open
-        self.driver.iterating = not self.driver.over
+        self.driver.iterating, self.driver.sound_at = not self.driver.over, self.driver.clock()
         try:
             await self._to_the_end(self._run_tasks)
         except FeedError as error:

@@ -68,7 +68,9 @@ class PatientStore(CursorStore, Protocol):
     """
 
     def wait_for_server(self, seconds: float | None) -> None:
-        """Take over the consumer's patience, `RetryPolicy.give_up_after`; None: without end.
+        """Take over the consumer's patience, see `RetryPolicy.give_up_after`; None: without end.
+
+        Called before the positions are loaded, and again when the consumer is running.
 
         A store that was given a patience of its own keeps that.
         """
