@@ -324,8 +324,9 @@ class ByKey:
     def _note_failure(self, item: KeyedEvent, error: Exception) -> None:
         partition = self._partition(item)
         text = f"the handler failed with {FailureText(_alone(item)).line(error)}"
-        partition.handling.event_failed(text)
-        self._failing.setdefault(partition.id, set()).add(id(item))
+        failing = self._failing.setdefault(partition.id, set())
+        partition.handling.event_failed(text, again=id(item) in failing)
+        failing.add(id(item))
         for observer in self._driver.observers:
             observer.handler_failed(partition.id, error)
         if self._driver.listeners:

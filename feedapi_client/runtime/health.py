@@ -82,8 +82,8 @@ def _every_handler_fails(driver: Driver) -> bool:
     """
     handled, since = driver.handled_at, None
     for partition in driver.partitions.values():
-        if partition.handling.since is not None:
-            since = max(since or partition.handling.since, partition.handling.since)
+        if (began := partition.handling.last_since) is not None:
+            since = began if since is None else max(since, began)
         elif partition.in_flight:
             return False
     return since is not None and (handled is None or handled < since)

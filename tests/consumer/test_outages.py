@@ -11,6 +11,7 @@ import pytest
 from feedapi_client import (
     FeedConsumer,
     FeedUnavailableError,
+    Health,
     NoProgressError,
     RetryPolicy,
 )
@@ -68,7 +69,8 @@ def test_r14_a_following_consumer_that_has_been_running_outlives_an_outage(
         outage.publisher.append(0, {"n": 2})
         with anyio.fail_after(HOUR):
             await outage.all_handled.wait()
-        assert outage.consumer.health().ready
+        await anyio.sleep(600)  # a discovery has come, too
+        assert outage.consumer.health() == Health(live=True, ready=True)
         outage.consumer.stop()
 
     async def test() -> None:

@@ -93,7 +93,7 @@ async def test_metrics_follow_the_conventions_and_show_no_secret() -> None:
             one = common | {"messaging__destination__partition__id": "0"}
             (messages,) = exported.points("messaging.client.consumed.messages", **one)
             assert messages.value == 3
-            (process,) = exported.points("messaging.process.duration", **one)
+            (process,) = exported.points("messaging.process.duration", **common)
             assert process.count >= 1
             for name, kind in (("fetch", "receive"), ("commit", "settle")):
                 operation = {
@@ -101,7 +101,7 @@ async def test_metrics_follow_the_conventions_and_show_no_secret() -> None:
                     "messaging__operation__type": kind,
                 }
                 (duration,) = exported.points(
-                    "messaging.client.operation.duration", **one, **operation
+                    "messaging.client.operation.duration", **common, **operation
                 )
                 assert duration.count >= 1
             states = exported.points("feedapi.consumer.partitions", **common)
