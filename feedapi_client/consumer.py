@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -12,6 +13,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -43,6 +45,7 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.by_event import EventFailures
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.quarantine.retrying_handler import retrying_handler
+from feedapi_client.retry import gives_up_after
 from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
@@ -99,7 +102,9 @@ class FeedConsumer(Generic[Payload]):
         name: tells consumers of the same feed apart. Two at a time with one name fence each other:
             one of them ends with `FencedError`. With `share` they divide the partitions instead.
         start: where a new name begins: "first", "last", or a cursor for each partition (the others
-            begin at the first event).
+            begin at the first event). None is "first", and a `StoreError` where the store holds
+            cursors of this name for what looks like the same feed: under another host name, with
+            another selection of events, with or without a trailing slash (R7).
         ordered: a partition is read only after those that it starts after. False reads all at once.
         follow: go on at the end of the feed. False ends the iteration once every partition was read
             to its end.
@@ -134,7 +139,7 @@ class FeedConsumer(Generic[Payload]):
         *,
         store: CursorStore | None = None,
         name: str = "default",
-        start: Literal["first", "last"] | Mapping[int, str] = "first",
+        start: Literal["first", "last"] | Mapping[int, str] | None = None,
         ordered: bool = True,
         follow: bool = True,
         partitions: Collection[int] | None = None,
@@ -190,9 +195,10 @@ class FeedConsumer(Generic[Payload]):
         self._named: tuple[OneProcess, str] | None = None
         self._process = OneProcess()
         self.limits = limits
-        self.retry = retry
-        if isinstance(self.store, PatientStore):
-            self.store.wait_for_server(retry.give_up_after)
+        self.retry = replace(retry, give_up_after=gives_up_after(retry, following=follow))
+        """What counts once the consumer is running."""
+        self._entry_patience = gives_up_after(retry)
+        self._wait_for_server(self._entry_patience)
         self._observers = Observers()
         """What `feedapi_client.telemetry` is attached to."""
         self._paused = Paused()
@@ -200,7 +206,7 @@ class FeedConsumer(Generic[Payload]):
         self._settings = ConsumerSettings(
             key=self.key,
             adopts=None if feed_name is None else key,
-            start=checked_start(start),
+            start=None if start is None else checked_start(start),
             ordered=ordered,
             follow=follow,
             partitions=None if partitions is None else frozenset(partitions),
@@ -208,7 +214,7 @@ class FeedConsumer(Generic[Payload]):
             on_error=on_error,
             stream=fetch.streaming,
             limits=limits,
-            retry=retry,
+            retry=self.retry,
             observers=self._observers,
             paused=self._paused,
             listeners=self._listeners,
@@ -566,11 +572,17 @@ class FeedConsumer(Generic[Payload]):
         self._opening, self._reports = session, session.reports
         if self._stop_next:  # since the last one ended
             session.stop()
+        self._wait_for_server(self._entry_patience)
         try:
             await session.open()
         finally:
             self._opening = None
+        self._wait_for_server(gives_up_after(self.retry))
         return session
+
+    def _wait_for_server(self, seconds: float) -> None:
+        if isinstance(self.store, PatientStore):
+            self.store.wait_for_server(None if math.isinf(seconds) else seconds)
 
     def _coordinator(self, driver: Driver) -> Coordinator:
         assert self._share is not None

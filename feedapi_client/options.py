@@ -202,8 +202,10 @@ class RetryPolicy:
     """Seconds of any pause, at most; not less than `base_delay`."""
     max_retry_after: float = 300.0
     """Seconds that a server's Retry-After may ask for; a longer one is cut to this."""
-    give_up_after: float | None = 300.0
-    """Seconds without progress after which the last error is raised; None never gives up."""
+    give_up_after: float | None = None
+    """Seconds without progress after which the last error is raised; `math.inf` never gives up.
+    None: 300 on entry and without `follow`; a consumer that follows the feed and has been running
+    never gives up: it reports, and is not ready."""
     refused_for: float = 60.0
     """Seconds for which the fetches of a partition that discovery lists may be refused before that
     is an error (R10): by any status that says neither "here it is" nor "later", or by a redirect

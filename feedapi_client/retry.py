@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -19,6 +20,20 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 OnRetry = Callable[[Exception, int, float], object]
 """Called before a pause with the error, the next attempt's number, and the seconds until it."""
+
+
+GIVE_UP_AFTER = 300.0
+"""Seconds, on entry and for what ends, where `RetryPolicy.give_up_after` is not set (R14)."""
+
+
+def gives_up_after(policy: RetryPolicy, *, following: bool = False) -> float:
+    """Return after how many seconds without progress an error is raised; `math.inf` for never.
+
+    `following`: the consumer has been running, and goes on at the end of the feed.
+    """
+    if policy.give_up_after is not None:
+        return policy.give_up_after
+    return math.inf if following else GIVE_UP_AFTER
 
 
 class _StopAt(tenacity.stop.stop_base):
@@ -86,7 +101,7 @@ class Backoff:
         give_up_after: float | None = None,
         clock: Clock = time.monotonic,
     ) -> Backoff:
-        """The backoff that a policy describes; `give_up_after` replaces the policy's own.
+        """The backoff that a policy describes; `give_up_after` replaces what it comes to.
 
         Only a `FeedError` is ever retried.
         """
@@ -94,7 +109,7 @@ class Backoff:
             base_delay=policy.base_delay,
             max_delay=policy.max_delay,
             max_retry_after=policy.max_retry_after,
-            give_up_after=policy.give_up_after if give_up_after is None else give_up_after,
+            give_up_after=gives_up_after(policy) if give_up_after is None else give_up_after,
             retry_if=lambda error: isinstance(error, FeedError) and policy.retries(error),
             clock=clock,
         )

@@ -246,11 +246,14 @@ class Health:
     Attributes:
         live: False if only a new process helps: something hangs that the consumer can't restart,
             or an error has ended the iteration.
-        ready: whether events are being consumed: the feed is discovered, somebody iterates, and no
-            problem concerns the whole consumer.
-        problems: what is wrong, the oldest first. A problem of a single partition that passes by
-            itself, such as a handler that fails and is called again, leaves the consumer live and
-            ready.
+        ready: whether the consumer makes progress or is at the end of the feed: the feed is
+            discovered, somebody iterates, and no problem concerns the whole consumer. False while
+            requests fail and no partition was answered soundly for 60 seconds, and while every
+            handler fails.
+        problems: what is wrong, the oldest first, and all of it: an outage makes each of up to
+            32,768 partitions fail. A problem of a single partition that passes by itself, such as a
+            handler that fails and is called again, leaves the consumer live, and ready where others
+            get on.
     """
 
     live: bool

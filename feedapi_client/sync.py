@@ -164,7 +164,7 @@ class SyncFeedConsumer(Generic[Payload]):
         *,
         store: CursorStore | None = None,
         name: str = "default",
-        start: Literal["first", "last"] | Mapping[int, str] = "first",
+        start: Literal["first", "last"] | Mapping[int, str] | None = None,
         ordered: bool = True,
         follow: bool = True,
         partitions: Collection[int] | None = None,

@@ -69,7 +69,6 @@ COMMANDS: dict[str, str] = {
         "Keep the cursors of a feed that moved: those of OLD_URL become those of NEW_URL."
     ),
     "cursors rename": ("Keep the cursors of a consumer that gets another name. Stop it first."),
-    "cursors upgrade": "Convert cursors that version 0.1.0 stored to the format of this version.",
     "leases ls": "List instances with their age and load, and the partitions that each one reads.",
     "quarantine ls": "List events: where they come from, and what went wrong.",
     "quarantine show": (
@@ -79,6 +78,14 @@ COMMANDS: dict[str, str] = {
     "quarantine replay": "Call the application's handler with events once more.",
 }
 """What each command does, as the first paragraph of its help says it."""
+
+REMOVED = {
+    "cursors upgrade": (
+        "'cursors upgrade' is removed: nothing is stored in an earlier format; 'cursors move' "
+        "moves what is stored under another key"
+    ),
+}
+"""Commands that are gone, and what to use instead."""
 
 MODULES = {
     "demo": "demo.demo",
@@ -116,6 +123,10 @@ class LazyCommands(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def removed(self, name: str) -> str | None:
+        """Return what to use in place of a command that is gone; None for any other name."""
+        return REMOVED.get(f"{self._path}{name}")
+
     def help_of(self, name: str) -> str:
         """Return what the command does, without importing it."""
         return COMMANDS[f"{self._path}{name}"]
@@ -132,6 +143,12 @@ class LazyGroup(CommandGroup):
     def get_help(self, ctx: Any) -> str:
         """Return the help as stdout can encode it."""
         return encodable(super().get_help(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command. Raises `typer.BadParameter` for one that is gone."""
+        if (instead := self.lazy.removed(cmd_name)) is not None:
+            raise typer.BadParameter(instead, ctx=ctx)
+        return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the commands."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from feedapi_client.cli.feed_options import (
+    ONE_SHOT,
     ConnectionBesideKey,
     EventOptions,
     FeedName,
@@ -123,7 +124,7 @@ class Cat:
         ),
     ] = False
     lineage: Lineage = None
-    give_up_after: GiveUpAfter = 30.0
+    give_up_after: GiveUpAfter = None
     monitor: Monitor = None
     quiet: Quiet = False
     connection: ConnectionBesideKey
@@ -145,6 +146,10 @@ class Cat:
         if self.template is None:
             return LineFormat(raw=self.raw)
         return TemplateFormat(self.template)
+
+    def patience(self) -> float | None:
+        """Return the `RetryPolicy.give_up_after` of the consumer."""
+        return ONE_SHOT if self.give_up_after is None and not self.follow else self.give_up_after
 
     def check(self) -> None:
         """Raise `typer.BadParameter` for options that don't go together."""
@@ -173,9 +178,10 @@ async def cat(options: Cat) -> int:
 
 def start_of(
     start: str | None, partitions: list[int] | None
-) -> Literal["first", "last"] | dict[int, str]:
+) -> Literal["first", "last"] | dict[int, str] | None:
     """Return the `start` of the consumer for ``--from``. Raises `typer.BadParameter`."""
-    start = start or "first"
+    if not start:
+        return None
     if (special := _FIRST_OR_LAST.fullmatch(start)) is not None:
         return "last" if special[1] == "last" else "first"
     if partitions is None or len(partitions) != 1:

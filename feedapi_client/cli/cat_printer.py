@@ -136,7 +136,7 @@ class EventPrinter:
             partitions=options.partitions or None,
             v1_partitions=options.v1_partitions,
             fetch=self._fetch,
-            retry=RetryPolicy(give_up_after=options.give_up_after),
+            retry=RetryPolicy(give_up_after=options.patience()),
             limits=self._limits(),
             http=http,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.escape import escape_json
-from feedapi_client.cli.feed_options import Connection, Json, V1Partitions, checked_url
+from feedapi_client.cli.feed_options import ONE_SHOT, Connection, Json, V1Partitions, checked_url
 from feedapi_client.cli.store_options import Chosen, StorePlace, no_such_positions
 
 if TYPE_CHECKING:
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from feedapi_client.cli.terminal import Cell
     from feedapi_client.operations import FeedPositions
-    from feedapi_client.stores.base import AdministrableStore
 
-_GIVE_UP_AFTER = 5.0
 _STATUS_STYLES = {"open": "green", "drained": "dim", "superseded": "dim"}
 _LAG_STYLES = {
     "caught up": "cyan",
@@ -80,24 +78,12 @@ async def positions_and_lags(options: CursorsLs) -> list[FeedPositions]:
                 store, lambda key: chosen.matches(key) and url in (None, key.url)
             )
             if not feeds and (asked or chosen.feed or chosen.name):
-                raise no_such_positions(await _elsewhere(store, chosen.name, asked))
+                raise no_such_positions()
         if asked is None:
             return feeds
-        retry = RetryPolicy(give_up_after=_GIVE_UP_AFTER)
+        retry = RetryPolicy(give_up_after=ONE_SHOT)
         feed = FeedAccess(url=asked, v1_partitions=options.v1_partitions, retry=retry, http=http)
         return [await with_lag(feed, each) for each in feeds]
-
-
-async def _elsewhere(store: AdministrableStore, name: str | None, url: str | None) -> str:
-    """Return a hint at cursors of the feed under another origin, "" when there are none."""
-    from feedapi_client.model import FeedKey
-    from feedapi_client.stores.moving import cursors_elsewhere, keys_elsewhere
-
-    if url is None:
-        return ""
-    key = FeedKey(url, name or "default")
-    found = await keys_elsewhere(store, key)
-    return cursors_elsewhere(found[0], key.url) if found else ""
 
 
 def print_export(feeds: Sequence[FeedPositions]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feedapi_client.cli.feed_options import (
+    ONE_SHOT,
     Connection,
     GiveUpAfter,
     Json,
@@ -33,7 +34,7 @@ class Discover:
     json: Json = False
     v1_partitions: V1Partitions = None
     lineage: Lineage = None
-    give_up_after: GiveUpAfter = 5.0
+    give_up_after: GiveUpAfter = ONE_SHOT
     connection: Connection
 
 

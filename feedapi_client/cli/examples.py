@@ -66,10 +66,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "cursors skip": (f"cursors skip {_URL} --store cursors.db --name app",),
     "cursors drain": (f"cursors drain {_URL} 3 --store cursors.db --name app",),
     "cursors rename": ("cursors rename default orders --store cursors.db",),
-    "cursors upgrade": (
-        "cursors upgrade --store cursors.db",
-        f"cursors upgrade --store liftbridge://broker:9292/orders --feed {_URL} --name relay",
-    ),
     "cursors restore": (
         f"cursors restore {_URL} 3 --store cursors.db --name app",
         f"cursors restore {_URL} 3 --successor 10 --store cursors.db --name app",
@@ -77,6 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "cursors move": (
         f"cursors move https://old/feed {_URL} --store cursors.db",
         f"cursors move {_URL} feed:payments --store liftbridge://broker:9292/orders",
+        f"cursors move {_URL} {_URL} --selection '{{}}' '{{\"event-types\":\"a\"}}' --store c.db",
     ),
     "leases ls": ("leases ls --store cursors.db", "leases ls --store env:DATABASE_URL --json"),
     "quarantine ls": ("quarantine ls --store cursors.db",),

@@ -118,8 +118,10 @@ V1Partitions = Annotated[
         help="Number of partitions of a ZeroEventHub (v1) feed, which does not list them.",
     ),
 ]
+ONE_SHOT = 10.0
+"""Seconds for which commands that ask a feed once wait for it (R14)."""
 GiveUpAfter = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--give-up-after",
         min=0,

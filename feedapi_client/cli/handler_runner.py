@@ -120,7 +120,7 @@ class Runner:
             store=store,
             name=options.name,
             feed_name=options.feed_name,
-            start=options.start.value,
+            start=None if options.start is None else options.start.value,
             follow=options.follow,
             fetch=options.events.fetch(),
             v1_partitions=options.v1_partitions,

@@ -37,6 +37,7 @@ from feedapi_client.liftbridge.oversized import OnOversized
 from feedapi_client.model import Event
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.quarantine.quarantine_location import open_quarantine
+from feedapi_client.retry import gives_up_after
 from feedapi_client.stores.base import CursorStore
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
@@ -70,6 +71,8 @@ class RelayRun:
             environment_value(api.api_token_env, "--api-token-env") if api.api_token_env else None
         )
         self._limits = Limits(max_batch_bytes=options.max_batch_bytes)
+        self._retry = RetryPolicy(give_up_after=options.give_up_after)
+        self._entry_patience = gives_up_after(self._retry)
         self._key = None if options.key is None else _Key(options.key)
         self.signal = 0
 
@@ -106,7 +109,7 @@ class RelayRun:
             ack_timeout=options.ack_timeout,
             max_in_flight=options.max_in_flight,
             max_message_bytes=options.max_message_bytes,
-            connect_timeout=max(options.give_up_after, _CONNECT_SECONDS),
+            connect_timeout=max(self._entry_patience, _CONNECT_SECONDS),
             options={"user_credentials": nats.nats_creds} if nats.nats_creds else None,
         )
 
@@ -117,7 +120,7 @@ class RelayRun:
         if not options.api.api:
             return None, stream
         api = await stack.enter_async_context(
-            _connection(options.api, self._token, options.give_up_after)
+            _connection(options.api, self._token, self._entry_patience)
         )
         if options.create:
             await api.create_stream(
@@ -161,13 +164,13 @@ class RelayRun:
             options.url,
             store=store,
             name=options.name,
-            start=options.start.value,
+            start=None if options.start is None else options.start.value,
             follow=options.follow,
             v1_partitions=options.v1_partitions,
             lineage=edges(options.lineage),
             feed_name=options.feed_name,
             fetch=options.events.fetch(),
-            retry=RetryPolicy(give_up_after=options.give_up_after),
+            retry=self._retry,
             limits=self._limits,
             http=http,  # type: ignore[arg-type]
         )

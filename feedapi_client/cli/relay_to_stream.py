@@ -342,8 +342,16 @@ class RelayToStream:
         ),
     ] = "default"
     start: Annotated[
-        StartFrom, typer.Option("--from", rich_help_panel=_CURSORS, help="Where a new name begins.")
-    ] = StartFrom.FIRST
+        StartFrom | None,
+        typer.Option(
+            "--from",
+            rich_help_panel=_CURSORS,
+            help=(
+                "Where a new name begins. By default at the first event, unless the store has "
+                "cursors of what looks like the same feed."
+            ),
+        ),
+    ] = None
     nats: NatsOptions
     api: ApiOptions
     create: Annotated[
@@ -372,7 +380,7 @@ class RelayToStream:
     events: EventOptions
     v1_partitions: V1Partitions = None
     lineage: Lineage = None
-    give_up_after: GiveUpAfter = 300.0
+    give_up_after: GiveUpAfter = None
     monitor: Monitor = None
     quiet: Quiet = False
     connection: ConnectionBesideKey

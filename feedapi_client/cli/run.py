@@ -156,9 +156,15 @@ class RunOptions:
         ),
     ] = None
     start: Annotated[
-        StartFrom,
-        typer.Option("--start", help="Where a new consumer begins. Stored cursors come first."),
-    ] = StartFrom.FIRST
+        StartFrom | None,
+        typer.Option(
+            "--start",
+            help=(
+                "Where a new consumer begins. Stored cursors come first. By default at the first "
+                "event, unless the store has cursors of what looks like the same feed."
+            ),
+        ),
+    ] = None
     follow: Annotated[
         bool,
         typer.Option(

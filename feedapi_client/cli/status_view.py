@@ -100,14 +100,15 @@ def view(
 
 
 def _consumer(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Iterable[RenderableType]:
-    problems = consumer["health"]["problems"]
-    yield _title(consumer, consumer["health"])
+    health = consumer["health"]
+    problems, count = health["problems"], health["problem_count"]
+    yield _title(consumer, health)
     yield _figures(consumer, rates)
     for problem in problems[:_PROBLEMS]:
         where = "" if problem["partition"] is None else f" partition {problem['partition']}"
         yield plain_line(f"{problem['name']}{where}: {problem['text']}", "red")
-    if len(problems) > _PROBLEMS:
-        yield plain_line(f"and {len(problems) - _PROBLEMS} more problems", "red")
+    if count > _PROBLEMS:
+        yield plain_line(f"and {count - _PROBLEMS} more problems", "red")
     room = None if rows is None else max(1, rows - _LINES_AROUND - min(len(problems), _PROBLEMS))
     yield _table(consumer, rates, room)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.feed_options import (
+    ONE_SHOT,
     Connection,
     EventOptions,
     FeedName,
@@ -193,7 +194,7 @@ class ConsumerOfFeed:
     events: EventOptions
     v1_partitions: V1Partitions = None
     lineage: Lineage = None
-    give_up_after: GiveUpAfter = 30.0
+    give_up_after: GiveUpAfter = ONE_SHOT
     connection: Connection
 
     @asynccontextmanager
@@ -217,10 +218,10 @@ class ConsumerOfFeed:
             yield store, replace(access, http=http)
 
 
-def no_such_positions(hint: str = "") -> CommandError:
-    """Return the error of a choice for which nothing is stored, with a hint where it may be."""
+def no_such_positions() -> CommandError:
+    """Return the error of a choice for which nothing is stored."""
     return CommandError(
-        hint or "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
+        "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
     )
 
 

@@ -35,7 +35,6 @@ from feedapi_client.liftbridge.stream_rows import OutgoingBatch, batch_rows
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
 from feedapi_client.stores.moving import check_moves, moved_positions
-from feedapi_client.stores.stored_format import FirstFormatKey
 
 logger = logging.getLogger(__name__)
 
@@ -236,13 +235,6 @@ class StreamCursorStore:
                 f"it holds the positions of {key}, not of {feed}. If that is the same feed, give "
                 f"its name: feed_name={key.feed_name!r}, or --feed-name {key.feed_name}. Otherwise "
                 "give each relay a stream of its own",
-                stream=self.stream.name,
-            )
-        if self._ledger.state.owner == FirstFormatKey.of(feed).id:
-            return StreamError(
-                "it holds positions of this relay in the format of version 0.1.0: stop the relay, "
-                f"run 'feedapi cursors upgrade --store liftbridge://HOST:PORT/{self.stream.name} "
-                "--feed URL --name NAME', and start it again",
                 stream=self.stream.name,
             )
         whose = "another feed, name or set of filters" if key is None else str(key)

@@ -27,13 +27,12 @@ from feedapi_client.telemetry.metrics import (
     METRICS,
     OPERATION,
     OPERATION_TYPE,
-    PARTITION,
     SYSTEM,
     Kind,
     Metric,
 )
 
-_LABELS = (SYSTEM, DESTINATION, GROUP, PARTITION, ERROR, OPERATION, OPERATION_TYPE)
+_LABELS = (SYSTEM, DESTINATION, GROUP, ERROR, OPERATION, OPERATION_TYPE)
 _UNITS = {"s": "seconds", "By": "bytes"}
 """Those that become a part of the name. Others are no units: ``{event}``, ``1``."""
 _FAMILIES: dict[Kind, type[CounterMetricFamily | GaugeMetricFamily]] = {

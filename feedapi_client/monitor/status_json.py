@@ -15,6 +15,8 @@ from feedapi_client.monitor.snapshots import ConsumerSnapshots, Snapshot
 from feedapi_client.status import Health, PartitionStatus, Problem
 
 _MAX_TEXT = 200
+SHOWN = 100
+"""Problems that are listed."""
 _FIELDS = tuple(field.name for field in fields(PartitionStatus))
 _STARTED = datetime.now(UTC)
 
@@ -51,7 +53,7 @@ def health_json(seen: ConsumerSnapshots) -> dict[str, Any]:
         "ready": (
             bool(healths) and seen.blocked is None and all(health.ready for health in healths)
         ),
-        "problems": [problem_json(problem) for problem in problems],
+        **_problems(problems),
     }
 
 
@@ -89,8 +91,14 @@ def _health(health: Health) -> dict[str, Any]:
     return {
         "live": health.live,
         "ready": health.ready,
-        "problems": [problem_json(problem) for problem in health.problems],
+        **_problems(health.problems),
     }
+
+
+def _problems(problems: Sequence[Problem]) -> dict[str, Any]:
+    """The oldest ones, and how many there are: an outage makes each of 32,768 partitions fail."""
+    shown = [problem_json(problem) for problem in problems[:SHOWN]]
+    return {"problem_count": len(problems), "problems": shown}
 
 
 def _partition(status: PartitionStatus, listed: Partition | None) -> dict[str, Any]:

@@ -43,7 +43,6 @@ from feedapi_client.operations.stored_positions import (
     rename,
     reset,
     set_position,
-    upgrade,
     with_lag,
 )
 
@@ -74,6 +73,5 @@ __all__ = [
     "rewind",
     "set_position",
     "skip",
-    "upgrade",
     "with_lag",
 ]

@@ -25,7 +25,7 @@ class FeedAccess:
     name: str = "default"
     feed_name: str | None = None
     fetch: FetchOptions = field(default_factory=FetchOptions)
-    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(give_up_after=30.0))
+    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(give_up_after=10.0))
     v1_partitions: int | None = None
     lineage: Mapping[int, int | None] = field(default_factory=dict)
     http: httpx.AsyncClient | None = None

@@ -11,7 +11,6 @@ from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import check_unused
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.stores.moving import cursors_elsewhere, keys_elsewhere
 
 Positions = Mapping[int, Position]
 Progress = Callable[[FeedConsumer, int], object]
@@ -53,11 +52,8 @@ async def skip(
     if not force:
         await check_unused(store, [feed.key])
     stored = await store.load(feed.key)
-    if not stored and report is not None:
-        for key in await keys_elsewhere(store, feed.key):
-            report(cursors_elsewhere(key, feed.key.url))
-        if partitions:
-            report("partitions without a cursor, all but those given, start at their beginning")
+    if not stored and partitions and report is not None:
+        report("partitions without a cursor, all but those given, start at their beginning")
     reader = _EndReader(feed, frozenset(partitions), progress)
     changed = _changes(stored, await reader.read(stored))
     # The stored revisions are those of before: a consumer that ran meanwhile refuses the save.

@@ -13,7 +13,6 @@ from feedapi_client.protocol.cursors import MAX_CURSOR, is_valid
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore
 from feedapi_client.stores.moving import check_key_format
-from feedapi_client.stores.stored_format import FirstFormatKey
 
 _NAMED = 10
 
@@ -63,7 +62,7 @@ async def list_positions(
     """Return the positions of all feeds and consumers, or of those that `chooses` accepts.
 
     Raises:
-        StoreError: those of a key are in a format of another version: see `upgrade`.
+        StoreError: those of a key are in a format of another version.
     """
     found = []
     for key in await store.feeds():
@@ -184,6 +183,7 @@ async def move(
     new: str,
     *,
     name: str | None = None,
+    selection: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
     overwrite: bool = False,
     force: bool = False,
 ) -> list[FeedPositions]:
@@ -193,6 +193,8 @@ async def move(
         old: the former URL, or ``feed:NAME`` for a feed with a `feed_name`.
         new: the URL from now on, or ``feed:NAME``.
         name: only of this consumer.
+        selection: only those of the first of these selections of events, which become those of the
+            second one; as `FetchOptions.selection` returns them. The URLs may be the same then.
         overwrite: delete what is stored under `new`.
 
     Returns the positions as saved.
@@ -202,15 +204,20 @@ async def move(
         ValueError: both URLs have the same positions.
         NegotiationError: no feed can be at one of them.
     """
-    if FeedKey(old).url == FeedKey(new).url:
+    before, after = (
+        (None, None)
+        if selection is None
+        else (FeedKey(new, filters=each).filters for each in selection)
+    )
+    if FeedKey(old).url == FeedKey(new).url and before == after:
         raise ValueError("OLD_URL and NEW_URL have the same cursors")
     stored = await store.feeds()
     # As it is given, or as messages show it: with a digest of its query.
     found = {old, FeedKey(old).url}
     keys = {
-        key: FeedKey(new, key.name, key.filters)
+        key: FeedKey(new, key.name, key.filters if after is None else after)
         for key in stored
-        if key.url in found and name in (None, key.name)
+        if key.url in found and name in (None, key.name) and before in (None, key.filters)
     }
     if not keys:
         raise OperationError(
@@ -252,42 +259,6 @@ async def rename(
             f"the store holds no cursors{of} of a consumer {old}: see 'feedapi cursors ls'"
         )
     return await _move(store, keys, stored, overwrite=False, force=force)
-
-
-async def upgrade(
-    store: AdministrableStore, keys: Iterable[FeedKey] | None = None, *, force: bool = False
-) -> list[FeedPositions]:
-    """Convert what version 0.1.0 stored to the format of this version, each key all or nothing.
-
-    The former positions stay in the journal, under the former key.
-
-    Arguments:
-        keys: of these consumers; by default of all that the store lists.
-
-    Returns the positions as saved; none where there was nothing to convert.
-
-    Raises:
-        OperationError: a consumer has positions in both formats: it began anew before. It says
-            what to do; the keys before that one are converted.
-    """
-    wanted = list(await store.feeds() if keys is None else keys)
-    if not force:
-        await check_unused(store, wanted)
-    upgraded: list[FeedPositions] = []
-    for key in wanted:
-        old = FirstFormatKey.of(key)
-        try:
-            moved = await store.move({old: key})
-        except StoreError as error:
-            if not (old_positions := await store.load(old)) or not await store.load(key):
-                raise
-            raise OperationError(
-                f"{key} has {len(old_positions)} positions in the format of version 0.1.0, and "
-                "has begun anew with this version. To go on from the former ones: 'feedapi "
-                "cursors reset', then 'feedapi cursors upgrade'"
-            ) from error
-        upgraded += [FeedPositions(new, positions) for new, positions in moved.items()]
-    return upgraded
 
 
 async def _move(

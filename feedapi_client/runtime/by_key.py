@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Hashable
+from datetime import UTC, datetime
 from types import CoroutineType
 
 import anyio
@@ -234,6 +235,7 @@ class ByKey:
                     self._failed(item, failure_of(error, "the handler", own_task=True))
                 else:
                     if self._backoffs or failures.in_a_row:
+                        self._driver.handled_at = datetime.now(UTC)
                         self._recovered(item)
                         failures.handled(item.work.batch.partition)
                     if order.done(item):
@@ -315,14 +317,16 @@ class ByKey:
         if record is None:
             self._end(item, error)
         else:
+            self._driver.handled_at = datetime.now(UTC)
             item.work.quarantined.append(record)
             self._done(item)
 
     def _note_failure(self, item: KeyedEvent, error: Exception) -> None:
         partition = self._partition(item)
         text = f"the handler failed with {failure_line(error)}"
-        partition.handling.event_failed(text)
-        self._failing.setdefault(partition.id, set()).add(id(item))
+        failing = self._failing.setdefault(partition.id, set())
+        partition.handling.event_failed(text, again=id(item) in failing)
+        failing.add(id(item))
         for observer in self._driver.observers:
             observer.handler_failed(partition.id, error)
         if self._driver.listeners:

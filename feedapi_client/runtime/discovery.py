@@ -24,7 +24,7 @@ from feedapi_client.model import FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
 from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import MIN_EMPTY_ANSWERS
-from feedapi_client.retry import Backoff, retry
+from feedapi_client.retry import Backoff, gives_up_after, retry
 from feedapi_client.runtime.discovery_timer import INTERVAL
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import AskedAs
@@ -181,6 +181,9 @@ class Discovery:
                 if not limits_requests(error):
                     raise
                 driver.slow_down(error, began=began)
+                patience = gives_up_after(self._client.retry)
+                if not driver.iterating and self._limited_seconds() >= patience:
+                    raise
                 await anyio.sleep(driver.pace.own_pause(error))
             else:
                 driver.pace.passed(driver.clock(), began=began)
@@ -237,23 +240,23 @@ class Discovery:
 
     def _elapsed(self, error: FeedError, backoff: Backoff) -> float:
         """For how long nothing came: of the whole feed, where its publisher limits requests."""
-        if not limits_requests(error):
-            return backoff.elapsed
+        return self._limited_seconds() if limits_requests(error) else backoff.elapsed
+
+    def _limited_seconds(self) -> float:
         since = self._driver.pace.since
         return 0.0 if since is None else self._driver.clock() - since
 
     def _is_final(self, error: FeedError, elapsed: float) -> bool:
         policy = self._driver.settings.retry
-        limit = policy.give_up_after
+        limit = gives_up_after(policy)
         if isinstance(error, AuthenticationError):
-            limit = policy.refused_for if limit is None else min(limit, policy.refused_for)
-        given_up = limit is not None and elapsed >= limit
+            limit = min(limit, policy.refused_for)
         if self._driver.planner.starts_first and isinstance(error, NoProgressError):
             return True  # nothing can start where the feed can't say its ends
         if isinstance(error, LineageError) and self._unusable_since is not None:
             # On entry it would be an error at once. A publisher that starts has some patience.
             return self._driver.clock() - self._unusable_since >= policy.refused_for
-        return given_up
+        return elapsed >= limit
 
     async def _discover(self, *, after_failures: bool) -> None:
         driver = self._driver

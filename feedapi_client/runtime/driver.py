@@ -107,7 +107,7 @@ class ConsumerSettings:
     """Validated consumer configuration."""
 
     key: FeedKey
-    start: StartAt
+    start: StartAt | None
     ordered: bool
     follow: bool
     partitions: frozenset[int] | None
@@ -173,6 +173,10 @@ class Driver:
         self._discovery_failed_at = float("-inf")
         self._evidence_told: set[int] = set()
         """Closed partitions of which a record has said that evidence of their ends is awaited."""
+        self.sound_at = self.clock()
+        """When a partition was last answered soundly, or the iteration began."""
+        self.handled_at: datetime | None = None
+        """When the handler last got on: a batch is handled, or an event after one that failed."""
         self.reports: deque[str] = deque(maxlen=_REPORTS_KEPT)
         self.decisions = DecisionLog(self.feed)
         self.failure_log = FailureLog(settings.limits.report_interval, self.feed)

@@ -18,7 +18,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import RetryPolicy
-from feedapi_client.retry import Backoff
+from feedapi_client.retry import Backoff, gives_up_after
 from feedapi_client.runtime.slots import MAX_DOUBLINGS
 
 REFUSED_ATTEMPTS = 30
@@ -148,10 +148,10 @@ class Failures:
     @property
     def given_up(self) -> bool:
         """Whether requests had failed for `RetryPolicy.give_up_after` when the last one did."""
-        failures, limit = self._failures, self._retry.give_up_after
-        if failures is None or not failures.failing or limit is None:
+        failures = self._failures
+        if failures is None or not failures.failing:
             return False
-        return failures.elapsed >= limit
+        return failures.elapsed >= gives_up_after(self._retry)
 
     @property
     def attempts(self) -> int:
@@ -249,7 +249,7 @@ class Failures:
             self._lag = Backoff(
                 base_delay=policy.base_delay,
                 max_delay=policy.max_delay,
-                give_up_after=policy.give_up_after if ends else None,
+                give_up_after=gives_up_after(policy) if ends else None,
                 clock=anyio.current_time,
             )
         return self._retry_in(self._lag.pause(error))

@@ -101,6 +101,7 @@ class Fetching:
             return None
         if partition.read_cursor != asked:
             partition.failures.recovered()
+            driver.sound_at = driver.clock()
         self._note(partition, slot, result)
         if isinstance(result, SlotPreempted):
             self._preempted(partition, slot, silent=result.silent)
@@ -114,6 +115,7 @@ class Fetching:
             await self._without_evidence(partition, result, asked)
         else:
             partition.failures.recovered()
+            driver.sound_at = driver.clock()
             if slot.held < driver.limits.slot_timeout / 2:
                 partition.failures.answered_quickly()
             await self._finished(partition, result, request.info)

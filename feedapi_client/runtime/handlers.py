@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
@@ -77,7 +78,8 @@ class WatchedHandler:
             self._driver.listeners.tell(failed)
 
     def over(self, batch: Batch) -> None:
-        """The batch was handled, or ends the iteration."""
+        """The batch was handled."""
+        self._driver.handled_at = datetime.now(UTC)
         self._again.discard(batch.partition)
 
     def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:

@@ -23,6 +23,7 @@ class Handling:
         "failures",
         "hangs",
         "in_flight_since",
+        "last_since",
         "quarantined",
         "retry_at",
         "since",
@@ -45,6 +46,8 @@ class Handling:
         """That the application has had the batch in flight for too long."""
         self.since: datetime | None = None
         """When it first failed with that batch."""
+        self.last_since: datetime | None = None
+        """The same; of events that are handled one by one, with the last one that began to fail."""
         self.retry_at: datetime | None = None
         self.quarantined = 0
         self.committed_at: datetime | None = None
@@ -76,18 +79,20 @@ class Handling:
         self.attempt_began = self.hangs = None
         self.error = error
         if self.since is None:
-            self.since = datetime.now(UTC)
+            self.since = self.last_since = datetime.now(UTC)
 
-    def event_failed(self, error: str) -> None:
+    def event_failed(self, error: str, *, again: bool) -> None:
         """The handler of a single event raised. Others of the batch are handled meanwhile."""
         self.failures += 1
         self.error = error
+        if not again:
+            self.last_since = datetime.now(UTC)
         if self.since is None:
-            self.since = datetime.now(UTC)
+            self.since = self.last_since
 
     def recovered(self) -> None:
         """No event that failed is left in flight."""
-        self.error = self.since = self.retry_at = None
+        self.error = self.since = self.last_since = self.retry_at = None
 
     def pauses(self, seconds: float) -> None:
         """The handler gets the batch again after a pause."""
@@ -113,4 +118,4 @@ class Handling:
             return
         self.in_flight_since = self.attempt_began = self.retry_at = None
         self.attempts = 0
-        self.error = self.since = self.hangs = None
+        self.error = self.since = self.last_since = self.hangs = None

@@ -14,8 +14,8 @@ from feedapi_client.runtime.failures import is_of_gateway
 from feedapi_client.runtime.watchdog import Stall, Watchdog
 from feedapi_client.status import Health, PartitionState, PartitionStatus, Problem, ProblemName
 
-SHOWN = 100
-"""Problems that are told apart. An outage makes each of up to 32,768 partitions fail."""
+ANSWER_SECONDS = 60.0
+"""After which a consumer none of whose partitions was answered soundly is not ready."""
 _NEED_A_RESTART = (
     ProblemName.HANDLER_STUCK,
     ProblemName.STORE_STUCK,
@@ -50,9 +50,43 @@ def health_of(driver: Driver, watchdog: Watchdog, discovery: Discovery, *, openi
     problems.sort(key=lambda problem: problem.since)
     return Health(
         live=not helpless,
-        ready=(not helpless and not any(map(_concerns_all, problems)) and not _is_parked(driver)),
-        problems=_shown(problems),
+        ready=not (
+            helpless
+            or any(map(_concerns_all, problems))
+            or _is_parked(driver)
+            or _is_unanswered(driver, now)
+            or _every_handler_fails(driver)
+        ),
+        problems=tuple(problems),
     )
+
+
+def _is_unanswered(driver: Driver, now: float) -> bool:
+    """Whether requests fail, and no partition was answered soundly for too long.
+
+    What is in flight, waits for the application or is held open until there is news, is asked for
+    nothing meanwhile. So something has to fail.
+    """
+    if now - driver.sound_at < ANSWER_SECONDS:
+        return False
+    partitions = driver.partitions.values()
+    if any(each.slot is not None and each.slot.sound for each in partitions):
+        return False
+    return any(each.started and each.error is not None for each in partitions)
+
+
+def _every_handler_fails(driver: Driver) -> bool:
+    """Whether all batches in flight have failed, and none was handled since the last one began to.
+
+    One event that can't be handled does not make the consumer unready while others can.
+    """
+    handled, since = driver.handled_at, None
+    for partition in driver.partitions.values():
+        if (began := partition.handling.last_since) is not None:
+            since = began if since is None else max(since, began)
+        elif partition.in_flight:
+            return False
+    return since is not None and (handled is None or handled < since)
 
 
 def _is_parked(driver: Driver) -> bool:
@@ -147,11 +181,3 @@ def _problem(hang: Stall, now: float) -> Problem:
 
 def _moment(seconds_ago: float) -> datetime:
     return datetime.now(UTC) - timedelta(seconds=max(0.0, seconds_ago))
-
-
-def _shown(problems: list[Problem]) -> tuple[Problem, ...]:
-    if len(problems) <= SHOWN:
-        return tuple(problems)
-    first = problems[SHOWN - 1]
-    more = Problem(first.name, None, first.since, f"and {len(problems) - SHOWN + 1} more problems")
-    return (*problems[: SHOWN - 1], more)

@@ -21,7 +21,7 @@ from feedapi_client.stores.base import CursorStore, PatientStore
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.foreign_errors import translated
 from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.stores.moving import adopt, check_key_format, is_elsewhere, stored_keys
+from feedapi_client.stores.moving import adopt, check_key_format, stored_keys
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +93,10 @@ class Positions:
             moving = adopt(self._store, old, self._key)
             return await translated(moving, doing, self._key.url)
 
-    async def other_keys(self) -> list[FeedKey]:
-        """Return the stored keys of this consumer under another origin; none if the store can't.
+    async def keys(self) -> list[FeedKey]:
+        """Return all keys that the store lists; none if it can't, which is no reason not to start.
 
-        To be called when nothing was loaded. A store that can't list its keys is no reason not to
-        start: the keys are only reported.
+        To be called when nothing was loaded.
 
         Raises:
             StoreError: this very key is stored, in a format of another version.
@@ -106,11 +105,11 @@ class Positions:
         try:
             stored = await translated(stored_keys(self._store), doing, self._key.url)
         except StoreError as error:
-            log.info("cursors under another origin are not looked for: %s", error)
+            log.info("cursors of the same feed under another key are not looked for: %s", error)
             return []
         if self._key in stored:
             await translated(check_key_format(self._store, self._key), doing, self._key.url)
-        return [found for found in stored if is_elsewhere(found, self._key)]
+        return stored
 
     async def save(
         self,

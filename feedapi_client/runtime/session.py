@@ -14,7 +14,7 @@ import anyio
 
 from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
-from feedapi_client.errors import FeedError
+from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.lineage.partition_names import names
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Partition, Position
@@ -31,7 +31,7 @@ from feedapi_client.runtime.waits import wait_of
 from feedapi_client.runtime.watchdog import Watchdog
 from feedapi_client.status import ConsumerStatus, Health, PartitionStatus
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.moving import cursors_elsewhere
+from feedapi_client.stores.moving import first_start
 
 
 class Session:
@@ -47,7 +47,7 @@ class Session:
     ) -> None:
         planner = Planner(
             feed=settings.key.url,
-            start=settings.start,
+            start="first" if settings.start is None else settings.start,
             ordered=settings.ordered,
             partitions=settings.partitions,
             lineage=settings.lineage,
@@ -56,7 +56,7 @@ class Session:
         )
         positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
         self._positions = positions
-        self._adopts = settings.adopts
+        self._settings = settings
         self.driver = Driver(settings, planner, positions)
         self._sharing = self.driver.sharing = None if share is None else share(self.driver)
         self._fetching = Fetching(self.driver, client)
@@ -90,9 +90,10 @@ class Session:
             self._unwound.set()
 
     async def _load_and_open(self) -> None:
-        if self._adopts is not None and (count := await self._positions.adopt(self._adopts)):
+        adopts = self._settings.adopts
+        if adopts is not None and (count := await self._positions.adopt(adopts)):
             text = (
-                f"{count} cursors that were stored under {self._adopts.url} are kept under "
+                f"{count} cursors that were stored under {adopts.url} are kept under "
                 f"{self.driver.feed} from now on"
             )
             self.driver.report(None, text)
@@ -103,20 +104,25 @@ class Session:
 
     async def _open(self, positions: Mapping[int, Position]) -> None:
         if not positions:
-            await self._report_cursors_elsewhere()
+            await self._check_first_start()
         self.driver.planner.load(positions)
         await self._discovery.first()
         if self.driver.failure is not None:
             raise self.driver.failure
 
-    async def _report_cursors_elsewhere(self) -> None:
-        """Report stored cursors of this feed under another origin: the feed may have moved there.
+    async def _check_first_start(self) -> None:
+        """Refuse to read again what was read under another key by mistake (R7).
 
-        Without them the consumer reads all again. Raises `StoreError` for cursors of this very key
-        that another version has stored in a format of its own.
+        Raises `StoreError`, also for cursors of this very key in another format.
         """
-        for key in await self._positions.other_keys():
-            self.driver.report(None, cursors_elsewhere(key, self.driver.feed))
+        settings, stored = self._settings, await self._positions.keys()
+        if settings.start is not None:
+            return
+        found = first_start(settings.key, stored, by_url=settings.adopts)
+        if isinstance(found, StoreError):
+            raise found
+        if found is not None:
+            self.driver.report(None, found)
 
     async def run(self) -> None:
         """Fetch and discover until the iteration ends.
@@ -125,7 +131,7 @@ class Session:
         """
         if self._unwound.is_set():
             return  # it was stopped before it was open
-        self.driver.iterating = not self.driver.over
+        self.driver.iterating, self.driver.sound_at = not self.driver.over, self.driver.clock()
         try:
             await self._to_the_end(self._run_tasks)
         except FeedError as error:

@@ -81,6 +81,11 @@ class Slot:
         self.silence = 0.0
         """For how many seconds the response may be silent: a stream ends itself after them."""
 
+    @property
+    def sound(self) -> bool:
+        """Whether the response has brought a checkpoint, or is held open until there is news."""
+        return self.brought or (self.answering and self.silence > 0)
+
     def answered(self, now: float, silence: float) -> None:
         """The response has begun."""
         self.answering = True

@@ -33,7 +33,7 @@ from feedapi_client.protocol.page import (
     lagging_error,
     unrecognized_error,
 )
-from feedapi_client.retry import Backoff
+from feedapi_client.retry import Backoff, gives_up_after
 from feedapi_client.runtime.failures import is_refusal, refusal_backoff
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fixed_end import EndWatch, MayHoldEnd, fingerprints
@@ -101,7 +101,7 @@ class PartitionReader:
         self._lag = Backoff(
             base_delay=policy.base_delay,
             max_delay=policy.max_delay,
-            give_up_after=policy.give_up_after if grace_period is None else grace_period,
+            give_up_after=gives_up_after(policy) if grace_period is None else grace_period,
         )
         self._conflicts = refusal_backoff(
             policy, give_up_after=policy.refused_for if grace_period is None else grace_period

@@ -67,7 +67,9 @@ class PatientStore(CursorStore, Protocol):
     """
 
     def wait_for_server(self, seconds: float | None) -> None:
-        """Take over the consumer's patience, `RetryPolicy.give_up_after`; None: without end.
+        """Take over the consumer's patience, see `RetryPolicy.give_up_after`; None: without end.
+
+        Called before the positions are loaded, and again when the consumer is running.
 
         A store that was given a patience of its own keeps that.
         """
@@ -86,7 +88,7 @@ class AdministrableStore(CursorStore, Protocol):
         """Return the keys of all feeds with positions, sorted.
 
         A consumer whose own key has no position calls this at its start, to find cursors of the
-        same feed under another origin.
+        same feed under another key (R7).
 
         Raises:
             StoreError
@@ -284,13 +286,11 @@ def is_encodable(text: str) -> bool:
 def stored_key(url: str, name: str, filters: str) -> FeedKey:
     """Return a key from its stored parts; `filters` is JSON.
 
-    Version 0.1.0 marked the digest of a query in another way. No stored URL has a query.
-
     Raises:
         StoreError: they are no key.
     """
     try:
-        return FeedKey(url.replace("?sha256=", "#sha256="), name, orjson.loads(filters))
+        return FeedKey(url, name, orjson.loads(filters))
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(
             f"a stored feed key can't be read: {type(error).__name__}: was it saved by another "

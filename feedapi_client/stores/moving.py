@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
+
+import orjson
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import printable
 from feedapi_client.stores.base import AdministrableStore, CursorStore
-from feedapi_client.stores.stored_format import FirstFormatKey, in_another_format
+from feedapi_client.stores.stored_format import in_another_format
 
 _MAX_SHOWN = 200
+_MAX_COMMANDS = 3
 
 
 def check_moves(keys: Mapping[FeedKey, FeedKey]) -> None:
@@ -96,38 +100,69 @@ async def check_key_format(store: CursorStore, key: FeedKey) -> None:
     Raises:
         StoreError: it is, or the store failed.
     """
-    # In this order: another process may save or delete positions meanwhile.
-    first = await store.load(FirstFormatKey.of(key))
     if not await store.load(key) and key in await stored_keys(store):
-        raise in_another_format(key, len(first))
+        raise in_another_format(key)
 
 
-async def keys_elsewhere(store: CursorStore, key: FeedKey) -> list[FeedKey]:
-    """Return the stored keys that differ from `key` in scheme, host or port, and in nothing else.
+def first_start(
+    key: FeedKey, stored: Iterable[FeedKey], *, by_url: FeedKey | None = None
+) -> StoreError | str | None:
+    """Return what to say to a consumer without a position that was not told where to start (R7).
 
-    The query of the URL does not count: it may hold a credential of the new place. Empty for a
-    store that can't list its keys.
+    Positions of a consumer of the same name count for those of the same feed
 
-    Raises:
-        StoreError: the store failed.
-    """
-    return [found for found in await stored_keys(store) if is_elsewhere(found, key)]
-
-
-def cursors_elsewhere(found: FeedKey, url: str) -> str:
-    """Return the message for a consumer of `url` whose cursors are stored under another URL.
+    - at the same address, but for a trailing slash, with another selection of events;
+    - at the same path, but for a trailing slash, of another origin, as long as it is the only one;
+    - under the only name of a feed, where the store holds nothing by URL: that name was given up.
 
     Arguments:
-        found: the key of those cursors.
-        url: that of the consumer's own key.
+        key: of the consumer, under which nothing is stored.
+        stored: the keys that the store lists.
+        by_url: what the key would be without its `feed_name`; None where it has none.
+
+    Returns the error that refuses the start; a text to report where several feeds are stored that
+    look like this one, so that it is taken for one more; None where none looks like it.
     """
-    address, digest, _ = url.partition("#")
-    new = f"{address}?..." if digest else address
-    return (
-        f"no cursor is stored for this feed, but the consumer '{_shown(found.name)}' has some "
-        f"under {_shown(found.url)}. If the feed moved from there: stop the consumer, run 'feedapi "
-        f"cursors move {_shown(found.url)} {new} --overwrite', and start it again"
+    by_url = by_url or key
+    own = [each for each in stored if each.name == key.name and each != key]
+    same = [each for each in own if _address(each) in (_address(key), _address(by_url))]
+    if same:
+        return _refused(key, same)
+    alike = [each for each in own if each.feed_name is None and _path(each) == _path(by_url)]
+    alike = [each for each in alike if _origin(each) != _origin(by_url)]
+    if not alike and key.feed_name is None and all(each.feed_name for each in own):
+        alike = own
+    origins = {_origin(each) for each in alike}
+    if len(origins) > 1:
+        return (
+            f"no cursor is stored for this feed; the consumer '{_shown(key.name)}' has some of "
+            f"{len(origins)} others that look like it, such as {_shown(alike[0].url)}: it is taken "
+            "for a feed of its own, and read from its beginning"
+        )
+    return _refused(key, alike) if alike else None
+
+
+def _refused(key: FeedKey, found: list[FeedKey]) -> StoreError:
+    found = found[:_MAX_COMMANDS]
+    stored = "; ".join(_shown(str(each)) for each in found)
+    commands = "; ".join(_command(each, key) for each in found)
+    return StoreError(
+        f"no cursor is stored for this feed, but the consumer '{_shown(key.name)}' has some of "
+        f"what looks like the same feed: {stored}. To go on from there, run: {commands}. To read "
+        'this feed from its beginning, give start="first" (feedapi run --start first; cat and '
+        "relay --from first)",
+        feed=key.url,
     )
+
+
+def _command(found: FeedKey, key: FeedKey) -> str:
+    """Return the command that moves the positions of one key to another, as a shell takes it."""
+    address, digest, _ = key.url.partition("#")
+    words = [found.url, f"{address}?..." if digest else address, "--name", key.name]
+    if found.filters != key.filters:
+        selections = (orjson.dumps(dict(each.filters)).decode() for each in (found, key))
+        words += ["--selection", *selections]
+    return f"feedapi cursors move {' '.join(shlex.quote(_shown(word)) for word in words)}"
 
 
 def _shown(text: str) -> str:
@@ -135,9 +170,14 @@ def _shown(text: str) -> str:
     return line if len(text) <= _MAX_SHOWN else f"{line}…"
 
 
-def is_elsewhere(found: FeedKey, key: FeedKey) -> bool:
-    """Return whether a stored key differs from `key` as `keys_elsewhere` says."""
-    if (found.name, found.filters) != (key.name, key.filters):
-        return False
-    there, here = urlsplit(found.url), urlsplit(key.url)
-    return there.path == here.path and there[:2] != here[:2]
+def _path(key: FeedKey) -> str:
+    return urlsplit(key.url).path.rstrip("/")
+
+
+def _origin(key: FeedKey) -> tuple[str, ...]:
+    return (key.url,) if key.feed_name else urlsplit(key.url)[:2]
+
+
+def _address(key: FeedKey) -> tuple[str, ...]:
+    """The origin, the path without a trailing slash, and the digest of the query."""
+    return (*_origin(key), _path(key), urlsplit(key.url).fragment)

@@ -1,4 +1,4 @@
-"""The version of what a store holds, and keys in the format of an earlier version.
+"""The version of what a store holds.
 
 A database has the table ``feedapi_format``, with a row for each table of cursors (which counts for
 its journal, instances and leases, too) and of quarantined events. Without a row the version is 1.
@@ -6,9 +6,6 @@ its journal, instances and leases, too) and of quarantined events. Without a row
 """
 
 from __future__ import annotations
-
-import hashlib
-from dataclasses import dataclass
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
@@ -63,42 +60,11 @@ def note_format(name: str, newest: int) -> Script[None]:
         yield Query(_INSERT, (name, newest))
 
 
-@dataclass(frozen=True, slots=True)
-class FirstFormatKey(FeedKey):
-    """A key as version 0.1.0 stored it: another `id`, under which this version finds nothing."""
-
-    @classmethod
-    def of(cls, key: FeedKey) -> FirstFormatKey:
-        """Return what version 0.1.0 made of a key."""
-        return cls(key.url, key.name, key.filters)
-
-    @property
-    def id(self) -> str:
-        """The digest of version 0.1.0, in which two keys could have the same text."""
-        parts = (self.url.replace("#sha256=", "?sha256="), self.name, *sum(self.filters, ()))
-        return hashlib.sha256("\x00".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
-
-    def __str__(self) -> str:
-        return FeedKey.__str__(self)
-
-
-def in_another_format(key: FeedKey, found: int) -> StoreError:
-    """Return the error of a consumer whose positions are stored under a key of another format.
-
-    Arguments:
-        found: the number of positions under the key of version 0.1.0; 0 where it is another one.
-    """
-    name = printable(key.name, _MAX_SHOWN)
-    if found:
-        return StoreError(
-            f"the store holds {found} positions of the consumer '{name}' in the format of version "
-            "0.1.0, which would not be found: stop the consumer, run 'feedapi cursors upgrade', "
-            "and start it again",
-            feed=key.url,
-        )
+def in_another_format(key: FeedKey) -> StoreError:
+    """Return the error of a consumer whose positions are stored under a key of another format."""
     return StoreError(
-        f"the store holds positions of the consumer '{name}' under a key that this version does "
-        "not know: was it written by a newer version of feedapi-client? Update feedapi-client "
-        "here, or take another name to begin anew",
+        f"the store holds positions of the consumer '{printable(key.name, _MAX_SHOWN)}' under a "
+        "key that this version does not know: was it written by a newer version of "
+        "feedapi-client? Update feedapi-client here, or take another name to begin anew",
         feed=key.url,
     )

@@ -54,28 +54,28 @@ PROCESS = Metric(
     Kind.HISTOGRAM,
     "s",
     "Time for which the application had a batch",
-    (OPERATION, PARTITION, ERROR),
+    (OPERATION, ERROR),
 )
 OPERATIONS = Metric(
     "messaging.client.operation.duration",
     Kind.HISTOGRAM,
     "s",
     "Duration of fetches and commits",
-    (OPERATION, OPERATION_TYPE, PARTITION, ERROR),
+    (OPERATION, OPERATION_TYPE, ERROR),
 )
 FETCH = Metric(
     "feedapi.consumer.fetch.duration",
     Kind.COUNTER,
     "s",
     "Time in requests, up to the ends of their responses; a streamed one lasts long",
-    (PARTITION, ERROR),
+    (ERROR,),
 )
 COMMIT = Metric(
     "feedapi.consumer.commit.duration",
     Kind.COUNTER,
     "s",
     "Time in which cursors were saved",
-    (PARTITION, ERROR),
+    (ERROR,),
 )
 DISCOVERY = Metric(
     "feedapi.consumer.discovery.duration",
@@ -169,7 +169,7 @@ READY = Metric(
     "feedapi.consumer.ready",
     Kind.GAUGE,
     "1",
-    "1 while events are consumed, else 0: Health.ready",
+    "1 while the consumer gets on or is at the end, else 0: Health.ready",
 )
 PROBLEMS = Metric(
     "feedapi.consumer.problems",

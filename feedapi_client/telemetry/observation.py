@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from feedapi_client.consumer import FeedConsumer
 
-MAX_HISTOGRAM_PARTITIONS = 100
-"""Partitions that histograms tell apart: each of their series has some twenty numbers."""
 ENDED = (
     PartitionState.DRAINED,
     PartitionState.SUPERSEDED,
@@ -48,8 +46,8 @@ def observe(
     All of it carries ``messaging.system`` (``feedapi``), ``messaging.destination.name`` (the feed's
     URL without credentials and query) and ``messaging.consumer.group.name`` (the consumer's name).
 
-    Of a feed with more than 100 partitions histograms do not tell the partitions apart, and of one
-    with more than 1000 counters don't, and gauges only export the worst partition.
+    Durations do not tell partitions apart. Of a feed with more than 100 partitions counters don't
+    either, and gauges only export the worst partition.
 
     Observing begins at the call and outlasts iterations. Counters keep their values when it ends,
     gauges are exported no more.
@@ -113,7 +111,7 @@ class Observation:
 
     def released(self, partition: int, seconds: float, error: BaseException | None) -> None:
         """See `Observer`."""
-        self._record(self._process, partition, seconds, error, _PROCESS)
+        self._record(self._process, seconds, error, _PROCESS)
         self._spans.released(partition, error)
 
     def fetched(self, partition: int, seconds: float, error: BaseException | None) -> None:
@@ -121,18 +119,18 @@ class Observation:
         # Only the conventions' histogram: a second one of the same durations would take the SDK
         # 90,000 instructions more, also for each commit. Their sum in a counter is almost free.
         self._seen.add(partition)
-        self._record(self._operations, partition, seconds, error, _FETCH)
-        self._count(metrics.FETCH, partition, seconds, error=_kind(error))
+        self._record(self._operations, seconds, error, _FETCH)
+        self._count(metrics.FETCH, None, seconds, error=_kind(error))
 
     def committed(self, partition: int, seconds: float, error: BaseException | None) -> None:
         """See `Observer`."""
-        self._record(self._operations, partition, seconds, error, _COMMIT)
-        self._count(metrics.COMMIT, partition, seconds, error=_kind(error))
+        self._record(self._operations, seconds, error, _COMMIT)
+        self._count(metrics.COMMIT, None, seconds, error=_kind(error))
         self._spans.committed(partition, seconds, error)
 
     def discovered(self, seconds: float, error: BaseException | None) -> None:
         """See `Observer`."""
-        self._record(self._discovery, None, seconds, error)
+        self._record(self._discovery, seconds, error)
 
     def handler_failed(self, partition: int, error: BaseException) -> None:  # noqa: ARG002
         """See `Observer`."""
@@ -167,17 +165,14 @@ class Observation:
     def _record(
         self,
         histogram: HistogramLike,
-        partition: int | None,
         seconds: float,
         error: BaseException | None,
         operation: _Operation | None = None,
     ) -> None:
-        if len(self._seen) > MAX_HISTOGRAM_PARTITIONS:
-            partition = None
         kind = _kind(error)
-        attributes = self._attributes.get((operation, partition, kind))
+        attributes = self._attributes.get((operation, None, kind))
         if attributes is None:
-            attributes = self._labels(partition, kind, operation)
+            attributes = self._labels(None, kind, operation)
         histogram.record(seconds, attributes)
 
     def _count(

@@ -11,8 +11,7 @@ import anyio
 import orjson
 import pytest
 
-from feedapi_client import FeedConsumer, FeedKey, Position, SQLiteCursorStore
-from feedapi_client.stores.stored_format import FirstFormatKey
+from feedapi_client import FeedKey, Position, SQLiteCursorStore
 from feedapi_client.testing import Publisher, Quirks
 from tests.cli.conftest import Feedapi, OnTerminal
 
@@ -315,25 +314,37 @@ def test_move_of_what_is_not_there(feedapi: Feedapi, store: Path) -> None:
     assert same.exit_code == 2
 
 
-def test_a_consumer_without_cursors_says_that_the_feed_may_have_moved(
+def test_r07_a_start_beside_the_cursors_of_the_same_feed_is_refused(
     feedapi: Feedapi, publisher: Publisher, moved: str, store: Path
 ) -> None:
-    assert publisher.url is not None
-    listed = feedapi("cursors", "ls", "--store", store, "--url", publisher.url)
-    assert (listed.exit_code, "feedapi cursors move" in listed.stderr) == (1, True)
+    url = publisher.url or ""
+    refused = feedapi("cat", url, "--store", store)
+    command = f"feedapi cursors move {moved} {url} --name default"
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert (refused.stderr.count("\n"), refused.stderr.count(command)) == (1, 1)
+    assert feedapi(*command.split()[1:], "--store", store).exit_code == 0
+    assert feedapi("cat", url, "--store", store).stdout == ""
 
-    async def consume() -> tuple[str, ...]:
-        async with SQLiteCursorStore(store) as cursors:
-            consumer = FeedConsumer(publisher.url or "", store=cursors, follow=False)
-            async with consumer:
-                return consumer.status().reports
 
-    (report,) = anyio.run(consume)
-    assert f"feedapi cursors move {moved} {publisher.url} --overwrite" in report
-    # As the report says: the consumer has saved its first positions meanwhile.
-    command = ("cursors", "move", moved, publisher.url, "--store", store, "--overwrite")
-    assert feedapi(*command).exit_code == 0
-    assert feedapi("cat", publisher.url, "--store", store).stdout == ""
+@pytest.mark.parametrize("command", ["cat", "run"])
+def test_r07_the_first_event_is_for_who_means_it(
+    feedapi: Feedapi,
+    publisher: Publisher,
+    moved: str,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    (tmp_path / f"handles_{command}.py").write_text("async def handle(batch): pass")
+    monkeypatch.chdir(tmp_path)
+    run = ("--no-follow", "--handler", f"handles_{command}:handle")
+    words = (command, publisher.url, "--store", store, *(run if command == "run" else ()))
+    refused = feedapi(*words)
+    assert (refused.exit_code, "looks like the same feed" in refused.stderr) == (1, True)
+    meant = feedapi(*words, "--start" if command == "run" else "--from", "first")
+    assert meant.exit_code == 0, meant.output
+    assert _positions(store, _key(publisher)).keys() == {0, 1}
 
 
 # ---------------------------------------------------------------------- a missing edge
@@ -411,25 +422,30 @@ def test_rename_keeps_the_cursors_of_a_consumer(feedapi: Feedapi, tmp_path: Path
     assert anyio.run(stored) == {"http://a/x new", "http://b/y new", "http://a/x taken"}
 
 
-# ---------------------------------------------------------------------- upgrade
+# ---------------------------------------------------------------------- another selection
 
 
-def test_upgrade_converts_what_version_0_1_0_stored(feedapi: Feedapi, store: Path) -> None:
-    former = [FeedKey("https://a.test/x", "app"), FeedKey("https://b.test/y", "app")]
-    for key in former:
-        _save(store, FirstFormatKey.of(key), {0: Position("c"), 3: Position("e", "drained")})
-    listed = feedapi("cursors", "ls", "--store", store)
-    assert "'feedapi cursors upgrade'" in listed.stderr
-    upgrade = ("cursors", "upgrade", "--store", store)
-    one = feedapi(*upgrade, "--feed", "https://a.test/x", "--name", "app")
-    assert one.stdout == "app @ https://a.test/x: 2 positions were converted\n"
-    rest = feedapi(*upgrade)
-    assert (rest.exit_code, rest.stdout) == (
-        0,
-        "app @ https://b.test/y: 2 positions were converted\n",
-    )
-    for key in former:
-        assert {p: each.cursor for p, each in _positions(store, key).items()} == {0: "c", 3: "e"}
-    again = feedapi(*upgrade)
-    assert (again.exit_code, again.stdout[:7]) == (0, "nothing")
-    assert "upgrade" not in feedapi("cursors", "ls", "--store", store).output
+def test_move_gives_the_cursors_of_a_selection_to_another_one(
+    feedapi: Feedapi, store: Path
+) -> None:
+    url, one, two = "http://a/x", '{"event-types":"a"}', '{"event-types":"a;b"}'
+    former = FeedKey(url, "app", {"event-types": "a"})
+    _save(store, former, {0: Position("c")})
+    _save(store, FeedKey(url, "app"), {0: Position("all")})
+    place = ("--store", store, "--name", "app")
+    assert feedapi("cursors", "move", url, url, *place).exit_code == 2
+    assert feedapi("cursors", "move", url, url, *place, "--selection", one, one).exit_code == 2
+    assert feedapi("cursors", "move", url, url, *place, "--selection", one, "a").exit_code == 2
+    assert feedapi("cursors", "move", url, url, *place, "--selection", one, "{}").exit_code == 1
+    moved = feedapi("cursors", "move", url, url, *place, "--selection", one, two)
+    assert moved.stdout == "app @ http://a/x event-types=a;b: 1 positions moved here\n"
+    now = _positions(store, FeedKey(url, "app", {"event-types": "a;b"}))
+    assert {p: each.cursor for p, each in now.items()} == {0: "c"}
+    assert _positions(store, former) == {}
+    assert len(_positions(store, FeedKey(url, "app"))) == 1
+
+
+def test_a_removed_command_names_what_to_use(feedapi: Feedapi) -> None:
+    gone = feedapi("cursors", "upgrade", "--store", "cursors.db")
+    assert (gone.exit_code, "'cursors move' moves" in gone.stderr) == (2, True)
+    assert "upgrade" not in feedapi("cursors", "--help").stdout

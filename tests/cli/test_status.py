@@ -29,7 +29,7 @@ def consumer(at: float = 0.0, **partition: Any) -> dict[str, Any]:
         "feed": "https://service/myfeed",
         "name": "shop",
         "time": (START + timedelta(seconds=at)).isoformat(),
-        "health": {"live": True, "ready": True, "problems": []},
+        "health": {"live": True, "ready": True, "problem_count": 0, "problems": []},
         "states": {"reading": 1},
         "partitions": [{"id": 0, "state": "reading", **partition}],
         "reports": [],
@@ -69,11 +69,12 @@ def test_what_needs_attention_comes_first_and_the_rest_is_counted() -> None:
 
 def test_problems_and_a_blocked_event_loop_are_shown() -> None:
     problem = {"name": "handler-stuck", "partition": 3, "text": "it hangs", "since": None}
-    sick = consumer() | {"health": {"live": False, "ready": False, "problems": [problem] * 7}}
+    health = {"live": False, "ready": False, "problem_count": 296, "problems": [problem] * 100}
+    sick = consumer() | {"health": health}
     text = shown(status(sick) | {"blocked": {"text": "the event loop is blocked"}})
     assert "not live" in text
     assert "handler-stuck partition 3: it hangs" in text
-    assert "and 2 more problems" in text
+    assert "and 291 more problems" in text
     assert "the event loop is blocked" in text
 
 

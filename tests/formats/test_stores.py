@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from feedapi_client import FeedConsumer, FeedKey, Position, StoreError
-from feedapi_client.operations import OperationError, parse_export, upgrade
+from feedapi_client.operations import parse_export
 from feedapi_client.quarantine import SQLiteQuarantineStore
 from feedapi_client.quarantine.postgres_quarantine import PostgresQuarantineStore
 from feedapi_client.stores import (
@@ -22,7 +22,6 @@ from feedapi_client.stores import (
     RedisCursorStore,
     SQLiteCursorStore,
 )
-from feedapi_client.stores.stored_format import FirstFormatKey
 from feedapi_client.testing import Publisher
 from tests.formats import made
 from tests.formats.stores import (
@@ -265,34 +264,12 @@ def key_of(publisher: Publisher, query: str = "?secret=1") -> FeedKey:
     return FeedKey(f"{publisher.url}{query}", "app", {"filter-a": "b"})
 
 
-def test_the_key_of_version_0_1_0_is_what_that_version_computed() -> None:
-    key = FeedKey("https://shop.test/orders?tenant=7", "billing", {"filter-kind": "new"})
-    # sha256 of "https://shop.test/orders?sha256=ceb45873bb50898c\0billing\0filter-kind\0new"
-    assert FirstFormatKey.of(key).id == (
-        "7b56dea5237b60bc6077e6e7fd65047d77473855d74e03dd869bd9f5e68c72a1"
-    )
-
-
 async def start(store: Any, publisher: Publisher, name: str = "app") -> int:
     """Read the feed to its end, and return the number of events."""
     async with FeedConsumer(
         f"{publisher.url}", store=store, name=name, start="first", follow=False
     ) as consumer:
         return len([event async for event in consumer])
-
-
-async def test_a_consumer_does_not_begin_anew_beside_positions_of_version_0_1_0(
-    store: Any, publisher: Publisher
-) -> None:
-    assert publisher.url is not None
-    key = FeedKey(publisher.url, "app")
-    await store.save(FirstFormatKey.of(key), {0: Position(publisher.end_cursor(0))})
-    with pytest.raises(StoreError, match=r"holds 1 positions .*'app'.*'feedapi cursors upgrade'"):
-        await start(store, publisher)
-    assert await start(store, publisher, "other") == 3
-    (upgraded,) = await upgrade(store)
-    assert (upgraded.key, set(upgraded.positions)) == (key, {0})
-    assert await start(store, publisher) == 0
 
 
 async def test_a_consumer_does_not_begin_anew_beside_an_unknown_key(
@@ -306,33 +283,3 @@ async def test_a_consumer_does_not_begin_anew_beside_an_unknown_key(
             connection.execute("UPDATE feedapi_cursors SET feed_id = 'of another version'")
         with pytest.raises(StoreError, match="under a key that this version does not know"):
             await start(store, publisher)
-
-
-async def test_what_was_stored_under_a_query_is_upgraded_too(
-    publisher: Publisher, tmp_path: Path
-) -> None:
-    key, path = key_of(publisher), tmp_path / "cursors.db"
-    async with SQLiteCursorStore(path) as store:
-        await store.save(FirstFormatKey.of(key), {0: Position("c"), 1: Position("d", "drained")})
-        with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(
-                "UPDATE feedapi_cursors SET feed_url = replace(feed_url, '#sha256=', '?sha256=')"
-            )
-        assert await store.feeds() == [key]
-        (upgraded,) = await upgrade(store)
-        assert upgraded.key == key
-        assert await store.load(key) == upgraded.positions
-        assert {p: each.cursor for p, each in upgraded.positions.items()} == {0: "c", 1: "d"}
-        assert await upgrade(store) == []
-
-
-async def test_an_upgrade_does_not_choose_between_two_histories(
-    store: Any, publisher: Publisher
-) -> None:
-    key = key_of(publisher)
-    await store.save(FirstFormatKey.of(key), {0: Position("former")})
-    await store.save(key, {0: Position("anew")})
-    with pytest.raises(OperationError, match=r"has begun anew .* 'feedapi cursors reset', then"):
-        await upgrade(store, [key])
-    assert (await store.load(key))[0].cursor == "anew"
-    assert (await store.load(FirstFormatKey.of(key)))[0].cursor == "former"

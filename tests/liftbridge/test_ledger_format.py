@@ -22,8 +22,6 @@ from feedapi_client.liftbridge import (
 )
 from feedapi_client.liftbridge.stream_format import VERSION
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.operations import upgrade
-from feedapi_client.stores.stored_format import FirstFormatKey
 from feedapi_client.testing.liftbridge import LiftbridgeBroker
 from tests.liftbridge.exactly_once.streams import KEY, outgoing
 
@@ -110,18 +108,6 @@ async def test_the_keys_of_a_ledger_of_version_0_are_not_guessed(
     new = FeedKey("http://elsewhere/feed")
     assert await StreamCursorStore(publisher, api, "s").move({KEY: new})
     assert set(await StreamCursorStore(publisher, api, "s").load(new)) == {0, 7}
-
-
-async def test_positions_under_the_key_of_version_0_1_0_are_upgraded(
-    publisher: LiftbridgePublisher, api: LiftbridgeApi, api_broker: LiftbridgeBroker
-) -> None:
-    await api_broker.create_stream("s", concurrency_control=True)
-    await write(StreamCursorStore(publisher, api, "s"), FirstFormatKey.of(KEY))
-    with pytest.raises(StreamError, match=r"format of version 0\.1\.0: .*'feedapi cursors upgrade"):
-        await StreamCursorStore(publisher, api, "s").load(KEY)
-    (upgraded,) = await upgrade(StreamCursorStore(publisher, api, "s"), [KEY])
-    assert (upgraded.key, set(upgraded.positions)) == (KEY, {0, 7})
-    assert await StreamCursorStore(publisher, api, "s").load(KEY) == upgraded.positions
 
 
 @pytest.mark.parametrize("format", ["batch", "events"])

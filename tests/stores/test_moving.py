@@ -1,96 +1,110 @@
-"""Cursors of a feed that moved are found, and a consumer says so."""
+"""What the keys of a store say to a consumer that finds no position of its own (R7)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import shlex
+from collections.abc import Sequence
 
 import pytest
 
-from feedapi_client import FeedConsumer, FeedKey, MemoryCursorStore, Position, StoreError
-from feedapi_client.stores.moving import cursors_elsewhere, keys_elsewhere
-from feedapi_client.testing import Publisher
+from feedapi_client import FeedKey, StoreError
+from feedapi_client.stores.moving import first_start
 
-pytestmark = pytest.mark.anyio
-
-HERE = FeedKey("https://here.test/feed?tenant=1", "app", {"filter-a": "b"})
-FORMER = [
-    FeedKey("https://former.test/feed?tenant=1", "app", {"filter-a": "b"}),
-    FeedKey("http://here.test/feed", "app", {"filter-a": "b"}),
-    FeedKey("https://here.test:8443/feed", "app", {"filter-a": "b"}),
-]
-OTHERS = [
-    FeedKey("https://former.test/other", "app", {"filter-a": "b"}),
-    FeedKey("https://former.test/feed", "other", {"filter-a": "b"}),
-    FeedKey("https://former.test/feed", "app"),
-    FeedKey("https://here.test/feed?tenant=2", "app", {"filter-a": "b"}),
-]
+SELECTION = {"filter-a": "b"}
+HERE = FeedKey("https://here.test/feed?tenant=1", "app", SELECTION)
+NAMED = FeedKey.named("orders", "app", SELECTION)
 
 
-class OwnStore:
-    """A store of an application's own: it can load and save, and nothing else."""
-
-    def __init__(self) -> None:
-        self._cursors = MemoryCursorStore()
-
-    async def load(self, feed: FeedKey) -> dict[int, Position]:
-        return await self._cursors.load(feed)
-
-    async def save(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
-    ) -> None:
-        await self._cursors.save(feed, positions, transaction=transaction)
+def key(url: str, selection: dict[str, str] | None = None, name: str = "app") -> FeedKey:
+    return FeedKey(url, name, SELECTION if selection is None else selection)
 
 
-class BrokenList(MemoryCursorStore):
-    async def feeds(self) -> list[FeedKey]:
-        raise StoreError("the list is broken")
+SAME = {
+    "another host": key("https://former.test/feed?tenant=1"),
+    "another scheme": key("http://here.test/feed?tenant=1"),
+    "another port": key("https://here.test:8443/feed?tenant=1"),
+    "a credential less in the query of another origin": key("https://former.test/feed"),
+    "a slash more": key("https://here.test/feed/?tenant=1"),
+    "another host and a slash more": key("https://former.test/feed/"),
+    "another selection": key("https://here.test/feed?tenant=1", {"event-types": "paid"}),
+    "no selection": key("https://here.test/feed?tenant=1", {}),
+    "another selection at another host": key("https://former.test/feed", {}),
+    "a feed name": FeedKey.named("orders", "app", SELECTION),
+}
+OTHERS = {
+    "another path": key("https://former.test/other"),
+    "a longer path": key("https://here.test/feed/more?tenant=1"),
+    "another consumer": key("https://former.test/feed", name="other"),
+    "another tenant": key("https://here.test/feed?tenant=2"),
+}
 
 
-async def test_keys_that_differ_in_their_origin_only_are_found() -> None:
-    store = MemoryCursorStore()
-    for key in (*FORMER, *OTHERS):
-        await store.save(key, {0: Position("c")})
-    assert set(await keys_elsewhere(store, HERE)) == set(FORMER)
+@pytest.mark.parametrize("stored", SAME.values(), ids=SAME)
+def test_r07_what_looks_like_the_same_feed_is_refused_with_the_command(stored: FeedKey) -> None:
+    refused = first_start(HERE, [stored])
+    assert isinstance(refused, StoreError)
+    command = f"feedapi cursors move {shlex.quote(stored.url)} 'https://here.test/feed?...' --name"
+    assert command in str(refused)
+    assert 'start="first"' in str(refused)
+    assert ("--selection" in str(refused)) == (stored.filters != HERE.filters)
 
 
-async def test_a_store_that_can_not_list_its_keys_finds_none() -> None:
-    assert await keys_elsewhere(OwnStore(), HERE) == []
+@pytest.mark.parametrize("stored", OTHERS.values(), ids=OTHERS)
+def test_r07_another_feed_is_none_of_it(stored: FeedKey) -> None:
+    assert first_start(HERE, [stored]) is None
 
 
-async def _reports(publisher: Publisher, store: Any) -> tuple[str, ...]:
-    assert publisher.url is not None
-    async with FeedConsumer(publisher.url, store=store, follow=False) as consumer:
-        return consumer.status().reports
+def test_r07_two_origins_with_that_path_are_several_feeds() -> None:
+    stored = [key(f"https://service-{n}.test/feed") for n in range(20)]
+    assert first_start(stored[0], []) is None
+    assert isinstance(first_start(stored[1], stored[:1]), StoreError)
+    for n in range(2, 20):
+        warned = first_start(stored[n], stored[:n])
+        assert isinstance(warned, str)
+        assert f"some of {n} others that look like it" in warned
 
 
-def _former(publisher: Publisher) -> FeedKey:
-    assert publisher.url is not None
-    return FeedKey("https://former.test/" + publisher.url.split("/", 3)[3])
+def test_r07_another_selection_of_the_very_address_is_refused_beside_several_feeds() -> None:
+    stored = [key("https://a.test/feed"), key("https://b.test/feed")]
+    refused = first_start(key("https://a.test/feed/", {}), stored)
+    assert isinstance(refused, StoreError)
+    assert "move https://a.test/feed https://a.test/feed/ --name app --selection" in str(refused)
+    assert "b.test" not in str(refused)
 
 
-async def test_a_consumer_reports_cursors_under_another_origin(
-    feedapi_publisher: Publisher,
+@pytest.mark.parametrize(
+    ("stored", "refused"),
+    [
+        ([FeedKey.named("orders", "app")], True),
+        ([key("https://here.test/feed?tenant=1", {})], True),
+        ([key("https://former.test/feed")], True),
+        ([FeedKey.named("payments", "app", SELECTION)], False),
+        ([key("https://former.test/other")], False),
+    ],
+)
+def test_r07_a_feed_name_that_is_added_counts_as_its_url(
+    stored: list[FeedKey], refused: bool
 ) -> None:
-    store, former = MemoryCursorStore(), _former(feedapi_publisher)
-    await store.save(former, {0: Position("c")})
-    (report,) = await _reports(feedapi_publisher, store)
-    assert f"feedapi cursors move {former.url} {feedapi_publisher.url} --overwrite" in report
-    # The first start has saved positions.
-    assert await _reports(feedapi_publisher, store) == ()
+    found = first_start(NAMED, stored, by_url=HERE)
+    assert isinstance(found, StoreError) == refused
+    assert not refused or " feed:orders --name app" in str(found)
 
 
-@pytest.mark.parametrize("store", [OwnStore, BrokenList, MemoryCursorStore])
-async def test_a_consumer_starts_where_no_keys_can_be_listed(
-    feedapi_publisher: Publisher, store: Any
-) -> None:
-    assert await _reports(feedapi_publisher, store()) == ()
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        ([NAMED], StoreError),
+        ([NAMED, FeedKey.named("payments", "app")], str),
+        ([NAMED, key("https://here.test/other")], type(None)),
+    ],
+)
+def test_r07_a_feed_name_that_is_given_up(stored: Sequence[FeedKey], kind: type) -> None:
+    assert isinstance(first_start(HERE, stored), kind)
 
 
-def test_r21_the_report_is_escaped_and_cut() -> None:
+def test_r21_the_message_is_escaped_and_cut() -> None:
     found = FeedKey("https://former.test/feed", "\x1b[2J" + "n" * 10_000)
-    report = cursors_elsewhere(found, HERE.url)
-    assert report.isprintable()
-    assert "\\x1b[2J" in report
-    assert len(report) < 1_000
-    assert "move https://former.test/feed https://here.test/feed?... " in report
+    refused = str(first_start(FeedKey("https://here.test/feed", found.name), [found]))
+    assert refused.isprintable()
+    assert "\\x1b[2J" in refused
+    assert len(refused) < 1_500

@@ -197,7 +197,8 @@ class Process:
                 max_buffered_bytes=settings.buffer_bytes,
             ),
             retry=RetryPolicy(
-                refused_for=settings.refused_for, give_up_after=settings.give_up_after
+                refused_for=settings.refused_for,
+                give_up_after=inf if settings.give_up_after is None else settings.give_up_after,
             ),
             on_error=settings.on_error,
             http=http,
