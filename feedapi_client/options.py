@@ -121,8 +121,9 @@ class Limits:
     """Seconds of the longest pause between two polls; `poll_interval` if that is longer."""
     settle_time: float = 10.0
     """Seconds for which the answers of a closed partition have to be empty before they show its
-    end, where no `lastCursor` does (R6). They count from when it was first seen closed, or the feed
-    failed last, so that a history of many closed partitions takes this time once."""
+    end, where no `lastCursor` does (R6). They count from when it was first seen closed, or last saw
+    a request of it, a discovery or half of the feed's answers fail, so that a history of many
+    closed partitions takes this time once."""
     discovery_interval: float = 60.0
     """Seconds between two discoveries when nothing else asks for one."""
     stream_idle_timeout: float = 60.0

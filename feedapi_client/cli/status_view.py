@@ -143,13 +143,20 @@ def _table(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Table:
         rate = rates.of(consumer, each["id"])
         cells = [plain(each["id"]), plain(each["state"], _STYLES.get(each["state"], "dim"))]
         cells += [Text("" if rate is None else f"{rate:,.1f}"), *_progress(each)]
-        waits = ", ".join(map(str, each.get("waits_for", ())[:4]))
-        cells.append(plain(f"partition {waits}" if waits else each.get("wait") or ""))
+        cells.append(plain(_waits(each)))
         cells.append(plain(each.get("error") or "", "red"))
         table.add_row(*cells)
     if rows is not None and len(partitions) > rows:
         table.add_row(Text("..."), Text(f"{len(partitions) - rows:,} more", "dim"))
     return table
+
+
+def _waits(each: dict[str, Any]) -> str:
+    """Return what a partition waits for, and how long where that is evidence of its end (R6)."""
+    if waits := ", ".join(map(str, each.get("waits_for", ())[:4])):
+        return f"partition {waits}"
+    seconds = each.get("evidence_seconds")
+    return (each.get("wait") or "") + ("" if seconds is None else f", {age(seconds)}")
 
 
 def _progress(each: dict[str, Any]) -> list[Text]:

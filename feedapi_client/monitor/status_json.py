@@ -108,6 +108,7 @@ def _partition(status: PartitionStatus, listed: Partition | None) -> dict[str, A
         values["cursor"] = status.cursor[:_MAX_TEXT]
     values["behind_seconds"] = status.behind_seconds
     values["in_flight_seconds"] = status.in_flight_seconds
+    values["evidence_seconds"] = status.evidence_seconds
     if listed is not None:
         values["closed"] = listed.closed or None
         values["starts_after"] = listed.starts_after

@@ -54,11 +54,14 @@ def _for_application(partition: RuntimePartition) -> PartitionWait | None:
 
 
 def _for_publisher(driver: Driver, partition: RuntimePartition) -> PartitionWait | None:
+    if partition.slot is not None and partition.slot.waits_for_room:
+        return PartitionWait.BUFFER
+    scheduled = driver.scheduler.is_scheduled(partition)
+    if partition.evidence_since is not None and (partition.slot is not None or scheduled):
+        return PartitionWait.EVIDENCE
     if partition.slot is not None:
-        return PartitionWait.BUFFER if partition.slot.waits_for_room else PartitionWait.RESPONSE
-    if driver.scheduler.is_scheduled(partition):
-        if driver.scheduler.pauses_until(partition) is None:
-            return PartitionWait.SLOT
-        settles = partition.evidence_since is not None
-        return PartitionWait.EVIDENCE if settles else PartitionWait.PAUSE
+        return PartitionWait.RESPONSE
+    if scheduled:
+        pauses = driver.scheduler.pauses_until(partition) is not None
+        return PartitionWait.PAUSE if pauses else PartitionWait.SLOT
     return PartitionWait.DISCOVERY if partition.failures.refused else None

@@ -296,6 +296,7 @@ def test_r06_instances_that_are_at_their_ends_do_not_wait_for_each_other(
     feed, store = Scripted({id: Listed(10) for id in range(6)}), MemoryCursorStore()
     ended: list[str] = []
     seen: list[tuple[int, int]] = []
+    began = 0.0
 
     def client(name: str) -> httpx.AsyncClient:
         async def answer(request: httpx.Request) -> httpx.Response:
@@ -329,7 +330,6 @@ def test_r06_instances_that_are_at_their_ends_do_not_wait_for_each_other(
         assert sorted(ended) == ["first", "second", "third"]
         assert sorted(seen) == everything(feed)
 
-    began = 0.0
     in_time(body, backend)
 
 

@@ -149,7 +149,7 @@ def test_r15_the_poll_delay_grows_to_its_maximum_and_falls_back_on_progress() ->
     for _ in range(3):
         partition.polled(limits)
         delays.append(partition.poll_delay)
-    partition.progressed(limits, "_first")
+    partition.progressed(limits)
     delays.append(partition.poll_delay)
     assert delays == [1.0, 2.0, 3.0, 3.0, 1.0]
 

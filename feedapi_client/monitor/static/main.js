@@ -199,7 +199,7 @@ function row(p, view, now) {
   const first = make("td");
   first.append(state);
   const failures = (p.handler_failures || 0) + (p.fetch_failures || 0);
-  const waits = p.waits_for ? `partition ${p.waits_for.slice(0, 4).join(", ")}` : p.wait || "";
+  const waits = p.waits_for ? `partition ${p.waits_for.slice(0, 4).join(", ")}` : [p.wait, p.evidence_seconds && seconds(p.evidence_seconds)].filter(Boolean).join(", ");
   made.append(make("td", p.id, "n"), first, make("td", waits), make("td", rate(view.rates.get(p.id)), "n"),
     make("td", count(p.events || 0), "n"),
     make("td", p.caught_up ? "caught up" : seconds(p.behind_seconds), "n"),

@@ -353,3 +353,10 @@ def fault(
 ) -> Step:
     how = {"kind": kind, "on": on, "share": share, "seconds": seconds, **more}
     return Step(after, "fault", how)
+
+
+def end_beside_failures(seed: int) -> Scenario:
+    """Many partitions are asked often, and a small part of their requests fails all the time."""
+    steps = [publish(60, 60), split("starts-after", after=2.0), publish(60, 60)]
+    settings = Settings(partitions=100, last_cursor=False, failing=0.1)
+    return scenario(seed, settings, steps)

@@ -227,7 +227,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_E.one_empty_answer_is_the_end),
     Mutant(_E.empty_answers_are_not_counted),
     Mutant(_E.the_time_of_an_end_does_not_count),
-    Mutant(_E.a_failure_elsewhere_resets_the_evidence),
+    Mutant(_E.a_failure_elsewhere_resets_the_evidence, of(histories.end_beside_failures)),
     Mutant(_E.a_failure_of_its_own_does_not_reset_the_evidence),
     Mutant(_E.what_a_gateway_says_is_an_empty_page, of(histories.end_behind_a_gateway)),
     Mutant(_E.nobody_looks_for_late_events, of(histories.end_behind_a_long_lag)),
