@@ -135,7 +135,7 @@ PUBLIC = {
         Change FeedAccess FeedLeases FeedPositions LagState OperationError PartitionLag Skipped
         apply_change check_unused count_replaced drain export_positions import_positions lag
         list_leases list_positions move parse_export positions_of_time rename reset restore rewind
-        set_position skip upgrade with_lag
+        set_position skip with_lag
     """,
     feedapi_client.stores: """
         AdministrableStore Claim CursorStore DoneEvent DoneStore Instance Journal JournalledStore
@@ -562,7 +562,7 @@ def test_the_parameters_of_the_consumer_are_pinned() -> None:
         defaults["ordered"],
         defaults["follow"],
         defaults["on_error"],
-    ) == ("default", "first", True, True, "raise")
+    ) == ("default", None, True, True, "raise")
 
 
 def test_the_exception_tree_is_drawn_in_the_docstring() -> None:

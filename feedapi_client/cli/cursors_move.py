@@ -61,11 +61,11 @@ async def cursors_move(options: CursorsMove) -> None:
     for url, argument in ((old, "OLD_URL"), (new, "NEW_URL")):
         if not _is_feed_name(url):
             checked_url(url, argument)
-    selection = None
+    before = after = selection = None
     if options.selection is not None:
         before, after = map(_selection, options.selection)
         selection = before, after
-    if FeedKey(old).url == FeedKey(new).url and (selection is None or before == after):
+    if FeedKey(old).url == FeedKey(new).url and before == after:
         raise typer.BadParameter("OLD_URL and NEW_URL have the same cursors")
     async with options.place.open() as store:
         moved = await move(

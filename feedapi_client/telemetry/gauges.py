@@ -23,8 +23,8 @@ from feedapi_client.telemetry.metrics import Metric
 if TYPE_CHECKING:
     from feedapi_client.consumer import FeedConsumer
 
-MAX_PARTITIONS = 100
-"""Partitions that gauges and counters tell apart: so many are 160 KB a scrape. Of more gauges only
+MAX_PARTITIONS = 64
+"""Partitions that gauges and counters tell apart: so many are 140 KB a scrape. Of more gauges only
 export the worst one."""
 _FRESH_SECONDS = 0.2
 """All gauges of one export are read from the same snapshot."""

@@ -46,7 +46,7 @@ def observe(
     All of it carries ``messaging.system`` (``feedapi``), ``messaging.destination.name`` (the feed's
     URL without credentials and query) and ``messaging.consumer.group.name`` (the consumer's name).
 
-    Durations do not tell partitions apart. Of a feed with more than 100 partitions counters don't
+    Durations do not tell partitions apart. Of a feed with more than 64 partitions counters don't
     either, and gauges only export the worst partition.
 
     Observing begins at the call and outlasts iterations. Counters keep their values when it ends,

@@ -12,9 +12,9 @@ from opentelemetry.trace import NoOpTracer
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from feedapi_client import Batch, FeedConsumer, Share
+from feedapi_client import Batch, FeedConsumer, Retry, Share
 from feedapi_client.monitor import Monitor
-from feedapi_client.monitor.families import Families
+from feedapi_client.monitor.families import Families, Metrics
 from feedapi_client.telemetry import METRICS, Observation, observe
 from feedapi_client.telemetry.instruments import BUCKETS
 from tests.consumer.helpers import read
@@ -143,3 +143,22 @@ async def test_a_monitor_measures_nothing_with_the_sdk(monkeypatch: pytest.Monke
         assert not consumer._observers
     assert b"messaging_process_duration_seconds_count{" in text
     assert not recorded
+
+
+@pytest.mark.parametrize("partitions", [64, 300])
+async def test_a_scrape_of_many_partitions_is_smaller_than_200_kilobytes(partitions: int) -> None:
+    async def handle(batch: Batch) -> None:
+        if batch.partition == 0:
+            raise LookupError("refused")
+
+    async with (
+        asgi_client(feed(2, partitions=partitions)) as http,
+        FeedConsumer("https://service.example.test/feed", http=http, follow=False) as consumer,
+    ):
+        exporter = Metrics([consumer])
+        retry = Retry(attempts=2, base_delay=0.001, max_delay=0.002)
+        with pytest.raises(LookupError):
+            await consumer.run(handle, on_failure=retry)
+        size = len(exporter.render("")[0])
+        exporter.close()
+    assert size < 200_000

@@ -242,6 +242,29 @@ def test_a_handler_that_fails_again_and_again_fires_its_alert(
     check(tmp_path, FILE, history(*failing), expected)
 
 
+CONSUMED = "messaging_client_consumed_messages_total"
+
+
+def busy_then_quiet(healthy: Series) -> list[tuple[int, Series]]:
+    """Two hours with an event a minute, then none for two more."""
+    busy = [(1, changed(healthy, CONSUMED, n)) for n in range(120)]
+    return [*busy, (120, busy[-1][1])]
+
+
+def test_a_feed_that_answers_and_publishes_nothing_fires_its_alert(
+    healthy: Series, tmp_path: Path
+) -> None:
+    alert = firing("FeedapiFeedQuiet")
+    expected = [(110, alert, False), (170, alert, False), (195, alert, True)]
+    check(tmp_path, FILE, history(*busy_then_quiet(healthy)), expected)
+
+
+def test_a_feed_that_does_not_answer_is_not_called_quiet(healthy: Series, tmp_path: Path) -> None:
+    behind = changed(healthy, "feedapi_consumer_caught_up", 0)
+    alert = firing("FeedapiFeedQuiet")
+    check(tmp_path, FILE, history(*busy_then_quiet(behind)), [(195, alert, False)])
+
+
 def test_slow_commits_fire_their_alert(healthy: Series, tmp_path: Path) -> None:
     bucket = "messaging_client_operation_duration_seconds_bucket"
     slow: list[tuple[int, Series]] = []

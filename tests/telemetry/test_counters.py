@@ -181,7 +181,7 @@ async def test_counters_are_at_zero_before_anything_is_counted(
             assert len(values(exported, metrics.QUARANTINED.name)) >= 3, "of a new partition, too"
 
 
-async def test_a_split_partition_of_a_hundred_has_no_series_of_its_own(
+async def test_a_split_partition_of_many_has_no_series_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(observation, "MAX_PARTITIONS", 3)
@@ -194,7 +194,7 @@ async def test_a_split_partition_of_a_hundred_has_no_series_of_its_own(
             assert values(exported, metrics.QUARANTINED.name) == [0]
 
 
-async def test_beyond_a_hundred_partitions_counters_go_on_in_one_series(
+async def test_of_many_partitions_counters_go_on_in_one_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(observation, "MAX_PARTITIONS", 3)
