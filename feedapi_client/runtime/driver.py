@@ -191,7 +191,7 @@ class Driver:
         """What the entry waits for, unless an operation of the store is under way; for people."""
         self.began = datetime.now(UTC)
         self.losses = 0
-        """How often what was delivered of a partition was given up."""
+        """How often a partition was stopped, or what was delivered of it given up."""
         self.iterating = False
         """Whether the iteration has begun and not ended."""
         self.over = False
@@ -199,7 +199,8 @@ class Driver:
         self._drained: list[int] = []
         self._actions: deque[Action] = deque()
         self._ready: deque[RuntimePartition] = deque()
-        self._overlaps = False
+        self.overlaps = False
+        """Whether batches of a partition are delivered while earlier ones of it are in flight."""
         self._lock = anyio.Lock()
         self._wake = Wakeup()
 
@@ -311,6 +312,7 @@ class Driver:
             case Start(id, cursor):
                 self._start(self.partition(id), cursor)
             case Stop(id):
+                self.losses += 1
                 if id in self.partitions:
                     entry = self.partitions[id].entry
                     if entry.state is State.DRAINED:
@@ -417,7 +419,7 @@ class Driver:
 
     def overlap(self) -> None:
         """Deliver batches of a partition also while earlier ones of it are in flight."""
-        self._overlaps = True
+        self.overlaps = True
 
     def _deliverable(self, partition: RuntimePartition) -> bool:
         """Whether the application may have a batch of the partition now.
@@ -427,7 +429,7 @@ class Driver:
         """
         if partition.id in self.paused:
             return False
-        if not partition.in_flight or not self._overlaps:
+        if not partition.in_flight or not self.overlaps:
             return partition.deliverable
         return partition.announced and not self.planner.graph.successors.get(partition.id)
 

@@ -7,7 +7,7 @@ other module writes its fields; `Fetching`, `Delivery` and `Driver` call its met
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -92,6 +92,7 @@ class RuntimePartition:
         "last_contact",
         "last_event",
         "lingers_until",
+        "marks",
         "pending",
         "pending_bytes",
         "pending_events",
@@ -176,6 +177,8 @@ class RuntimePartition:
         self.at_end = False
         """Whether it is closed and read to its end, and the end is not committed yet."""
         self.delivered_cursor = entry.cursor
+        self.marks: Sequence[tuple[int, str]] = ()
+        """The checkpoints in what was delivered last, where batches are not joined."""
         self.batches = 0
         self.committed = 0
         """The number of the last committed batch that was passed to the planner."""
@@ -491,6 +494,7 @@ class RuntimePartition:
         """Return pending events, coalesced up to these bounds, and the cursor after them."""
         batch = self.pending.popleft()
         events, size, memory = batch.events, batch.size, memory_of(batch)
+        self.marks = batch.marks
         while self.pending and size + self.pending[0].size <= max_bytes:
             if max_events is not None and len(events) + len(self.pending[0].events) > max_events:
                 break

@@ -142,6 +142,26 @@ async def test_r05_what_is_done_ahead_of_the_cursor_is_not_done_again(
     assert ledger.remembered == 0
 
 
+async def test_r05_a_stop_repeats_nothing_of_what_is_done(
+    publisher: Publisher, ledger: Ledger
+) -> None:
+    fill(publisher, 60, entities=12)
+
+    async def stops(event: Event) -> None:
+        await ledger(event)
+        if number(event) % 20 == 13:
+            consumer.stop()
+
+    for _ in range(3):
+        async with opened(publisher, ledger) as consumer:
+            await drain(consumer, stops, max_concurrency=4)
+    assert len(ledger.calls) < 60
+    await finish(publisher, ledger)
+    assert len(ledger.calls) == 60
+    assert_each_entity_in_order_and_once(ledger.effects, publisher)
+    assert ledger.remembered == 0
+
+
 async def test_r05_identity_counts_and_not_the_place_in_a_page(
     publisher: Publisher, ledger: Ledger
 ) -> None:
