@@ -196,6 +196,8 @@ class Driver:
         """Whether the iteration has begun and not ended."""
         self.over = False
         self.stopping = False
+        self.stopped = anyio.Event()
+        """Set with `stopping`."""
         self._drained: list[int] = []
         self._actions: deque[Action] = deque()
         self._ready: deque[RuntimePartition] = deque()
@@ -504,6 +506,7 @@ class Driver:
     def stop(self) -> None:
         """Stop delivering. Batches in flight can still be committed."""
         self.stopping = True
+        self.stopped.set()
         self.wake()
 
     def fail(self, error: BaseException) -> None:

@@ -23,6 +23,7 @@ class Handling:
         "failures",
         "hangs",
         "in_flight_since",
+        "passed_over",
         "quarantined",
         "retry_at",
         "since",
@@ -47,6 +48,8 @@ class Handling:
         """When it first failed with that batch."""
         self.retry_at: datetime | None = None
         self.quarantined = 0
+        self.passed_over = 0
+        """Events that were not handled, because one with their identity is done."""
         self.committed_at: datetime | None = None
         self._later: deque[tuple[datetime, float]] | None = None
 
