@@ -146,13 +146,16 @@ class Metrics:
         # Traces go where the application sends them, and not from here once more.
         self._observations = [Observation(each, families, NoOpTracer()) for each in consumers]
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics and their media type, as an ``Accept`` header wishes.
+    def media_type(self, accept: str) -> str:
+        """Return the media type that an ``Accept`` header wishes: one of a few."""
+        return choose_encoder(accept)[1]
+
+    def render(self, accept: str) -> bytes:
+        """Return the metrics in this media type.
 
         To be called in the event loop of the consumers.
         """
-        encode, media_type = choose_encoder(accept)
-        return encode(self._registry), media_type
+        return choose_encoder(accept)[0](self._registry)
 
     def close(self) -> None:
         """Stop observing."""
