@@ -150,12 +150,13 @@ class Metrics:
         """Return the media type that an ``Accept`` header wishes: one of a few."""
         return choose_encoder(accept)[1]
 
-    def render(self, accept: str) -> bytes:
-        """Return the metrics in this media type.
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics and their media type, as an ``Accept`` header wishes.
 
         To be called in the event loop of the consumers.
         """
-        return choose_encoder(accept)[0](self._registry)
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
 
     def close(self) -> None:
         """Stop observing."""

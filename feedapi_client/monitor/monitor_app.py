@@ -149,7 +149,7 @@ class Monitor:
             rendered = self._rendered.get(media_type)
             if rendered is None or time.monotonic() - rendered[0] >= _METRICS_SECONDS:
                 try:
-                    text = await self._source.call(self._metrics.render, accept)
+                    text, _ = await self._source.call(self._metrics.render, accept)
                 except TimeoutError:
                     return Response("the event loop does not answer", 503)
                 rendered = self._rendered[media_type] = (time.monotonic(), text)

@@ -354,7 +354,7 @@ async def test_metrics_are_rendered_at_most_twice_a_second(
     rendered = 0
     render = Metrics.render
 
-    def counted(self: Metrics, accept: str) -> bytes:
+    def counted(self: Metrics, accept: str) -> tuple[bytes, str]:
         nonlocal rendered
         rendered += 1
         return render(self, accept)
