@@ -44,7 +44,7 @@ from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.by_event import EventFailures
 from feedapi_client.quarantine.policy import OnFailure
-from feedapi_client.quarantine.retrying_handler import retrying_handler
+from feedapi_client.quarantine.retrying_handler import NoFurtherAttempt, retrying_handler
 from feedapi_client.retry import gives_up_after
 from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
@@ -320,8 +320,8 @@ class FeedConsumer(Generic[Payload]):
         cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine" or a
         `Quarantine`; see `feedapi_client.quarantine`.
 
-        Returns at the end of the feed (without `follow`) or after `stop`. Cancelling `run` cancels
-        the handlers.
+        Returns at the end of the feed (without `follow`) or after `stop`, which lets no batch be
+        tried again: it comes again. Cancelling `run` cancels the handlers.
 
         Raises TypeError for a handler that is not asynchronous, and TypeError or ValueError for
         other arguments, before anything is delivered.
@@ -348,6 +348,8 @@ class FeedConsumer(Generic[Payload]):
                         "%s", error, extra={"feed": self.feed, "partition": batch.partition}
                     )
                 await delivery.handled(batch)
+            except NoFurtherAttempt:
+                pass  # it comes again
             except BaseException as error:  # noqa: BLE001 - raised below, without a group
                 failed = failure_of(error, "the commit", own_task=True)
                 watched.raised(batch, failed)
@@ -409,8 +411,9 @@ class FeedConsumer(Generic[Payload]):
                 cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine"
                 or a `Quarantine`. Other keys go on while an event waits for its next attempt.
 
-        Returns at the end of the feed (without `follow`) or after `stop`, which waits for what is
-        in flight. Cancelling `run_by_key` cancels the handlers.
+        Returns at the end of the feed (without `follow`) or after `stop`. A stop begins no further
+        event and no further attempt: what was begun is finished, and the cursor is saved as far as
+        all before it is done. The rest comes again. Cancelling `run_by_key` cancels the handlers.
 
         Raises TypeError for a handler that is not asynchronous or a key that is no function, and
         TypeError or ValueError for other arguments, before anything is delivered.

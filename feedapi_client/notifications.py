@@ -21,6 +21,7 @@ __all__ = [
     "BatchDelivered",
     "DiscoveryEnded",
     "EventQuarantined",
+    "EventsPassedOver",
     "FetchEnded",
     "HandlerFailed",
     "IterationEnded",
@@ -116,6 +117,14 @@ class EventQuarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class EventsPassedOver:
+    """Events were not handled, because one with their `event_id` is done already."""
+
+    partition: int
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
 class FetchEnded:
     """A request has ended, up to the end of its response; `error` is None if it succeeded."""
 
@@ -167,6 +176,7 @@ Notification = (
     | BatchCommitted
     | HandlerFailed
     | EventQuarantined
+    | EventsPassedOver
     | FetchEnded
     | DiscoveryEnded
     | ProblemFound

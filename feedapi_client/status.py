@@ -109,6 +109,8 @@ class PartitionStatus:
     """Times that the batch in flight was given to the handler; 0 without a batch in flight."""
     quarantined: int = 0
     """Events put into quarantine in this iteration."""
+    passed_over: int = 0
+    """Events not handled in this iteration, because one with their `event_id` is done already."""
     in_flight_since: datetime | None = None
     """When the batch in flight was delivered; None without one."""
     committed_at: datetime | None = None

@@ -31,6 +31,17 @@ ROW = "feedapi-row"
 """The number of the row within the micro-batch."""
 
 
+_MOST_DIGITS = 19
+"""Digits of the largest number of 64 bits. More are refused by int(), too, from 4,300 on."""
+
+
+def number_header(message: Message, name: str) -> int | None:
+    """Return a header as a number; None when it is missing, or holds none of 64 bits."""
+    text = text_header(message, name)
+    is_number = len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal()
+    return int(text) if is_number else None
+
+
 def text_header(message: Message, name: str) -> str:
     """Return a header as text; an empty string when it is missing."""
     return message.headers[name].decode(errors="replace") if name in message.headers else ""
@@ -47,7 +58,7 @@ class RowId(NamedTuple):
 def row_id(message: Message) -> RowId | None:
     """Return the row that the Spark sink wrote as this message; None for any other message."""
     query = text_header(message, QUERY)
-    batch, row = text_header(message, BATCH), text_header(message, ROW)
-    if not (query and batch.isdecimal() and row.isdecimal()):
+    batch, row = number_header(message, BATCH), number_header(message, ROW)
+    if not query or batch is None or row is None:
         return None
-    return RowId(query, int(batch), int(row))
+    return RowId(query, batch, row)

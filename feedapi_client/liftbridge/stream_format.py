@@ -24,6 +24,7 @@ from feedapi_client.liftbridge.headers import (
     INDEX,
     POSITIONS,
     SNAPSHOT,
+    number_header,
     text_header,
 )
 from feedapi_client.liftbridge.liftbridge_errors import StreamError
@@ -42,6 +43,8 @@ class MessageFormat(StrEnum):
     """Positions without an event, for relays only."""
 
 
+MOST_MESSAGES = 1 << 20
+"""Messages of an attempt. Who says that there are more is not a relay: a reader keeps them all."""
 VERSION = 1
 """The version of what a ledger holds. 0 had neither a version nor the name of its feed."""
 
@@ -211,8 +214,10 @@ def _row(position: Position) -> tuple[str, str, int]:
 
 def _decode(header: bytes, offset: int, stream: str) -> SavedPositions:
     try:
-        return msgspec.json.decode(header, type=SavedPositions)
-    except msgspec.MsgspecError as error:
+        saved = msgspec.json.decode(header, type=SavedPositions)
+        saved.decoded()
+        return saved
+    except ValueError as error:  # of msgspec, or of a partition that is no number
         raise StreamError(
             f"the positions at offset {offset} can't be decoded", stream=stream
         ) from error
@@ -223,8 +228,7 @@ def snapshot_offset(message: Message) -> int | None:
 
     None for a message that no relay wrote.
     """
-    text = text_header(message, SNAPSHOT)
-    return int(text) if _is_number(text) else None
+    return number_header(message, SNAPSHOT)
 
 
 def is_foreign(message: Message) -> bool:
@@ -235,11 +239,7 @@ def is_foreign(message: Message) -> bool:
 def _place_in_attempt(message: Message) -> tuple[str, int, int] | None:
     """Return attempt, index and count of a message; None when they are missing or not valid."""
     attempt = text_header(message, ATTEMPT)
-    index, count = text_header(message, INDEX), text_header(message, COUNT)
-    if not attempt or not _is_number(index) or not _is_number(count):
+    index, count = number_header(message, INDEX), number_header(message, COUNT)
+    if not attempt or index is None or count is None or not index < count <= MOST_MESSAGES:
         return None
-    return (attempt, int(index), int(count)) if int(index) < int(count) else None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+    return attempt, index, count

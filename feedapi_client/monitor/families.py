@@ -145,6 +145,10 @@ class Metrics:
         # Traces go where the application sends them, and not from here once more.
         self._observations = [Observation(each, families, NoOpTracer()) for each in consumers]
 
+    def media_type(self, accept: str) -> str:
+        """Return the media type that an ``Accept`` header wishes: one of a few."""
+        return choose_encoder(accept)[1]
+
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics and their media type, as an ``Accept`` header wishes.
 

@@ -44,6 +44,8 @@ _QUARANTINED_SHOWN = 20
 _QUARANTINED_SECONDS = 10.0
 """Time for which the quarantined events that were read are shown again."""
 _QUARANTINE_TIMEOUT = 5.0
+_METRICS_SECONDS = 0.5
+"""Time for which metrics that were rendered are given again."""
 
 
 class Monitor:
@@ -58,7 +60,7 @@ class Monitor:
         consumers: one or more.
         quarantine: where quarantined events are; None for beside the cursors of each consumer.
         hosts: names that requests may be made to, in their Host header, beside addresses; None for
-            any. `serve` at a loopback address takes ``localhost`` only, so that no page of another
+            any. `serve` takes ``localhost`` and the machine's own name, so that no page of another
             site can read the monitor by a name that resolves to this machine.
     """
 
@@ -74,6 +76,8 @@ class Monitor:
         self._source: Source = _source or SameLoop(consumers)
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._metrics = Metrics(consumers)
+        self._rendered: dict[str, tuple[float, bytes]] = {}
+        self._rendering: anyio.Lock | None = None
         self._quarantines = [QuarantineView(consumer, quarantine) for consumer in consumers]
         self._app = Starlette(
             routes=[
@@ -137,13 +141,19 @@ class Monitor:
         return [await view.read() for view in self._quarantines]
 
     async def _metrics_text(self, request: Request) -> Response:
-        try:
-            text, media_type = await self._source.call(
-                self._metrics.render, request.headers.get("accept", "")
-            )
-        except TimeoutError:
-            return Response("the event loop does not answer", 503)
-        return Response(text, media_type=media_type)
+        accept = request.headers.get("accept", "")
+        media_type = self._metrics.media_type(accept)
+        if self._rendering is None:  # here: `serve` is called in another event loop
+            self._rendering = anyio.Lock()
+        async with self._rendering:
+            rendered = self._rendered.get(media_type)
+            if rendered is None or time.monotonic() - rendered[0] >= _METRICS_SECONDS:
+                try:
+                    text, _ = await self._source.call(self._metrics.render, accept)
+                except TimeoutError:
+                    return Response("the event loop does not answer", 503)
+                rendered = self._rendered[media_type] = (time.monotonic(), text)
+        return Response(rendered[1], media_type=media_type)
 
 
 def _json(value: Any, status: int = 200) -> Response:

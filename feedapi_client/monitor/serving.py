@@ -7,16 +7,18 @@ blocked.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Collection, Sequence
 from ipaddress import ip_address
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
 import uvicorn
 from anyio.abc import TaskGroup
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.monitor.monitor_app import Monitor
@@ -25,6 +27,38 @@ from feedapi_client.quarantine.quarantine_store import QuarantineStore
 
 _BACKLOG = 128
 _SHUTDOWN_SECONDS = 1
+_MOST_CONNECTIONS = 64
+"""Connections at once. A probe, Prometheus and some pages take a few; each takes a descriptor."""
+_SILENT_SECONDS = 5
+"""Time in which a connection has to bring a request, or it is closed."""
+_RECORD_SECONDS = 60.0
+"""The event loop of the monitor logs at most one error in this time."""
+
+log = logging.getLogger(__name__)
+
+
+class _BoundedConnection(H11Protocol):
+    """A connection of uvicorn, whose own timeout counts only behind an answer (0.32 to 0.38)."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse one too many."""
+        super().connection_made(transport)
+        self._answered: object = None
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self.loop.call_later(_SILENT_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Close it if no request came since the last look, and none is being answered."""
+        cycle = self.cycle
+        if self.transport.is_closing():
+            return
+        if cycle is None or (cycle is self._answered and cycle.response_complete):
+            self.transport.close()
+            return
+        self._answered = cycle
+        self.loop.call_later(_SILENT_SECONDS, self._look)
 
 
 def serve(
@@ -46,8 +80,8 @@ def serve(
             the probes of Kubernetes need it. There is no access control.
         port: 0 for one that is free.
         quarantine: see `Monitor`.
-        hosts: names of this machine, where the monitor is asked by one; None for any name, and at
-            a loopback address for ``localhost`` only. Addresses are always accepted.
+        hosts: names of this machine, where the monitor is asked by one; None for ``localhost`` and
+            the machine's own name. Addresses are always accepted.
 
     Raises, on entry:
         OSError: it can't listen there.
@@ -91,9 +125,9 @@ class MonitorServer:
         self._tasks.start_soon(inbox.run)
         source = OtherThread(self._consumers, inbox, threading.get_ident())
         host, port = listener.getsockname()[:2]
-        hosts = (
-            ("localhost",) if self._hosts is None and ip_address(host).is_loopback else self._hosts
-        )
+        hosts = ("localhost",) if self._hosts is None else self._hosts
+        if self._hosts is None and not ip_address(host).is_loopback:
+            hosts = ("localhost", socket.gethostname())
         self._monitor = Monitor(
             *self._consumers, quarantine=self._quarantine, hosts=hosts, _source=source
         )
@@ -101,7 +135,9 @@ class MonitorServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._monitor,
+                http=_BoundedConnection,
                 ws="none",
+                backlog=_BACKLOG,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -112,7 +148,7 @@ class MonitorServer:
         )
         self._thread = threading.Thread(
             target=asyncio.run,
-            args=(self._server.serve([listener]),),
+            args=(_serve(self._server, listener),),
             name=f"feedapi monitor {port}",
             daemon=True,
         )
@@ -132,6 +168,20 @@ class MonitorServer:
         self._tasks.cancel_scope.cancel()
         # Without the exception: the group would wrap it.
         await self._tasks.__aexit__(None, None, None)
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    logged_at = -_RECORD_SECONDS
+
+    def throttled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal logged_at
+        # Without a descriptor left, each connection that waits is an error, again and again.
+        if loop.time() - logged_at >= _RECORD_SECONDS:
+            logged_at = loop.time()
+            log.error("the monitor's event loop: %s", context["message"])
+
+    asyncio.get_running_loop().set_exception_handler(throttled)
+    await server.serve([listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

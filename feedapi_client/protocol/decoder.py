@@ -43,11 +43,14 @@ class CheckpointedEvents(NamedTuple):
         events: oldest first; may be empty.
         cursor: resumes after the last of them.
         size: bytes of the response that they and their checkpoints took.
+        marks: checkpoints among them, the last one included, where somebody asked for these: how
+            many events are before each, and its cursor.
     """
 
     events: list[Event]
     cursor: str
     size: int
+    marks: Sequence[tuple[int, str]] = ()
 
     def joined(self, later: CheckpointedEvents) -> CheckpointedEvents:
         """Return these events and the `later` ones as one, closed by the later checkpoint."""

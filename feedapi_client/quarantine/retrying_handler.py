@@ -35,9 +35,17 @@ class Watch(Protocol):
         """The handler gets the batch again after a pause, for the attempt of this number."""
         ...
 
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt. Raises `NoFurtherAttempt` after a stop."""
+        ...
+
     def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
         """These events are in quarantine."""
         ...
+
+
+class NoFurtherAttempt(BaseException):
+    """The consumer was stopped: the batch comes again. No `Exception`, which would be a failure."""
 
 
 async def retrying_handler(
@@ -108,7 +116,13 @@ class RetryingHandler:
         async def repeat(attempt: Attempt) -> None:
             backoff = self._policy.backoff(lambda error: not delivery.is_beyond_recovery(error))
             on_retry = None if self._watch is None else partial(self._watch.retrying, batch)
-            await retry(attempt, backoff, sleep=anyio.sleep, on_retry=on_retry)
+            await retry(attempt, backoff, sleep=pause, on_retry=on_retry)
+
+        async def pause(seconds: float) -> None:
+            if self._watch is None or delivery.handled:  # only its save is left
+                await anyio.sleep(seconds)
+            else:
+                await self._watch.pause(seconds)
 
         failure: Exception | None = None
         try:

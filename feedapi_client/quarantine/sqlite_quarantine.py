@@ -18,7 +18,7 @@ from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.sqlite_connection import BUSY_CODES, run_script
+from feedapi_client.stores.sqlite_connection import BUSY_CODES, create_privately, run_script
 from feedapi_client.stores.stored_format import QUARANTINE_FORMAT, note_format
 
 _TABLE = """CREATE TABLE IF NOT EXISTS feedapi_quarantine (
@@ -176,6 +176,7 @@ class SQLiteQuarantineStore:
 
     def _open(self) -> sqlite3.Connection:
         with self._translated():
+            create_privately(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import CoroutineType
 
@@ -17,10 +18,12 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
+from feedapi_client.lineage.planner import State
 from feedapi_client.model import Batch, Event
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.by_event import EarlierEventQuarantined, EventFailures, Key
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
+from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.buffer import memory_of
 from feedapi_client.runtime.delivery import TURN_SECONDS, Delivery
@@ -119,32 +122,49 @@ class ByKey:
             raise self._failure
 
     async def _finish(self) -> None:
-        """Wait until all that was delivered is handled and committed."""
+        """Wait until all that was delivered is handled and committed; after a stop, what was begun.
+
+        The rest comes again, undone. So does what is done behind the cursor: that is then saved as
+        far as all before it is done.
+        """
         driver = self._driver
-        while not self._order.idle or self._committing:
+        while not self._finished:
             if driver.failure is not None:
                 raise driver.failure
             self.look()
-            if not self._order.idle or self._committing:
+            if not self._finished:
                 await driver.woken()
+        if self._ahead is None:  # which remembers what is done
+            for partition in self._order.partitions:
+                await self._save_partly(partition)
+
+    @property
+    def _finished(self) -> bool:
+        begun = self._workers - len(self._idle)
+        done = not begun if self._driver.stopping else self._order.idle
+        return done and not self._committing
 
     # ------------------------------------------------------------------ what is delivered
 
     def look(self) -> None:
-        """Drop what was lost with its lease, so that nothing more of it is begun."""
+        """Drop what was lost with its lease, so that nothing more of it is begun.
+
+        Of a partition that is given away, what is not begun: it need not be waited for.
+        """
         if self._losses == self._driver.losses:
             return
         self._losses = self._driver.losses
-        if self._failures.held is not None:
+        if self._failures.held is not None and self._driver.sharing is not None:
             self._failures.held.stale = True
         for id in self._order.partitions:
             partition, first = self._driver.partitions[id], self._order.first_number(id)
             if partition.is_lost(first):
                 last = max(n for n in range(first, partition.batches + 1) if partition.is_lost(n))
-                self._drop(id, last)
+                self._dropped(id, self._order.drop(id, last))
+            elif partition.entry.state is State.ELSEWHERE:
+                self._dropped(id, self._order.drop_unbegun(id))
 
-    def _drop(self, id: int, last: int) -> None:
-        lost = self._order.drop(id, last)
+    def _dropped(self, id: int, lost: list[KeyedBatch]) -> None:
         for work in lost:
             self._settle(work)
             for item in work.open_items:
@@ -176,8 +196,15 @@ class ByKey:
 
     def _admit(self, batch: Batch) -> None:
         driver = self._driver
-        number = driver.partitions[batch.partition].batches
-        work = KeyedBatch(batch, number=number, size=self._size, delivered_at=driver.clock())
+        partition = driver.partitions[batch.partition]
+        number = partition.batches
+        work = KeyedBatch(
+            batch,
+            number=number,
+            size=self._size,
+            delivered_at=driver.clock(),
+            marks=partition.marks,
+        )
         if number == 1 and driver.sharing is not None and self._failures.held is not None:
             self._failures.held.stale = True
         done = () if self._ahead is None else self._ahead.identify(work)
@@ -207,7 +234,9 @@ class ByKey:
 
     def _call_workers(self) -> None:
         """Let as many tasks run as there are events to handle, up to the bound."""
-        wanted = len(self._order.ready)
+        if self._driver.stopping:
+            return  # what is woken is not idle, and would have to be waited for
+        wanted = self._order.ready
         while wanted and self._idle:
             self._idle.pop().set()
             wanted -= 1
@@ -217,12 +246,11 @@ class ByKey:
 
     async def _work(self) -> None:
         """Handle one event after the other. No call more than needed: it is the inner loop."""
-        woken, clock, order = Wakeup(), self._driver.clock, self._order
-        handle, failures, count = self._handle, self._failures, 0
+        driver, order, woken = self._driver, self._order, Wakeup()
+        handle, failures, clock, count = self._handle, self._failures, driver.clock, 0
         handled: Awaitable[object]
         while True:
-            while order.ready:
-                item = order.begin()
+            while not driver.stopping and (item := order.begin()) is not None:
                 try:
                     if self._unkeyed or failures.held or self._ahead is not None:
                         handled = self._checked(item)
@@ -247,6 +275,8 @@ class ByKey:
                     self._turn = None
                     await anyio.lowlevel.checkpoint()
             self._idle.append(woken)
+            if driver.stopping:
+                driver.wake()
             await woken.wait()
 
     async def _checked(self, item: KeyedEvent) -> None:
@@ -377,7 +407,8 @@ class ByKey:
         """Save the cursor of the last batch up to which all is done, as long as there is one."""
         try:
             while works := self._order.complete(partition):
-                await self._save(works)
+                records = [record for work in works for record in work.quarantined]
+                await self._save(works[-1].batch, records)
                 self.look()  # the save may have found the lease lost
                 retired = self._order.retire(works)
                 for work in works:
@@ -385,7 +416,7 @@ class ByKey:
                         if self._ahead is not None:
                             self._ahead.forget(work)
                         self._settle(work)
-                        self._log_quarantined(work)
+                        self._log_quarantined(work.quarantined)
                 await self._delivery.release(partition, retired)
         except BaseException as error:  # noqa: BLE001 - raised by `run`, without a group around it
             failed = failure_of(error, "a save or a task beside the handlers", own_task=True)
@@ -395,10 +426,18 @@ class ByKey:
             self._committing.discard(partition)
             self._driver.wake()
 
-    async def _save(self, works: list[KeyedBatch]) -> None:
-        batch = works[-1].batch
-        records = [record for work in works for record in work.quarantined]
+    async def _save_partly(self, partition: int) -> None:
+        """Save the cursor of the last checkpoint before which all is done, within a batch."""
+        if (found := self._order.last_mark(partition)) is None:
+            return
+        work, count, cursor = found
+        records = [record for record in work.quarantined if record.index < count]
+        await self._save(
+            replace(work.batch, events=work.batch.events[:count], cursor=cursor), records
+        )
+        self._log_quarantined(records)
 
+    async def _save(self, batch: Batch, records: list[QuarantinedEvent]) -> None:
         async def save() -> None:
             await self._delivery.commit(batch, lambda: self._failures.save(batch, records))
 
@@ -430,8 +469,8 @@ class ByKey:
         if work.quarantined and self._failures.held is not None:
             self._failures.held.settled(work.quarantined)
 
-    def _log_quarantined(self, work: KeyedBatch) -> None:
-        for record in work.quarantined:
+    def _log_quarantined(self, records: list[QuarantinedEvent]) -> None:
+        for record in records:
             self._driver.partitions[record.partition].handling.quarantine()
             for observer in self._driver.observers:
                 observer.quarantined(record.partition, record.error_type)

@@ -6,6 +6,7 @@ what becomes of a handler that fails although its event is done.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -13,8 +14,9 @@ from typing import Any, Protocol
 
 import anyio
 
-from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError
+from feedapi_client.errors import CommitOrderError, FeedError, FencedError, LeaseLostError
 from feedapi_client.model import Event, being_handled
+from feedapi_client.notifications import EventsPassedOver
 from feedapi_client.quarantine.failure_text import failure_line
 from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.driver import Driver
@@ -24,6 +26,7 @@ from feedapi_client.stores.done import Claim, DoneEvent, stored_id
 
 log = logging.getLogger(__name__)
 
+_DIGEST_BYTES = 16
 EventIdOf = Callable[[Event], object]
 
 
@@ -49,13 +52,15 @@ class _Reading:
     Attributes:
         number: `RuntimePartition.readings`.
         claim: None until it is made.
+        payloads: a digest of the payload of each event whose cursor is not saved, by its identity.
     """
 
-    __slots__ = ("claim", "number")
+    __slots__ = ("claim", "number", "payloads")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.claim: Claim | None = None
+        self.payloads: dict[str, bytes] = {}
 
 
 class DoneAhead:
@@ -123,24 +128,46 @@ class DoneAhead:
     def identify(self, work: KeyedBatch) -> Collection[int]:
         """Note the identities of a batch. Return which of its events are done already.
 
-        An event without one gets an error in its place, see `check`.
+        An event without one, or with that of another event, gets an error in its place, see
+        `attempt`.
         """
-        claim = self._readings[work.batch.partition].claim
+        reading = self._readings[work.batch.partition]
+        claim = reading.claim
         assert claim is not None
         work.claim = claim.number
-        work.ids = [self._identity(event) for event in work.batch.events]
+        work.ids = [self._identity(event, reading) for event in work.batch.events]
         done = {index for index, id in enumerate(work.ids) if id in claim.done}
         for index in done:
             id = work.ids[index]
             assert isinstance(id, str)
             work.passes.setdefault(claim.done[id], set()).add(id)
+        if done:
+            self._passed_over(work, len(done))
         return done
 
-    def _identity(self, event: Event) -> str | Exception:
+    def _identity(self, event: Event, reading: _Reading) -> str | Exception:
         try:
-            return stored_id(self._event_id(event))
+            id = stored_id(self._event_id(event))
         except Exception as error:  # noqa: BLE001 - handled like an error of the handler
             return error
+        digest = hashlib.blake2b(event.raw, digest_size=_DIGEST_BYTES).digest()
+        if reading.payloads.setdefault(id, digest) == digest:
+            return id
+        return FeedError(
+            "two events with one event_id have different payloads: event_id has to return what no "
+            "other event of the feed has",
+            feed=self._driver.feed,
+            partition=event.partition,
+        )
+
+    def _passed_over(self, work: KeyedBatch, count: int) -> None:
+        """Count events that are not handled, because one with their identity is done."""
+        driver, partition = self._driver, work.batch.partition
+        driver.partitions[partition].handling.passed_over += count
+        for observer in driver.observers:
+            observer.passed_over(partition, count)
+        if driver.listeners:
+            driver.listeners.tell(EventsPassedOver(partition, count))
 
     # ------------------------------------------------------------------ what is handled
 
@@ -155,6 +182,7 @@ class DoneAhead:
         claim = self._claim_of(item.work)
         if claim is not None and id in claim.done:  # by an equal event in flight
             item.work.passes.setdefault(claim.done[id], set()).add(id)
+            self._passed_over(item.work, 1)
             return
         with being_handled(item.event, partial(self._done, item, id)):
             try:
@@ -236,7 +264,12 @@ class DoneAhead:
     def forget(self, work: KeyedBatch) -> None:
         """Forget a batch whose cursor is saved."""
         claim = self._claim_of(work)
-        if claim is not None:
-            for ids in work.passes.values():
-                for id in ids:
-                    claim.done.pop(id, None)
+        if claim is None:
+            return
+        for ids in work.passes.values():
+            for id in ids:
+                claim.done.pop(id, None)
+        payloads = self._readings[work.batch.partition].payloads
+        for each in work.ids:
+            if isinstance(each, str):
+                payloads.pop(each, None)

@@ -192,15 +192,18 @@ class Driver:
         """What the entry waits for, unless an operation of the store is under way; for people."""
         self.began = datetime.now(UTC)
         self.losses = 0
-        """How often what was delivered of a partition was given up."""
+        """How often a partition was stopped, or what was delivered of it given up."""
         self.iterating = False
         """Whether the iteration has begun and not ended."""
         self.over = False
         self.stopping = False
+        self.stopped = anyio.Event()
+        """Set with `stopping`."""
         self._drained: list[int] = []
         self._actions: deque[Action] = deque()
         self._ready: deque[RuntimePartition] = deque()
-        self._overlaps = False
+        self.overlaps = False
+        """Whether batches of a partition are delivered while earlier ones of it are in flight."""
         self._lock = anyio.Lock()
         self._wake = Wakeup()
 
@@ -331,6 +334,7 @@ class Driver:
             case Start(id, cursor):
                 self._start(self.partition(id), cursor)
             case Stop(id):
+                self.losses += 1
                 if id in self.partitions:
                     entry = self.partitions[id].entry
                     if entry.state is State.DRAINED:
@@ -428,7 +432,7 @@ class Driver:
 
     def overlap(self) -> None:
         """Deliver batches of a partition also while earlier ones of it are in flight."""
-        self._overlaps = True
+        self.overlaps = True
 
     def _deliverable(self, partition: RuntimePartition) -> bool:
         """Whether the application may have a batch of the partition now.
@@ -438,7 +442,7 @@ class Driver:
         """
         if partition.id in self.paused:
             return False
-        if not partition.in_flight or not self._overlaps:
+        if not partition.in_flight or not self.overlaps:
             return partition.deliverable
         return partition.announced and not self.planner.graph.successors.get(partition.id)
 
@@ -513,6 +517,7 @@ class Driver:
     def stop(self) -> None:
         """Stop delivering. Batches in flight can still be committed."""
         self.stopping = True
+        self.stopped.set()
         self.wake()
 
     def fail(self, error: BaseException) -> None:

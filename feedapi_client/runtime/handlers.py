@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import anyio
+
 from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
 from feedapi_client.errors import AlreadyDoneError, LeaseLostError
@@ -14,6 +16,7 @@ from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.quarantine.retrying_handler import NoFurtherAttempt
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 
@@ -98,6 +101,13 @@ class WatchedHandler:
             ),
             attempt=attempt,
         )
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt. Raises `NoFurtherAttempt` after a stop."""
+        with anyio.move_on_after(seconds):
+            await self._driver.stopped.wait()
+        if self._driver.stopping:
+            raise NoFurtherAttempt
 
     def raised(self, batch: Batch, error: Exception) -> None:
         """Log that the handler has ended the iteration."""

@@ -24,6 +24,7 @@ class Handling:
         "hangs",
         "in_flight_since",
         "last_since",
+        "passed_over",
         "quarantined",
         "retry_at",
         "since",
@@ -50,6 +51,8 @@ class Handling:
         """The same; of events that are handled one by one, with the last one that began to fail."""
         self.retry_at: datetime | None = None
         self.quarantined = 0
+        self.passed_over = 0
+        """Events that were not handled, because one with their identity is done."""
         self.committed_at: datetime | None = None
         self._later: deque[tuple[datetime, float]] | None = None
 

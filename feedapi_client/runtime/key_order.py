@@ -9,7 +9,8 @@ what a crash repeats, and what is bounded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +32,7 @@ class KeyedBatch:
         open_items: its events; None in the place of each that is done.
         left: how many are not done.
         lost: its lease was lost: nothing of it is begun or committed any more.
+        marks: checkpoints in it: how many of its events are before each, and its cursor.
         quarantined: records to be saved with its cursor.
         claim, ids, passes: with ``event_id``: the claim under which it was delivered, the identity
             of each event or why it has none, and what is done of it by partition.
@@ -43,6 +45,7 @@ class KeyedBatch:
         "ids",
         "left",
         "lost",
+        "marks",
         "number",
         "open_items",
         "passes",
@@ -50,8 +53,17 @@ class KeyedBatch:
         "size",
     )
 
-    def __init__(self, batch: Batch, *, number: int, size: int, delivered_at: float) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        number: int,
+        size: int,
+        delivered_at: float,
+        marks: Sequence[tuple[int, str]] = (),
+    ) -> None:
         self.batch = batch
+        self.marks = marks
         self.number = number
         self.size = size
         self.delivered_at = delivered_at
@@ -67,6 +79,7 @@ class KeyedBatch:
 class KeyedEvent(msgspec.Struct, eq=False):
     """One event in flight.
 
+    `place`: counts the events as they were delivered.
     `seen`: when the present attempt at it was first seen to hold its cursor back.
     `tried`: whether an attempt has called `Event.done`.
     """
@@ -75,6 +88,7 @@ class KeyedEvent(msgspec.Struct, eq=False):
     event: Event
     work: KeyedBatch
     index: int
+    place: int
     state: int = WAITING
     seen: float | None = None
     tried: bool = False
@@ -104,8 +118,12 @@ class KeyOrder:
     """The events in flight of all partitions."""
 
     def __init__(self) -> None:
-        self.ready: deque[KeyedEvent] = deque()
-        """The events that may be handled now, in the order in which they became ready."""
+        # What may be handled now: events that waited for nothing, and the places of those that
+        # waited for another one, as a heap.
+        self._first: deque[KeyedEvent] = deque()
+        self._freed: list[int] = []
+        self._by_place: dict[int, KeyedEvent] = {}
+        self._places = 0
         self.events = 0
         """How many events are in flight."""
         self.size = 0
@@ -117,8 +135,13 @@ class KeyOrder:
     def __repr__(self) -> str:
         return (
             f"<KeyOrder {self.events} events in flight, {len(self._later)} keys, "
-            f"{len(self.ready)} ready>"
+            f"{self.ready} ready>"
         )
+
+    @property
+    def ready(self) -> int:
+        """How many events may be handled now."""
+        return len(self._first) + len(self._freed)
 
     @property
     def idle(self) -> bool:
@@ -135,12 +158,12 @@ class KeyOrder:
 
         Those with the indices `done` are done already.
         """
-        later, ready, items = self._later, self.ready, work.open_items
+        later, ready, items, place = self._later, self._first, work.open_items, self._places
         for index, (event, key) in enumerate(zip(work.batch.events, keys, strict=True)):
             if done and index in done:
                 items.append(None)
                 continue
-            item = KeyedEvent(key, event, work, index)
+            item = KeyedEvent(key, event, work, index, place + index)
             items.append(item)
             if key not in later:
                 later[key] = None
@@ -151,15 +174,30 @@ class KeyOrder:
             else:
                 queue.append(item)
         work.left = len(items) - len(done)
+        self._places += len(items)
         self.events += len(items)
         self.size += work.size
         self._batches.setdefault(work.batch.partition, deque()).append(work)
 
-    def begin(self) -> KeyedEvent:
-        """Return the event that is handled next. One has to be ready."""
-        item = self.ready.popleft()
+    def begin(self) -> KeyedEvent | None:
+        """Return the event that is handled next; None where none may be.
+
+        It is the one that was delivered first: little is then done ahead of the cursor.
+        """
+        freed, first = self._freed, self._first
+        if first and not (freed and freed[0] < first[0].place):
+            item = first.popleft()
+        elif freed:
+            item = self._by_place.pop(heappop(freed))
+        else:
+            return None
         item.state = RUNNING
         return item
+
+    def _free(self, item: KeyedEvent) -> None:
+        item.state = READY
+        self._by_place[item.place] = item
+        heappush(self._freed, item.place)
 
     def pause(self, item: KeyedEvent) -> None:
         """Note that the event is tried again later. Its key waits for that."""
@@ -169,8 +207,7 @@ class KeyOrder:
         """Let the event be tried again. Return whether it still has to be."""
         if item.work.lost:
             return False
-        item.state = READY
-        self.ready.append(item)
+        self._free(item)
         return True
 
     def done(self, item: KeyedEvent) -> bool:
@@ -181,8 +218,8 @@ class KeyOrder:
         work, key = item.work, item.key
         work.open_items[item.index] = None
         work.left -= 1
-        if self._later[key]:
-            self._advance(key)
+        if queue := self._later[key]:
+            self._free(queue.popleft())
         else:
             del self._later[key]
         return not work.left and not work.lost and self._batches[work.batch.partition][0] is work
@@ -190,9 +227,7 @@ class KeyOrder:
     def _advance(self, key: Hashable) -> None:
         queue = self._later[key]
         if queue:
-            item = queue.popleft()
-            item.state = READY
-            self.ready.append(item)
+            self._free(queue.popleft())
         else:
             del self._later[key]
 
@@ -204,6 +239,17 @@ class KeyOrder:
                 break
             found.append(work)
         return found
+
+    def last_mark(self, partition: int) -> tuple[KeyedBatch, int, str] | None:
+        """Return the last checkpoint in the first batch of the partition before which all is done.
+
+        With the batch, and how many of its events are before it. None where there is none.
+        """
+        work = self._batches[partition][0]
+        left = (at for at, item in enumerate(work.open_items) if item is not None)
+        done = next(left, len(work.open_items))
+        found = [mark for mark in work.marks if 0 < mark[0] <= done]
+        return (work, *found[-1]) if found else None
 
     def up_to(self, partition: int, number: int) -> list[KeyedBatch]:
         """Return the batches in flight of the partition up to this number."""
@@ -229,13 +275,28 @@ class KeyOrder:
 
         What is being handled goes on, and its key waits for it. Nothing else is left of them.
         """
-        lost = [work for work in self._batches.get(partition, ()) if work.number <= last]
+        works = self._batches.get(partition, ())
+        return self._drop([work for work in works if work.number <= last])
+
+    def drop_unbegun(self, partition: int) -> list[KeyedBatch]:
+        """Drop the last batches of a partition that is given away, as far as none is begun."""
+        found: list[KeyedBatch] = []
+        for work in reversed(self._batches.get(partition, ())):
+            items = work.open_items
+            if any(item is None or item.state in (RUNNING, PAUSING) for item in items):
+                break
+            found.append(work)
+        return self._drop(found)
+
+    def _drop(self, lost: list[KeyedBatch]) -> list[KeyedBatch]:
         dropped = [item for work in lost for item in work.open_items if item is not None]
         for work in lost:
             work.lost = True
-            self._batches[partition].popleft()
+            self._batches[work.batch.partition].remove(work)
             self._forget(work)
-        self.ready = deque(item for item in self.ready if not item.work.lost)
+        self._first = deque(item for item in self._first if not item.work.lost)
+        self._by_place = {at: item for at, item in self._by_place.items() if not item.work.lost}
+        self._freed = sorted(self._by_place)
         for key in {item.key for item in dropped if item.state == WAITING}:
             queue = self._later[key]
             self._later[key] = deque(item for item in queue or () if not item.work.lost)

@@ -53,6 +53,10 @@ class Observer(Protocol):
         """An event was put into quarantine."""
         ...
 
+    def passed_over(self, partition: int, count: int) -> None:
+        """Events were not handled, because one with their identity is done already."""
+        ...
+
     def discovered(self, seconds: float, error: BaseException | None) -> None:
         """A discovery has ended."""
         ...

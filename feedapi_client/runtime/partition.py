@@ -7,6 +7,7 @@ other module writes its fields; `Fetching`, `Delivery` and `Driver` call its met
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ class RuntimePartition:
         "in_flight",
         "last_contact",
         "last_event",
+        "marks",
         "pending",
         "pending_bytes",
         "pending_size",
@@ -162,6 +164,8 @@ class RuntimePartition:
         self.at_end = False
         """Whether it is closed and read to its end, and the end is not committed yet."""
         self.delivered_cursor = entry.cursor
+        self.marks: Sequence[tuple[int, str]] = ()
+        """The checkpoints in what was delivered last, where batches are not joined."""
         self.batches = 0
         self.committed = 0
         """The number of the last committed batch that was passed to the planner."""
@@ -449,6 +453,7 @@ class RuntimePartition:
         """Return pending events, coalesced up to these bounds, and the cursor after them."""
         batch = self.pending.popleft()
         events, size, memory = batch.events, batch.size, memory_of(batch)
+        self.marks = batch.marks
         while self.pending and size + self.pending[0].size <= max_bytes:
             if max_events is not None and len(events) + len(self.pending[0].events) > max_events:
                 break

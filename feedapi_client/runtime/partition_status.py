@@ -81,6 +81,7 @@ def partition_status(
         handler_failures=handling.failures,
         attempts=handling.attempts,
         quarantined=handling.quarantined,
+        passed_over=handling.passed_over,
         in_flight_since=handling.in_flight_since,
         committed_at=handling.committed_at,
         evidence_since=partition.evidence_since,

@@ -21,6 +21,8 @@ DELIVERY_SECONDS = 0.05
 """Maximum time that events wait for `DELIVERY_BYTES`, checked when the next bytes arrive."""
 _PARTS = 8
 """The parts of `Limits.max_batch_events` that are read, and joined, one by one."""
+_LINES_BY_KEY = 32
+"""By key the last checkpoint of so many lines is kept: a cursor may be saved there at a stop."""
 SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are slots."""
 EMPTY_PAGES_REPORTED = 100
@@ -185,8 +187,9 @@ class PartitionRequest:
                         self._driver.streaming.heard()
                 self._slot.seen = self._clock()
                 before = partition.pending_bytes + self._unclosed
-                for part in _parts(chunk, limits.max_batch_events):
-                    for batch in reader.feed(part):
+                most = limits.max_batch_events
+                for part in _parts(chunk, most and max(most // _PARTS, 1)):
+                    for batch in self._feed(reader, part):
                         self._receive(batch)
                 self._update_buffer(reader)
                 buffer.learn(partition.pending_bytes + self._unclosed - before)
@@ -207,6 +210,12 @@ class PartitionRequest:
             if not waits or not self._idle_stream:
                 raise
             self._cut = True
+
+    def _feed(self, reader: PageReader, part: bytes) -> list[CheckpointedEvents]:
+        if not self._driver.overlaps:
+            return reader.feed(part)
+        few = _parts(part, _LINES_BY_KEY)
+        return _marked([batch for lines in few for batch in reader.feed(lines)])
 
     def _finish(self, reader: PageReader) -> Outcome:
         finished = reader.finish()
@@ -340,15 +349,25 @@ class PartitionRequest:
             await partition.taken().wait()
 
 
-def _parts(chunk: bytes, max_events: int | None) -> Iterator[bytes]:
-    """Cut a chunk where batches have a number of events: what one part closes is one batch.
+def _marked(batches: list[CheckpointedEvents]) -> list[CheckpointedEvents]:
+    """Return the batches as at most one, with their ends marked."""
+    events, size, marks = [], 0, []
+    for batch in batches:
+        events += batch.events
+        size += batch.size
+        marks.append((len(events), batch.cursor))
+    return [CheckpointedEvents(events, marks[-1][1], size, marks)] if marks else []
 
-    Parts hold an eighth of it, so that batches joined of them come close to it.
+
+def _parts(chunk: bytes, lines: int | None) -> Iterator[bytes]:
+    """Cut a chunk into parts of so many lines: what one part closes is one batch.
+
+    Parts of an eighth of a batch's events are joined to batches that come close to it.
     """
-    if max_events is None:
+    if lines is None:
         yield chunk
         return
-    start, lines = 0, max(max_events // _PARTS, 1)
+    start = 0
     while start < len(chunk):
         end = start
         for _ in range(lines):

@@ -144,6 +144,18 @@ def _identity(path: str) -> object:
     return found.st_dev, found.st_ino
 
 
+def create_privately(path: str) -> None:
+    """Create the file for its owner alone, unless it is there: quarantined payloads may be in it.
+
+    SQLite gives the files beside it (-wal, -shm) the same rights. What can't be created is left to
+    SQLite, which says why.
+    """
+    if path in ("", ":memory:"):
+        return
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
 def open_connection(
     path: str, busy_timeout: float, create_tables: Callable[[], Script[None]]
 ) -> sqlite3.Connection:
@@ -152,6 +164,7 @@ def open_connection(
     Another process that does the same at the same time is waited for, up to `busy_timeout`
     seconds.
     """
+    create_privately(path)
     connection = sqlite3.connect(
         path, timeout=busy_timeout, isolation_level=None, check_same_thread=False
     )

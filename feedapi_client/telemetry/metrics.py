@@ -112,6 +112,13 @@ QUARANTINED = Metric(
     "Events put into quarantine, the dead-letter queue",
     (PARTITION,),
 )
+PASSED_OVER = Metric(
+    "feedapi.consumer.passed_over",
+    Kind.COUNTER,
+    "{event}",
+    "Events not handled by run_by_key(), because one with their event_id is done already",
+    (PARTITION,),
+)
 BUFFERED = Metric(
     "feedapi.consumer.buffered",
     Kind.GAUGE,
@@ -179,7 +186,14 @@ PROBLEMS = Metric(
     (PROBLEM,),
 )
 
-FROM_THE_START = (MESSAGES, FETCH_RETRIES, HANDLER_FAILURES, HANDLER_RETRIES, QUARANTINED)
+FROM_THE_START = (
+    MESSAGES,
+    FETCH_RETRIES,
+    HANDLER_FAILURES,
+    HANDLER_RETRIES,
+    QUARANTINED,
+    PASSED_OVER,
+)
 """Counters that are there at 0 for every partition, before anything is counted: to Prometheus the
 first occurrence is an increase only then. So they have no attribute that can't be known before,
 such as the type of an error; the durations have that one."""
@@ -195,6 +209,7 @@ METRICS: tuple[Metric, ...] = (
     HANDLER_FAILURES,
     HANDLER_RETRIES,
     QUARANTINED,
+    PASSED_OVER,
     BUFFERED,
     PARTITIONS,
     CAUGHT_UP,

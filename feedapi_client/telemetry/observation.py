@@ -148,6 +148,10 @@ class Observation:
         """See `Observer`."""
         self._count(metrics.QUARANTINED, partition)
 
+    def passed_over(self, partition: int, count: int) -> None:
+        """See `Observer`."""
+        self._count(metrics.PASSED_OVER, partition, count)
+
     # ------------------------------------------------------------------ series
 
     def _begin_counting(self, status: ConsumerStatus) -> None:

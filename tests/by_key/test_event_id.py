@@ -13,12 +13,15 @@ from typing import Any
 import anyio
 import orjson
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from feedapi_client import (
     AlreadyDoneError,
     CommitOrderError,
     Event,
     FeedConsumer,
+    FeedError,
     FeedKey,
     FencedError,
     LeaseLostError,
@@ -30,8 +33,11 @@ from feedapi_client import (
     SQLiteCursorStore,
     StoreError,
 )
+from feedapi_client.notifications import EventsPassedOver, Notification
 from feedapi_client.quarantine import operations
+from feedapi_client.quarantine.quarantine_location import quarantine_beside
 from feedapi_client.stores.done import DONE_FORMAT, DoneEvent, stored_id
+from feedapi_client.telemetry import observe
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import (
     SAFETY_LIMIT,
@@ -142,6 +148,26 @@ async def test_r05_what_is_done_ahead_of_the_cursor_is_not_done_again(
     assert ledger.remembered == 0
 
 
+async def test_r05_a_stop_repeats_nothing_of_what_is_done(
+    publisher: Publisher, ledger: Ledger
+) -> None:
+    fill(publisher, 60, entities=12)
+
+    async def stops(event: Event) -> None:
+        await ledger(event)
+        if number(event) % 20 == 13:
+            consumer.stop()
+
+    for _ in range(3):
+        async with opened(publisher, ledger) as consumer:
+            await drain(consumer, stops, max_concurrency=4)
+    assert len(ledger.calls) < 60
+    await finish(publisher, ledger)
+    assert len(ledger.calls) == 60
+    assert_each_entity_in_order_and_once(ledger.effects, publisher)
+    assert ledger.remembered == 0
+
+
 async def test_r05_identity_counts_and_not_the_place_in_a_page(
     publisher: Publisher, ledger: Ledger
 ) -> None:
@@ -221,8 +247,6 @@ async def test_r05_a_failure_behind_the_commit_repeats_nothing(
     assert_each_entity_in_order_and_once(ledger.effects, publisher)
     assert caplog.text.count("the event is done, although its handler failed") == 20
     async with SQLiteCursorStore(ledger.path) as store:
-        from feedapi_client.quarantine.quarantine_location import quarantine_beside
-
         kept = quarantine_beside(store)
         await kept.prepare()
         assert [each async for each in operations.list_events(kept)] == []
@@ -318,10 +342,87 @@ async def test_without_a_transaction_it_is_remembered_at_once(publisher: Publish
     assert sorted(seen) == list(range(40))
 
 
-async def test_equal_ids_in_flight_are_handled_once(publisher: Publisher, ledger: Ledger) -> None:
-    fill(publisher, 20, entities=4)
-    await finish(publisher, ledger, event_id=lambda event: number(event) % 10)
+class Told:
+    """What is passed over, in notification, metric and status."""
+
+    def __init__(self) -> None:
+        self.notified = self.counted = self.shown = 0
+
+    @contextmanager
+    def of(self, consumer: FeedConsumer) -> Iterator[None]:
+        meters = InMemoryMetricReader()
+        meter = MeterProvider([meters]).get_meter("test")
+        with consumer.subscribe(self.listen), observe(consumer, meter=meter):
+            yield
+            self.shown = sum(p.passed_over for p in consumer.status().partitions.values())
+            found = meters.get_metrics_data()
+            assert found is not None
+            for metric in orjson.loads(found.to_json())["resource_metrics"][0]["scope_metrics"][0][
+                "metrics"
+            ]:
+                if metric["name"] == "feedapi.consumer.passed_over":
+                    self.counted = sum(point["value"] for point in metric["data"]["data_points"])
+
+    def listen(self, notification: Notification) -> None:
+        if isinstance(notification, EventsPassedOver):
+            self.notified += notification.events
+
+
+async def test_equal_events_in_flight_are_handled_once_and_counted(
+    publisher: Publisher, ledger: Ledger
+) -> None:
+    for _ in range(2):
+        fill(publisher, 10, entities=4)
+    told = Told()
+    async with opened(publisher, ledger, follow=False) as consumer:
+        with told.of(consumer):
+            await drain(consumer, ledger)
     assert sorted(effect["n"] for effect in ledger.effects) == list(range(10))
+    assert (told.notified, told.counted, told.shown) == (10, 10, 10)
+
+
+async def test_what_is_passed_over_after_a_crash_is_counted(
+    publisher: Publisher, ledger: Ledger
+) -> None:
+    fill(publisher, 40, entities=4)
+    await crash(publisher, ledger)
+    told = Told()
+    async with opened(publisher, ledger, follow=False) as consumer:
+        with told.of(consumer):
+            await drain(consumer, ledger)
+    assert (told.notified, told.counted, told.shown) == (30, 30, 30)
+
+
+def per_entity(event: Event) -> int:
+    return number(event) // 4
+
+
+async def test_an_id_that_another_event_has_is_an_error(
+    publisher: Publisher, ledger: Ledger
+) -> None:
+    fill(publisher, 40, entities=4)
+    with pytest.raises(FeedError, match="two events with one event_id have different payloads"):
+        await finish(publisher, ledger, event_id=per_entity)
+
+
+async def test_an_event_with_the_id_of_another_is_put_aside_and_lost_by_no_crash(
+    publisher: Publisher, ledger: Ledger
+) -> None:
+    fill(publisher, 40, entities=4)
+    ledger.blocked["e0"] = anyio.Event()
+    async with opened(publisher, ledger) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(
+            lambda: drain(consumer, ledger, event_id=per_entity, on_failure="quarantine")
+        )
+        await wait_until(lambda: ledger.running == {0})
+        tasks.cancel_scope.cancel()
+    ledger.blocked.clear()
+    await finish(publisher, ledger, event_id=per_entity, on_failure="quarantine")
+    async with SQLiteCursorStore(ledger.path) as store:
+        kept = quarantine_beside(store)
+        await kept.prepare()
+        aside = [orjson.loads(each.raw)["n"] async for each in operations.list_events(kept)]
+    assert sorted(aside + [effect["n"] for effect in ledger.effects]) == list(range(40))
 
 
 @pytest.mark.parametrize("wrong", [None, True, 1.5, "", b"", ["a"]])

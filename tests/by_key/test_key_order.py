@@ -73,6 +73,7 @@ class Model:
             assert {key for key, queue in self.queues.items() if queue} <= busy
             return
         item = self.order.begin()
+        assert item is not None
         assert not item.work.lost
         assert self.queues[item.key][0] is item, "not the next one of its key"
         assert all(each.key != item.key for each in self.running), "two of a key at once"

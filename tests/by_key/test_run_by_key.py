@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -505,23 +507,153 @@ async def test_with_retry_a_save_that_fails_is_tried_again(
 # ---------------------------------------------------------------------- the end
 
 
-async def test_stop_waits_for_what_is_in_flight_and_repeats_nothing(
-    publisher: Publisher, store: RecordingStore
+async def test_stop_begins_nothing_and_finishes_what_was_begun(
+    serve: Callable[..., Publisher], store: RecordingStore
 ) -> None:
-    fill(publisher, 100)
+    publisher = serve(page_size=100, checkpoint_every=1)
+    fill(publisher, 100, entities=50)
     application = Application()
-    gate = application.blocked["e0"] = anyio.Event()
+    gate = anyio.Event()
+    application.blocked = {f"e{n}": gate for n in range(50)}
     async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
-        tasks.start_soon(drain, consumer, application)
-        await wait_until(lambda: len(application.payloads) == 80)
+        tasks.start_soon(lambda: drain(consumer, application, max_concurrency=7))
+        await wait_until(lambda: len(application.running) == 7)
         consumer.stop()
         await wait_until(lambda: consumer.health().ready)
         gate.set()
-        application.blocked.clear()
+    assert n_of(application) == list(range(7))
     assert not consumer.cut_short
     async with consume(publisher, store=store, follow=False) as consumer:
         await drain(consumer, application)
-    assert_each_entity_in_order_and_once(application.payloads, publisher)
+    seen = Counter(n_of(application))
+    assert set(seen) == set(range(100))
+    assert {n for n in seen if seen[n] > 1} <= set(range(7))
+
+
+def n_of(application: Application) -> list[int]:
+    return sorted(payload["n"] for payload in application.payloads)
+
+
+async def test_stop_in_a_handler_is_obeyed_before_the_next_event(publisher: Publisher) -> None:
+    fill(publisher, 100)
+    seen: list[int] = []
+
+    async with consume(publisher) as consumer:
+
+        async def handle(event: Event) -> None:
+            seen.append(event.json()["n"])
+            if len(seen) == 3:
+                consumer.stop()
+
+        await drain(consumer, handle)
+    assert len(seen) == 3
+
+
+async def test_a_stop_saves_the_cursor_within_what_one_read_brought(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
+    publisher = serve(page_size=1000, checkpoint_every=10)
+    fill(publisher, 1000)
+    seen: list[int] = []
+
+    async def handle(event: Event) -> None:
+        seen.append(event.json()["n"])
+        await anyio.lowlevel.checkpoint()
+        if len(seen) == 500:
+            consumer.stop()
+
+    async with consume(publisher, store=store) as consumer:
+        await drain(consumer, handle, max_concurrency=1)
+    assert seen == list(range(500))
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, handle, max_concurrency=1)
+    assert 500 - seen[500] < 40
+    assert seen[500:] == list(range(seen[500], 1000))
+
+
+async def test_the_event_that_came_first_is_handled_first(serve: Callable[..., Publisher]) -> None:
+    """One that waited for another of its key is not behind all that came after it."""
+    publisher = serve(page_size=100)
+    publisher.append(0, {"entity": "e0", "n": 0})
+    for n in range(1, 50):
+        publisher.append(0, {"entity": "e0" if n == 1 else f"e{n}", "n": n})
+    seen: list[int] = []
+
+    async def handle(event: Event) -> None:
+        seen.append(event.json()["n"])
+
+    async with consume(publisher, follow=False) as consumer:
+        await drain(consumer, handle, max_concurrency=1)
+    assert seen == list(range(50))
+
+
+async def test_a_rolling_deployment_repeats_at_most_what_was_under_way(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
+    """Ten times, by a handler that takes long: what is done twice was behind the cursor."""
+    publisher = serve(page_size=1000, checkpoint_every=10)
+    draw = random.Random(7)
+    for n in range(3000):
+        publisher.append(0, {"entity": f"e{draw.randrange(200)}", "n": n})
+    seen: Counter[int] = Counter()
+    running: set[int] = set()
+    stopped = False
+    begun_late = 0
+
+    async def handle(event: Event) -> None:
+        nonlocal begun_late, stopped
+        begun_late += stopped
+        n = event.json()["n"]
+        running.add(n)
+        for _ in range(8):
+            await anyio.lowlevel.checkpoint()
+        running.discard(n)
+        seen[n] += 1
+        if seen.total() >= stop_at:
+            stopped = True
+            consumer.stop()
+
+    for turn in range(1, 11):
+        stop_at, stopped = 200 * turn, False
+        async with consume(publisher, store=store) as consumer:
+            await drain(consumer, handle, max_concurrency=16)
+            assert not running
+    stop_at, stopped = 10**9, False
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, handle, max_concurrency=16)
+    assert begun_late == 0
+    assert set(seen) == set(range(3000))
+    # The 16 at once, and the lines of which one checkpoint is kept.
+    assert seen.total() - 3000 <= 10 * (16 + 32)
+
+
+@pytest.mark.parametrize("stops", ["while it pauses", "while it is handled"])
+async def test_after_a_stop_no_event_is_tried_again(
+    publisher: Publisher, store: RecordingStore, stops: str
+) -> None:
+    fill(publisher, 20, entities=20)
+    calls: Counter[int] = Counter()
+
+    async def handle(event: Event) -> None:
+        n = event.json()["n"]
+        calls[n] += 1
+        if n == 7 and not consumer.cut_short:
+            if stops == "while it is handled":
+                consumer.stop()
+            raise ValueError("the service is down")
+
+    policy = Retry(attempts=None, base_delay=1000, max_delay=1000)
+    consumer = consume(publisher, store=store)
+    async with consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: drain(consumer, handle, on_failure=policy, max_concurrency=1))
+        if stops == "while it pauses":
+            await wait_until(lambda: calls.total() == 20)
+            consumer.stop()
+    assert calls[7] == 1
+    again = Application()
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, again)
+    assert 7 in n_of(again)
 
 
 async def test_the_grace_period_of_stop_ends_what_is_in_flight(

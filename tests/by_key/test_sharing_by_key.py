@@ -68,6 +68,30 @@ async def test_r17_a_hand_over_waits_for_what_is_in_flight_and_repeats_nothing(
     assert_each_entity_in_order_and_once(application.payloads + other.payloads, publisher)
 
 
+async def test_r17_a_hand_over_begins_nothing_that_need_not_be_begun(
+    serve: Callable[..., Publisher],
+) -> None:
+    publisher, store = serve(2, page_size=10, checkpoint_every=5), MemoryCursorStore()
+    fill(publisher, 200, entities=20)
+    application, other = Application(), Application()
+    gate = anyio.Event()
+    application.blocked = {f"e{n}": gate for n in range(20)}
+    first, second = sharing(publisher, store), sharing(publisher, store)
+    async with first, second, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: drain(first, application, max_concurrency=3))
+        await wait_until(lambda: len(application.running) == 3 and events(first) == 200)
+        tasks.start_soon(drain, second, other)
+        await wait_until(
+            lambda: "elsewhere" in {p.state for p in first.status().partitions.values()}
+        )
+        gate.set()
+        await wait_until(lambda: len(application.payloads) + len(other.payloads) == 200)
+        first.stop()
+        second.stop()
+    assert_each_entity_in_order_and_once(application.payloads + other.payloads, publisher)
+    assert len(other.payloads) >= 90
+
+
 async def _lose_one_and_get_it_back(serve: Callable[..., Publisher]) -> dict[str, Any]:
     """A partition is given away with an event that hangs, and comes back."""
     publisher, store = serve(2, page_size=10, checkpoint_every=5), MemoryCursorStore()

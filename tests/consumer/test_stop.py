@@ -15,6 +15,8 @@ from feedapi_client import (
     FeedConsumer,
     FeedKey,
     Position,
+    Quarantine,
+    Retry,
     Share,
 )
 from feedapi_client.testing import Publisher, faults
@@ -22,6 +24,7 @@ from tests.consumer.helpers import (
     SAFETY_LIMIT,
     RecordingStore,
     consume,
+    fill,
     n_of,
     numbers,
     wait_until,
@@ -69,6 +72,57 @@ async def test_r05_handlers_are_cancelled_after_the_grace_period_and_nothing_is_
     assert report.endswith("s is over: what is in flight is given up, partition 0")
     assert len(handled) == 1
     assert await store.cursors() == {0: "_first"}
+
+
+@pytest.mark.parametrize("stops", ["while it pauses", "while it is handled"])
+@pytest.mark.parametrize("then", ["raise", Quarantine()])
+async def test_after_a_stop_a_failing_batch_is_not_tried_again(
+    publisher: Publisher, store: RecordingStore, stops: str, then: Any
+) -> None:
+    fill(publisher, 5)
+    calls = 0
+
+    async def handle(_: Batch) -> None:
+        nonlocal calls
+        calls += 1
+        if stops == "while it is handled":
+            consumer.stop()
+        raise ValueError("the service is down")
+
+    policy = Retry(attempts=None, base_delay=1000, max_delay=1000, then=then)
+    consumer = consume(publisher, store=store)
+    async with consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: consumer.run(handle, on_failure=policy))
+        if stops == "while it pauses":
+            await wait_until(lambda: consumer.status()[0].handler_failures == 1)
+            consumer.stop()
+    assert calls == 1
+    async with consume(publisher, store=store, follow=False) as consumer:
+        assert n_of([event async for event in consumer]) == list(range(5))
+
+
+async def test_after_a_stop_a_failed_save_of_what_is_handled_is_tried_again(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 5)
+    failures = 0
+
+    async def fail(positions: Any) -> None:
+        nonlocal failures
+        if failures < 2 and positions[0].cursor == publisher.end_cursor(0):
+            failures += 1
+            consumer.stop()
+            raise ConnectionError
+
+    store.before_save = fail
+    async with consume(publisher, store=store) as consumer:
+        await consumer.run(_nothing, on_failure=Retry(base_delay=0.001))
+    assert failures == 2
+    assert await store.cursors() == {0: publisher.end_cursor(0)}
+
+
+async def _nothing(_: Batch) -> None:
+    pass
 
 
 async def test_an_iteration_that_was_cut_short_says_nothing_of_the_next_one(

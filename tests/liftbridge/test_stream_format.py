@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from feedapi_client.liftbridge import Message
-from feedapi_client.liftbridge.stream_format import SettledAttempts
+import pytest
+
+from feedapi_client.liftbridge import Message, StreamError
+from feedapi_client.liftbridge.headers import row_id
+from feedapi_client.liftbridge.stream_format import (
+    Attempt,
+    AttemptAssembler,
+    SettledAttempts,
+    snapshot_offset,
+)
 
 
 def message(offset: int, attempt: str, index: int = 0, count: int = 1) -> Message:
@@ -62,3 +70,32 @@ def test_an_incomplete_attempt_that_is_written_again_under_its_id_counts_once() 
     part = [message(n, "a", n, 3) for n in range(2)]
     whole = [message(n + 2, "a", n, 3) for n in range(3)]
     assert settled(*part, *whole) == [("a", [2, 3, 4])]
+
+
+def hostile(**headers: bytes) -> Message:
+    return Message(headers={f"feedapi-{name}": value for name, value in headers.items()})
+
+
+@pytest.mark.parametrize("number", [b"9" * 5000, b"9" * 20, b"-1", b"", "\u0663".encode()])
+def test_headers_that_are_no_numbers_are_those_of_a_foreign_message(number: bytes) -> None:
+    assert row_id(hostile(query=b"q", batch=number, row=b"1")) is None
+    assert row_id(hostile(query=b"q", batch=b"1", row=number)) is None
+    assert snapshot_offset(hostile(snapshot=number)) is None
+    assert AttemptAssembler().feed(hostile(attempt=b"a", index=b"0", count=number)) is None
+    assembler = AttemptAssembler()
+    assembler.feed(hostile(attempt=b"a", index=number, count=b"2"))
+    assert not assembler._messages
+
+
+def test_an_attempt_of_more_messages_than_a_relay_writes_is_not_kept() -> None:
+    assembler = AttemptAssembler()
+    assert assembler.feed(hostile(attempt=b"a", index=b"0", count=b"1000000000")) is None
+    assert not assembler._messages
+
+
+@pytest.mark.parametrize("partition", [b"x", b"9" * 5000, b""])
+def test_positions_of_no_partition_are_an_error_of_the_stream(partition: bytes) -> None:
+    positions = b'{"feed":"f","positions":{"%s":["c","open",1]}}' % partition
+    attempt = Attempt("a", (hostile(positions=positions),))
+    with pytest.raises(StreamError, match="can't be decoded"):
+        attempt.saved_positions("stream")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from starlette.routing import Mount
 
 from feedapi_client import Batch, FeedConsumer, PartitionState, PartitionStatus, Quarantine
 from feedapi_client.monitor import Monitor, serve
+from feedapi_client.monitor.families import Metrics
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import SAFETY_LIMIT, consume, limits, numbers, wait_until
 from tests.monitor.conftest import get
@@ -314,3 +316,67 @@ async def test_what_is_read_no_more_is_not_behind() -> None:
         status = PartitionStatus(0, state, "c", caught_up_at=long_ago)
         ended = state.value in ("drained", "superseded", "vanished", "elsewhere")
         assert (status.behind_seconds is None) == ended, state
+
+
+async def test_idle_connections_are_few_and_closed(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedapi_client.monitor.serving._SILENT_SECONDS", 0.05)
+    async with serve(consume(publisher), port=0) as server:
+        port = int(server.url.rpartition(":")[2].strip("/"))
+        streams = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(100)]
+        with anyio.fail_after(SAFETY_LIMIT):
+            for number, stream in enumerate(streams):
+                if number % 2 and number < 50:  # which sends the beginning of a request
+                    with suppress(anyio.BrokenResourceError):
+                        await stream.send(b"GET /healthz HTTP/1.1\r\n")
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                    while await stream.receive():
+                        pass
+                await stream.aclose()
+        assert (await get(server.url, "healthz")).status_code == 200
+
+
+async def test_a_connection_too_many_is_refused(publisher: Publisher) -> None:
+    async with serve(consume(publisher), port=0) as server:
+        port = int(server.url.rpartition(":")[2].strip("/"))
+        streams = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(65)]
+        with anyio.fail_after(SAFETY_LIMIT):
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await streams[-1].receive()
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_metrics_are_rendered_at_most_twice_a_second(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = 0
+    render = Metrics.render
+
+    def counted(self: Metrics, accept: str) -> tuple[bytes, str]:
+        nonlocal rendered
+        rendered += 1
+        return render(self, accept)
+
+    monkeypatch.setattr(Metrics, "render", counted)
+    monkeypatch.setattr("feedapi_client.monitor.monitor_app._METRICS_SECONDS", SAFETY_LIMIT)
+    async with serve(consume(publisher), port=0) as server:
+        for _ in range(5):
+            assert b"feedapi_consumer_live" in (await get(server.url, "metrics")).content
+    assert rendered == 1
+
+
+async def test_a_foreign_name_is_refused_at_every_address(publisher: Publisher) -> None:
+    async with serve(consume(publisher), host="0.0.0.0", port=0) as server:
+        port = server.url.rpartition(":")[2].strip("/")
+        url = f"http://127.0.0.1:{port}/healthz"
+        async with httpx.AsyncClient() as client:
+            for host, status in (
+                ("rebound.example", 421),
+                (f"rebound.example:{port}", 421),
+                ("10.1.2.3", 200),
+                ("localhost", 200),
+                (socket.gethostname(), 200),
+            ):
+                assert (await client.get(url, headers={"Host": host})).status_code == status

@@ -8,6 +8,7 @@ from __future__ import annotations
 import email
 import email.message
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import feedapi_client
 from feedapi_client.testing import Publisher
@@ -137,6 +139,38 @@ def test_the_core_needs_little(metadata: email.message.Message) -> None:
     required = [Requirement(text) for text in metadata.get_all("Requires-Dist") or ()]
     assert {each.name for each in required if each.marker is None} == CORE
     assert {line.partition("==")[0] for line in lowest_versions()} == CORE
+
+
+def test_the_lowest_versions_have_no_known_defect() -> None:
+    """Also of what the dependencies depend on: h11 before 0.16 takes one chunk for two."""
+    resolve = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header"]
+    found = subprocess.run(
+        [*resolve, "--no-annotate", "--resolution", "lowest", "pyproject.toml"],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    versions = dict(line.split("==") for line in found.split())
+    assert Version(versions["h11"]) >= Version("0.16")
+
+
+def test_a_release_is_built_by_the_build_tools_alone_and_published_by_a_token_alone() -> None:
+    release = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (\S+)", release)
+    assert used
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action) for action in used), used
+    parts = re.split(r"^  (\w+):$", release.partition("\njobs:\n")[2], flags=re.MULTILINE)
+    jobs = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert re.findall(r"pip install (.*)", jobs["build"]) == ["'hatchling>=1.25'"]
+    assert "sha256sum" in jobs["build"]
+    assert [name for name in jobs if "hatchling build" in jobs[name]] == ["build"]
+    publish = jobs["publish"]
+    assert re.findall(r"^      ([\w-]+: (?:read|write))", publish, re.MULTILINE) == [
+        "id-token: write"
+    ]
+    assert "pip install" not in publish
+    assert publish.index("$HASHES") < publish.index("gh-action-pypi-publish")
 
 
 READ = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+import stat
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import pytest
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.quarantine import SQLiteQuarantineStore
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 from feedapi_client.testing.contracts import (
@@ -475,3 +477,20 @@ async def test_a_file_that_is_replaced_or_deleted_in_use_is_an_error(
             path.touch()
         with pytest.raises(StoreError, match="was replaced or deleted while it was in use"):
             await store.save(feed, {0: Position("b", revision=2)})
+
+
+def rights_in(folder: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+
+
+async def test_r19_the_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
+            await store.save(FEED, {0: Position("1")})
+            await SQLiteQuarantineStore(tmp_path / "quarantine.db").prepare()
+            rights = rights_in(tmp_path)
+    finally:
+        os.umask(before)
+    assert {"cursors.db", "cursors.db-wal", "cursors.db-shm", "quarantine.db"} <= rights.keys()
+    assert set(rights.values()) == {0o600}

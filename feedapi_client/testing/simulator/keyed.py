@@ -125,6 +125,8 @@ class InFlight:
     def handler_retried(self, partition: int) -> None: ...  # noqa: D102
     def fetch_retried(self, partition: int, error: BaseException) -> None: ...  # noqa: D102
     def quarantined(self, partition: int, error_type: str) -> None: ...  # noqa: D102
+
+    def passed_over(self, partition: int, count: int) -> None: ...  # noqa: D102
     def discovered(self, seconds: float, error: BaseException | None) -> None: ...  # noqa: D102
 
 
