@@ -127,7 +127,8 @@ PUBLIC = {
     feedapi_client.django: "DjangoCursorStore DjangoQuarantineStore",
     feedapi_client.monitor: "Monitor MonitorServer serve",
     feedapi_client.notifications: """
-        BatchCommitted BatchDelivered DiscoveryEnded EventQuarantined FetchEnded HandlerFailed
+        BatchCommitted BatchDelivered DiscoveryEnded EventQuarantined EventsPassedOver FetchEnded
+        HandlerFailed
         IterationEnded PartitionAssigned PartitionDrained PartitionReleased PartitionStarted
         PartitionSuperseded PartitionVanished ProblemFound ProblemGone
     """,

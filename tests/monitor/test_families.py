@@ -91,6 +91,7 @@ async def test_names_labels_units_buckets_and_values_are_those_of_the_sdk(names:
                 both.observed("handler_retried", partition)
                 both.observed("fetch_retried", partition, LookupError())
                 both.observed("quarantined", partition, "KeyError")
+                both.observed("passed_over", partition, 3)
             batch = Batch(0, [object(), object()], "c", nothing)  # type: ignore[list-item]
             both.observed("delivered", batch, 0.0)
             ours, theirs = exposed(both.ours), exposed(both.theirs)

@@ -10,7 +10,7 @@ import pytest
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.runtime.by_key import ByKey
 from feedapi_client.runtime.done_ahead import DoneAhead
-from feedapi_client.runtime.key_order import READY, RUNNING, KeyedBatch, KeyedEvent, KeyOrder
+from feedapi_client.runtime.key_order import RUNNING, KeyedBatch, KeyedEvent, KeyOrder
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.watchdog import Watchdog
 from feedapi_client.testing.simulator.store import SimulatedDatabase, StoreSession
@@ -109,9 +109,7 @@ def a_retried_event_lets_the_next_one_pass(patch: pytest.MonkeyPatch) -> None:
     def passing(self: KeyOrder, item: KeyedEvent) -> None:
         pause(self, item)
         if queue := self._later[item.key]:
-            later = queue.popleft()
-            later.state = READY
-            self.ready.append(later)
+            self._free(queue.popleft())
 
     patch.setattr(KeyOrder, "pause", passing)
 
