@@ -80,7 +80,7 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         connection = FeedConnection(self.options)
         PartitionReader(connection, target, limit=partition.events).read(batches.append)
         if batches:
-            yield rows(self.options, connection, target, partition.sequence, batches)
+            yield rows(connection, target, partition.sequence, batches)
 
 
 class RefetchingSource(DataSource):
