@@ -830,7 +830,9 @@ async def test_r07_names_and_filters_have_positions_of_their_own(
         ({"fetch": FetchOptions(filters={"entity": "a"})}, []),
         ({}, []),
     ]:
-        async with consume(publisher, store=store, follow=False, **options) as consumer:
+        async with consume(
+            publisher, store=store, follow=False, start="first", **options
+        ) as consumer:
             assert await read_n(consumer) == expected
 
 

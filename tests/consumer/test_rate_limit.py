@@ -90,7 +90,8 @@ def test_r14_without_any_progress_the_feed_gives_up_in_the_end() -> None:
         def passes(self, now: float, under_way: int) -> bool:
             return now < 30.0
 
-    fared = consume_behind(Closed(), seconds=20 * MINUTE, partitions=50)
+    retry = RetryPolicy(give_up_after=300.0)
+    fared = consume_behind(Closed(), seconds=20 * MINUTE, partitions=50, retry=retry)
     assert isinstance(fared.error, FeedUnavailableError)
     assert fared.error.status == 429
     assert 300.0 <= fared.seconds - 30.0 < 345.0

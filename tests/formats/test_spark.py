@@ -102,7 +102,7 @@ def test_a_decision_of_every_version_is_read(golden: Path, tmp_path: Path) -> No
     Staging(tmp_path.as_uri(), "commits").create(
         f"commits/query/{7:012d}", orjson.dumps(content(golden, "small")["decision"])
     )
-    assert Decisions(tmp_path.as_uri(), "query", {}).find(7) == spark.DECISION
+    assert Decisions(tmp_path.as_uri(), "query").find(7) == spark.DECISION
 
 
 def test_an_offset_of_every_version_is_read(golden: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_newer_plan_is_refused_with_advice() -> None:
 
 
 def test_a_newer_decision_is_refused_with_advice(tmp_path: Path) -> None:
-    decisions = Decisions(tmp_path.as_uri(), "query", {})
+    decisions = Decisions(tmp_path.as_uri(), "query")
     decisions.decide(7, Decision(1, [], version=2))
     with pytest.raises(StagingError, match=r"newer version .*run the query with that version"):
         decisions.find(7)
