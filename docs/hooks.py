@@ -94,7 +94,7 @@ def render_tests(rule: int, words: tuple[str, ...]) -> str:
 
 def render_transitions() -> str:
     """Return the planner's states, its transitions, and a matrix of both as Markdown."""
-    from feedapi_client.lineage.transitions import TRANSITIONS, State, markdown
+    from feedapi_client.lineage.states import TRANSITIONS, State, markdown
 
     legal = {(each.source, each.target) for each in TRANSITIONS}
     rows = [

@@ -98,8 +98,8 @@ class LateEvents:
             return []
         drained = (
             id
-            for id in self._driver.closed_since
-            if id in entries
+            for id in entries
+            if (id in self._driver.closed_since or self._driver.planner.doubted(id))
             and entries[id].state is State.DRAINED
             and not self._was_closed_from_the_outset(id)
         )

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import anyio
 
 from feedapi_client.errors import StoreError
-from feedapi_client.lineage.actions import Action
+from feedapi_client.lineage.states import Action
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.notifications import PartitionAssigned, PartitionReleased
 from feedapi_client.options import Share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedapi_client.lineage.transitions import MEANINGS, TRANSITIONS, State
+from feedapi_client.lineage.states import MEANINGS, TRANSITIONS, State
 from tests.docs.hooks import hooks
 from tests.docs.snippets import PAGES_FOLDER
 

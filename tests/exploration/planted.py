@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from feedapi_client.lineage.actions import Save
+from feedapi_client.lineage.states import Save
 from feedapi_client.lineage.flow import Flow
 from feedapi_client.lineage.ownership import Ownership
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.transitions import State
+from feedapi_client.lineage.states import State
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.partition import RuntimePartition

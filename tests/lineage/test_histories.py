@@ -234,11 +234,9 @@ def test_r09_an_edge_that_is_listed_late_lets_a_partition_begin_again_at_that_cu
     made = planner({0: Position("a"), 9: Position("q")})
     made.discover(info(0, 9, 2))
     actions = made.discover(info(9, successor(2, 0)))
-    assert [each for each in actions if isinstance(each, (Stop, Start))] == [
-        Stop(0),
-        Stop(2),
-        Start(2, "a"),
-    ]
+    moves = [each for each in actions if isinstance(each, (Stop, Start))]
+    assert moves[-1] == Start(2, "a")
+    assert {*moves} == {Stop(0), Stop(2), Start(2, "a")}
 
 
 def test_r06_an_end_that_is_committed_while_the_lease_goes_counts_at_once() -> None:
@@ -285,7 +283,7 @@ def test_r07_a_position_that_was_never_saved_is_not_gone() -> None:
 
 def test_r07_what_is_closed_at_a_start_at_the_end_is_stored_at_its_end() -> None:
     made = planner(start="last")
-    listed = info(0, CLOSED.__class__(1, closed=True), Partition(2, closed=True, last_cursor="l2"))
+    listed = info(0, Partition(1, closed=True), Partition(2, closed=True, last_cursor="l2"))
     assert made.unresolved(listed) == [0, 1]
     (save, *_) = made.discover(listed, ends={0: "e0", 1: "e1"})
     assert isinstance(save, Save)

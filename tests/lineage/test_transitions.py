@@ -12,7 +12,7 @@ import pytest
 from feedapi_client import FeedError, FeedInfo, LostPartitionError, Partition, Position
 from feedapi_client.lineage import entries as entries_module
 from feedapi_client.lineage.planner import Entry, Planner
-from feedapi_client.lineage.transitions import (
+from feedapi_client.lineage.states import (
     MEANINGS,
     TRANSITIONS,
     IllegalTransitionError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedapi_client.lineage.actions import Save
+from feedapi_client.lineage.states import Save
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from feedapi_client.lineage import flow, transfer
-from feedapi_client.lineage.actions import Action, Rediscover, Save
-from feedapi_client.lineage.entry import Entry
+from feedapi_client.lineage.states import Action, Rediscover, Save
+from feedapi_client.lineage.states import Entry
 from feedapi_client.lineage.flow import Flow
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.transitions import State
+from feedapi_client.lineage.states import State
 from feedapi_client.model import LAST, Position
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.positions import Positions

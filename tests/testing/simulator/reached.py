@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Save, Start, Stop
+from feedapi_client.lineage.states import Action, Fail, Rediscover, Report, Save, Start, Stop
 from feedapi_client.lineage.entries import Entries
-from feedapi_client.lineage.entry import Entry
-from feedapi_client.lineage.transitions import TRANSITIONS, State
+from feedapi_client.lineage.states import Entry
+from feedapi_client.lineage.states import TRANSITIONS, State
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.testing.simulator.__main__ import numbers
 from feedapi_client.testing.simulator.many import Histories
