@@ -952,20 +952,23 @@ class Planner:
                 # A successor that is itself an ancestor of another one is superseded at once.
                 if partition not in positions or position.status == "superseded":
                     positions[partition] = position
-        self._transferred(positions, actions)
-        return touched
+        return touched + self._transferred(positions, actions)
 
-    def _transferred(self, positions: dict[int, Position], actions: list[Action]) -> None:
+    def _transferred(self, positions: dict[int, Position], actions: list[Action]) -> list[int]:
+        """Take the positions, and save them. Return the children of ancestors that were drained."""
+        children: list[int] = []
         for partition, position in positions.items():
             entry = self._entry(partition)
             self._decide(entry, position)
             if position.status == "superseded":
                 self._move(entry, *self._desired(entry), actions)
+                children += self.graph.children.get(partition, ()) if entry.finished else ()
             elif entry.running or entry.state is State.SUPERSEDED:
                 # Its ancestors were not listed when it began, or it begins once more (R11).
                 self._move(entry, State.WAITING, (), actions)
         if positions:
             actions.append(Save(positions))
+        return children
 
     def _with_siblings(self, successors: Iterable[Partition]) -> set[int]:
         """Return the ancestors that can't be superseded yet.

@@ -75,6 +75,7 @@ _ROWS: tuple[tuple[State, State, str, str], ...] = (
     (_D, _E, f"{_OPEN}, an event came late, or the save of its end was refused", "R6 R17"),
     (_S, _W, "its cursor was moved back to an ancestor, which is split again", "R9 R11"),
     (_S, _V, _RETURNED, "R11"),
+    (_S, _P, "it is to begin once more, and its lineage is lost or ambiguous", "R9 R11"),
     (_S, _E, "another instance had changed it when its cursor was transferred", "R9 R17"),
     (_V, _R, "listed again", "R11"),
     (_V, _W, "listed again, and it has to wait for another partition", "R8 R11"),
