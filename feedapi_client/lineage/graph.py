@@ -314,20 +314,25 @@ class PublisherEdges:
             if not (known is None or parent is None or parent in listed or parent in known)
             and child in listed
         }
-        held: set[int] = set()
-        if self._ordered and info.dialect == "v2-token" and 0 in _childless(listed):
-            roots = {p.id for p in listed.values() if not _above(p)}
-            above, waiting = {0}, [0]  # what 0 descends from does not wait for it
-            while waiting:
-                more = _above(listed[waiting.pop()])
-                waiting += [a for a in more if a in listed and a not in above]
-                above.update(more)
-            held = roots.difference(edges, above)
-            held = held.difference(begun()) if held else held
+        held = self._presumed(info)
+        held = held.difference(begun()) if held else held
         info = with_edges(info, edges, unseen=unseen, feed=self._feed)
         self._held, self._unseen = held, unseen
         presumed = {child: replace(listed[child], starts_after=0) for child in held}
         return replace(info, partitions={**info.partitions, **presumed}) if presumed else info
+
+    def _presumed(self, info: FeedInfo) -> set[int]:
+        """Return the roots that may start after partition 0; none that it descends from."""
+        listed = info.partitions
+        if not self._ordered or info.dialect != "v2-token" or 0 not in _childless(listed):
+            return set()
+        above, waiting = {0}, [0]
+        while waiting:
+            more = [a for a in _above(listed[waiting.pop()]) if a in listed and a not in above]
+            waiting += more
+            above.update(more)
+        roots = {p.id for p in listed.values() if not _above(p)}
+        return roots.difference(self._lineage, above)
 
     def reports(
         self,

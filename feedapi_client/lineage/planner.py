@@ -253,7 +253,7 @@ class Planner:
             for ancestor in listed.cursor_from:
                 self._successors[ancestor].add(listed.id)
         for entry in self.entries.values():
-            entry.gone = 0 if entry.id in self.graph else entry.gone + 1
+            entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
         self._closed = [(p.id, self._above(p)) for p in self.graph if p.closed]
         self._heirs = [p for p in self.graph if p.cursor_from]
         if self._shared and any(

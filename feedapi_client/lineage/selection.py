@@ -75,7 +75,7 @@ class Selection:
             return
         named = {a for p in info.partitions.values() for a in p.cursor_from}
         self.gone = {
-            id: self.gone.get(id, 0) + 1
+            id: min(self.gone.get(id, 0) + 1, 2)
             for id, position in self.others.items()
             if position.status == "open" and id not in info.partitions and id not in named
         }

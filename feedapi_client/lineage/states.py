@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from feedapi_client.errors import FeedError
 from feedapi_client.model import FIRST, Position
@@ -27,15 +26,6 @@ class State(StrEnum):
     ELSEWHERE = "elsewhere"
 
 
-class Transition(NamedTuple):
-    """One legal move, what makes it happen, and the rules of consumption that demand it."""
-
-    source: State
-    target: State
-    cause: str
-    rules: tuple[str, ...]
-
-
 _W, _R, _C, _D, _S, _V, _P, _E = State
 _RUNNING = (_R, _C)  # here: to look up a member of an enum takes long
 _LISTED = "listed, and every partition it waits for is drained"
@@ -46,7 +36,7 @@ _LEASE, _LATE = "its lease is given away or lost", "listed as its successor only
 _OPEN, _STORED = "listed as open again", "stored as drained by another instance"
 _LOSES = f"{_OPEN}, and its lineage is lost, or what it waits for is parked"
 _RETURNED = "its cursor was moved back by another instance, and it is no longer listed"
-_ROWS: tuple[tuple[State, State, str, str], ...] = (
+TRANSITIONS: tuple[tuple[State, State, str, str], ...] = (
     (_W, _R, _LISTED, "R4 R8"),
     (_W, _D, "stored as drained, or closed at a first start at the end", "R6 R7"),
     (_W, _S, "stored as superseded, or its cursor is transferred before it was started", "R7 R9"),
@@ -90,9 +80,9 @@ _ROWS: tuple[tuple[State, State, str, str], ...] = (
     (_E, _V, _GONE, "R11"),
     (_E, _P, _LOST, "R8 R9 R18"),
 )
-TRANSITIONS = tuple(Transition(a, b, cause, tuple(r.split())) for a, b, cause, r in _ROWS)
-"""Every legal move, once for each pair of states. `PARKED` is final for the session."""
-_LEGAL = frozenset((each.source, each.target) for each in TRANSITIONS)
+"""Every legal move, once for each pair of states: from, to, what makes it happen, and the rules of
+consumption that demand it. `PARKED` is final for the session."""
+_LEGAL = frozenset((source, target) for source, target, _, _ in TRANSITIONS)
 
 
 class IllegalTransitionError(RuntimeError):
@@ -124,7 +114,7 @@ class Entry:
         saved_at: the moment at which `position` was saved here; infinite until it is.
         reopened: it was drained, and is to show its end anew. Nothing was committed since.
         finished: it was drained when its cursor was transferred.
-        gone: how many discoveries in a row did not list it.
+        gone: how many discoveries in a row did not list it, up to 2.
         caught_up: an open partition was read to its present end.
         end: the cursor behind which the closed partition was seen to hold nothing.
         error: why it is parked.

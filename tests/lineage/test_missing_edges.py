@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from feedapi_client.errors import LineageError
-from feedapi_client.lineage.states import Action, Report, Save, Start
 from feedapi_client.lineage.graph import (
     SuspectedEdges,
     parse_lineage,
     suspected_missing_edges,
 )
 from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import Action, Report, Save, Start
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.order import count_before, preceding
+
+from feedapi_client.lineage.graph import Graph
 from feedapi_client.model import Partition
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 import pytest
 
 from feedapi_client import AmbiguousLineageError, FeedInfo, LineageError, Partition, Position
-from feedapi_client.lineage.states import Save, Start
 from feedapi_client.lineage.planner import Planner, State
-from feedapi_client.lineage.rollback import presumed_successors, restored_positions
+from feedapi_client.lineage.states import Save, Start
 from feedapi_client.model import FIRST
+from feedapi_client.operations.repair import presumed_successors, restored_positions
 
 SUPERSEDED = Position("60", "superseded", 3)
 
