@@ -229,7 +229,12 @@ class Planner:
         again = self._note_listed()
         actions += self._settle(self._all())
         actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
-        self._listed_again = {p.id for p in graph if not p.closed and self._is_listed_again(p.id)}
+        over = (
+            e
+            for e in self.entries.values()
+            if e.reopened or (e.position and e.position.status != "open")
+        )
+        self._listed_again = {e.id for e in over if self._is_listed_again(e)}
         holes = {e.id for e in self.entries.values() if e.gone == 1}
         holes.update(id for id, times in self._selection.gone.items() if times == 1)
         waiting = (e for e in self.entries.values() if e.waits_for) if holes else ()
@@ -255,7 +260,7 @@ class Planner:
         for entry in self.entries.values():
             entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
         self._closed = [(p.id, self._above(p)) for p in self.graph if p.closed]
-        self._heirs = [p for p in self.graph if p.cursor_from]
+        self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
         if self._shared and any(
             ancestor not in self._owned and not self._position_of(ancestor)
             for successor in self._unplaced()
@@ -418,7 +423,7 @@ class Planner:
         self._unsure = late
         self._loaded = max(self._loaded, began)
         self._owned |= gained
-        self._heirs = [p for p in self.graph if p.cursor_from]
+        self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
         actions += self._settle(self._all())
         # What another instance drained or transferred may have successors that are not known yet.
         return [*actions, Rediscover()] if over and Rediscover() not in actions else actions
@@ -567,16 +572,17 @@ class Planner:
             if e.position is not None and (e.reopened or e.position.status != "open")
         }
 
-    def _is_listed_again(self, partition: int) -> bool:
-        """Whether one that is listed open was over.
+    def _is_listed_again(self, e: Entry) -> bool:
+        """Whether one that was over is listed as open.
 
         A superseded one counts if none of those that may hold its cursor now is listed: a publisher
         may go on listing what it has split.
         """
-        entry = self.entries[partition]
-        if not _has(entry, "superseded"):
-            return entry.reopened or _has(entry, "drained")
-        seen, waiting = {partition}, [partition]
+        if e.id not in self.graph or self.is_closed(e.id):
+            return False
+        if not _has(e, "superseded"):
+            return True
+        seen, waiting = {e.id}, [e.id]
         while waiting:
             successors = self._successors.get(waiting.pop(), set()) - seen
             if any(id in self.graph for id in successors):
@@ -620,13 +626,14 @@ class Planner:
     def _desired(self, e: Entry) -> tuple[State, Because]:
         """Return the state that follows from the facts, and why. The first that holds counts."""
         listed = self.graph.partitions.get(e.id)
+        status = e.position.status if e.position else None
         if e.error is not None:
             return State.PARKED, e.error  # final for this session (R18)
         if e.id in self._unsure:
             return State.ELSEWHERE, ()  # what is read next is what is stored (R17)
-        if _has(e, "superseded"):
+        if status == "superseded":
             return State.SUPERSEDED, ()  # no discovery revives it (R9)
-        if self._is_drained(e):
+        if status == "drained" and self._is_drained(e):
             return _DRAINED, ()  # also when it is no longer listed (R6)
         if listed is None:
             return (State.VANISHED if e.gone else State.WAITING), ()  # R11; not discovered yet
@@ -634,12 +641,14 @@ class Planner:
             return held  # what is being read has passed this, and is not taken back
         if not self._is_mine(e.id):
             return State.ELSEWHERE, ()
-        if e.id not in self._in_flight and self._is_end(e, e.cursor):
+        if listed.closed and e.id not in self._in_flight and self._is_end(e, e.cursor):
             return _DRAINED, ()  # the end is committed (R6)
         return (State.CAUGHT_UP if e.caught_up and not listed.closed else _READING), ()
 
     def _held_back(self, e: Entry, listed: Partition) -> tuple[State, Because] | None:
         """Return what keeps a listed partition from being started; None if nothing does."""
+        if listed.starts_after is None and not listed.cursor_from and e.position is not None:
+            return None  # as nearly all partitions of a large feed
         if e.position is None and self._is_outlived(e.id):
             return State.SUPERSEDED, ()  # its events are in a successor that is read (R9)
         if e.position is None and listed.cursor_from:  # where it starts is not decided yet (R9)
@@ -962,7 +971,7 @@ class Planner:
             self._decide(entry, position)
             if position.status == "superseded":
                 self._move(entry, *self._desired(entry), actions)
-                children += self.graph.children.get(partition, ()) if entry.finished else ()
+                children += sorted(self._waiters.pop(partition, ())) if entry.finished else ()
             elif entry.running or entry.state is State.SUPERSEDED:
                 # Its ancestors were not listed when it began, or it begins once more (R11).
                 self._move(entry, State.WAITING, (), actions)
@@ -1093,7 +1102,9 @@ class Planner:
     def _in_one_save(self, actions: list[Action]) -> list[Action]:
         """Merge the saves of a first start: each position is saved once, as its first revision."""
         positions = {
-            e.id: self._decide(e, next_position(None, e.cursor, e.position.status))
+            e.id: e.position
+            if e.position.revision == 1
+            else self._decide(e, next_position(None, e.cursor, e.position.status))
             for e in self.entries.values()
             if e.position is not None
         }

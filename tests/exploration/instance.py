@@ -215,8 +215,10 @@ class Instance:
             _items(self.in_flight),
             self.owed,
             tuple(
-                (e.id, e.state, e.position, e.waits_for, e.end, e.gone, e.caught_up, e.stored)
-                + (e.reopened, e.finished)
+                (
+                    *(e.id, e.state, e.position, e.waits_for, e.end),
+                    *(e.gone, e.caught_up, e.stored, e.reopened, e.finished),
+                )
                 for e in planner.entries.values()
             ),
             frozenset(planner._known),

@@ -13,6 +13,8 @@ from feedapi_client.model import LAST, Partition, Position
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.positions import Positions
 
+Saved = dict[int, Position]
+
 
 def children_at_once(patch: pytest.MonkeyPatch) -> None:
     """Children are read before their parent is drained."""
@@ -62,7 +64,7 @@ def successor_from_the_start(patch: pytest.MonkeyPatch) -> None:
 
 def _inherit(
     patch: pytest.MonkeyPatch,
-    change: Callable[[Planner, Partition, dict[int, Position]], dict[int, Position]],
+    change: Callable[[Planner, Partition, Saved], Saved],
 ) -> None:
     """Change what a transfer saves."""
     inherited = Planner._inherited
