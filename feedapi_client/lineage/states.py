@@ -35,7 +35,7 @@ _LOST = "a partition it descends from is parked, or its lineage is lost or ambig
 _LEASE, _LATE = "its lease is given away or lost", "listed as its successor only after it began"
 _OPEN, _STORED = "listed as open again", "stored as drained by another instance"
 _LOSES = f"{_OPEN}, and its lineage is lost, or what it waits for is parked"
-_RETURNED = "its cursor was moved back by another instance, and it is no longer listed"
+_RESTORED = "its cursor was moved back to it"
 TRANSITIONS: tuple[tuple[State, State, str, str], ...] = (
     (_W, _R, _LISTED, "R4 R8"),
     (_W, _D, "stored as drained, or closed at a first start at the end", "R6 R7"),
@@ -64,7 +64,9 @@ TRANSITIONS: tuple[tuple[State, State, str, str], ...] = (
     (_D, _P, _LOSES, "R8 R18"),
     (_D, _E, f"{_OPEN}, an event came late, or the save of its end was refused", "R6 R17"),
     (_S, _W, "its cursor was moved back to an ancestor, which is split again", "R9 R11"),
-    (_S, _V, _RETURNED, "R11"),
+    (_S, _R, _RESTORED, "R11"),
+    (_S, _D, f"{_RESTORED}, and another instance has read it to its end", "R6 R11"),
+    (_S, _V, f"{_RESTORED}, and it is no longer listed", "R11"),
     (_S, _P, "it is to begin once more, and its lineage is lost or ambiguous", "R9 R11"),
     (_S, _E, "another instance had changed it when its cursor was transferred", "R9 R17"),
     (_V, _R, "listed again", "R11"),

@@ -84,6 +84,12 @@ def refreshed(planner: Planner, *statuses: str, back: bool = False) -> Planner:
     return planner
 
 
+def restored(status: Any) -> None:
+    """The cursor of partition 0 was moved back to it while this instance runs."""
+    planner = refreshed(shared(Partition(0, closed=True)), "superseded")
+    planner.refresh({0: Position("z", status, 10)}, owned=[0])
+
+
 MOVED_BACK = {0: Position("a"), 1: Position("b"), 2: Position("a", "superseded", 2)}
 
 
@@ -189,6 +195,8 @@ SCENARIOS: dict[Pair, Callable[[], Any]] = {
     (D, P): lambda: discovered(drained_behind(), Partition(0, starts_after=9)),
     (D, V): lambda: discovered(refreshed(shared(Partition(0, closed=True)), "drained", back=True)),
     (S, V): lambda: discovered(refreshed(shared(Partition(0)), "superseded", back=True)),
+    (S, R): lambda: restored("open"),
+    (S, D): lambda: restored("drained"),
     (S, P): lambda: discovered(started(stored=MOVED_BACK), Partition(2, cursor_from=(0, 1))),
 }
 
