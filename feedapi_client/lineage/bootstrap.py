@@ -66,16 +66,7 @@ def first_positions(
         NoProgressError: the present end of a partition is not among `ends`.
     """
     given = start if isinstance(start, Mapping) else {}
-    for partition, cursor in given.items():
-        if partition not in selection:
-            problem = "which is not selected"
-        elif partition not in graph and partition not in graph.successors:
-            problem = "but the feed lists neither it nor a successor of it"
-        elif cursor == LAST and partition not in ends:
-            problem = "at _last, and only of a listed partition the present end can be asked for"
-        else:
-            continue
-        raise LineageError(f"start names this partition, {problem}", feed=feed, partition=partition)
+    _check_given(given, graph, ends, selection, feed)
     positions = {p: Position(ends[p] if at == LAST else at) for p, at in given.items()}
     for listed in graph:
         if any(a in given or a in selection.others for a in listed.cursor_from):
@@ -98,3 +89,22 @@ def first_positions(
         else:
             positions[listed.id] = Position(FIRST)
     return positions
+
+
+def _check_given(
+    given: Mapping[int, str],
+    graph: Graph,
+    ends: Mapping[int, str],
+    selection: Selection,
+    feed: str,
+) -> None:
+    for partition, cursor in given.items():
+        if partition not in selection:
+            problem = "which is not selected"
+        elif partition not in graph and partition not in graph.successors:
+            problem = "but the feed lists neither it nor a successor of it"
+        elif cursor == LAST and partition not in ends:
+            problem = "at _last, and only of a listed partition the present end can be asked for"
+        else:
+            continue
+        raise LineageError(f"start names this partition, {problem}", feed=feed, partition=partition)

@@ -100,22 +100,11 @@ class Planner:
         selects_events: bool = False,
         shared: bool = False,
     ) -> None:
-        """Create a planner without any partition.
+        """Create a planner without any partition. The options are those of `FeedConsumer`.
 
-        Arguments:
-            feed: the feed's URL, for messages.
-            start: where partitions of the first discovery of an empty store begin.
-            ordered: whether a child waits until its parent is drained.
-            partitions: the partitions to read; None for all, see `Selection`.
-            lineage: the parent of each child whose edge the publisher leaves out; None for a child
-                that comes after nobody.
-            selects_events: whether the consumer reads a selection of the events (filters, event
-                types). Cursors of a selection are not comparable with `Partition.last_cursor`.
-            shared: whether several instances read the feed: only what `refresh` names as owned is
-                started.
-
-        Raises:
-            ValueError: another `start`, or `partitions` or `lineage` that hold no ids.
+        `selects_events`: there are filters or event types, whose cursors are not comparable with
+        `Partition.last_cursor`. `shared`: only what `refresh` names as owned is started. Raises
+        ValueError for another `start`, or `partitions` or `lineage` that hold no ids.
         """
         self.feed = feed
         self.start: StartAt = checked_start(start)
@@ -155,31 +144,20 @@ class Planner:
     # ------------------------------------------------------------------ inputs
 
     def load(self, positions: Mapping[int, Position]) -> None:
-        """Take the stored positions. Call it once, before the first discovery.
-
-        Without the position of any selected partition, the next discovery is the consumer's first
-        start (R7).
-        """
+        """Take the stored positions, once. Without any the next discovery is a first start (R7)."""
         selected = self._selection.load(positions)
         self._known.update(positions)
         self._first_start = not selected
         self._take(selected)
 
     def select(self, partitions: Iterable[int]) -> None:
-        """Add partitions to the selection, to be started by the next discovery.
-
-        Without a selection all partitions are read anyway, and this does nothing.
-        """
+        """Add partitions to a selection, to be started by the next discovery."""
         stored = self._selection.add(partitions)
         self._first_start = self._first_start and not stored
         self._take(stored)
 
     def unresolved(self, info: FeedInfo) -> list[int]:
-        """Return the partitions whose present end the driver has to find out for `discover`.
-
-        It asks for them with a fetch of ``_last``. A stored ``_last`` would mean another place
-        after each start, so what is saved at the first start has to be a real cursor.
-        """
+        """Return the partitions whose present end the driver has to ask for, for `discover`."""
         if not self._first_start:
             return []
         selects = self._selects_events
@@ -195,16 +173,8 @@ class Planner:
     ) -> list[Action]:
         """Take a discovery. As the first one of an empty store counts one that lists partitions.
 
-        Arguments:
-            info: what was discovered.
-            ends: the present ends of the partitions that `unresolved` named.
-            earlier: whether it was made by an earlier driver. It may lack partitions that
-                `lineage` names.
-
-        Raises:
-            LineageError: the partitions make no graph (R12), a selected partition was never listed,
-                `start` names one that is not there, or `lineage` contradicts the publisher or
-                makes a cycle. Everything stays as it was.
+        `earlier`: it was made by an earlier driver, and may lack partitions that `lineage` names.
+        After a `LineageError` (R7, R8, R12) everything is as it was.
         """
         first = self._first_start
         if first and not info.partitions:
@@ -271,14 +241,9 @@ class Planner:
         return again
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
-        """Return the position that a commit of `cursor` has to save.
+        """Return the position that a commit has to save. Changes nothing: it may come again (R5).
 
-        Changes nothing, so that a commit that was rolled back can be made again (R5).
-
-        Arguments:
-            partition: the partition of the batch.
-            cursor: the batch's cursor.
-            after: the position saved before it, when that is later than the last released one.
+        `after`: the position saved before it, when that is later than the last released one.
         """
         entry = self.entries[partition]
         status: Status = "drained" if self._is_end(entry, cursor) else "open"
@@ -290,17 +255,11 @@ class Planner:
         self.progressed(partition)
 
     def hold(self, partition: int) -> None:
-        """Block lineage changes to the partition's position until `released` is called.
-
-        For a batch that was released before, and is committed late.
-        """
+        """Block lineage changes to the position until `released`: a batch is committed late."""
         self._in_flight.add(partition)
 
     def released(self, partition: int, position: Position | None = None) -> list[Action]:
-        """Note that the application has finished with the batch in flight.
-
-        `position` is what its commit saved; None when it was not committed.
-        """
+        """Note that the application has finished with a batch; `position` is what it committed."""
         entry = self.entries[partition]
         before = entry.state
         self._in_flight.discard(partition)
@@ -312,10 +271,7 @@ class Planner:
         return actions
 
     def committed(self, partition: int, position: Position) -> None:
-        """Note what was saved of a partition whose later batches are in flight.
-
-        Lineage changes to the position stay blocked until `released`.
-        """
+        """Note what was saved of a partition whose later batches are in flight."""
         entry, known = self.entries[partition], self.entries[partition].position
         if known is None or (position != known and position.revision >= known.revision):
             self._place(entry, position)  # else another instance went on from it meanwhile
@@ -329,12 +285,10 @@ class Planner:
             self._change(entry, _READING)
 
     def ended(self, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
-        """Note that a complete response held no event and ended on the `cursor` asked with.
+        """Note that a response was the end, after all that was read before is delivered.
 
-        Call it once all that was read before is delivered. `asked_closed` says whether the
-        discovery before the request listed the partition as closed. Only then is it the end of the
-        partition (R6), if it is where discovery says that it ends. Otherwise an open partition is
-        caught up, and one that was closed in the meantime is asked once more.
+        It is that of a closed partition (R6) only if `asked_closed`: the discovery before the
+        request listed it so. One that was closed in the meantime is asked once more.
         """
         entry = self.entries[partition]
         if not entry.running:
@@ -346,10 +300,7 @@ class Planner:
         return self._settle([partition])
 
     def reopened(self, partition: int) -> list[Action]:
-        """Note that a drained partition holds more than the answers said that showed its end (R6).
-
-        It is read on. Its children that were started meanwhile go on, too.
-        """
+        """Note that an event came behind the end that empty answers had shown (R6)."""
         entry = self.entries[partition]
         if entry.state is not _DRAINED or entry.position is None:
             return []
@@ -377,21 +328,18 @@ class Planner:
     ) -> list[Action]:
         """Take the stored positions again, as other instances have changed them.
 
-        The positions of partitions that were owned before are left as they are: nobody else saves
-        them. Those of newly owned ones have to be loaded after the claim. While a batch is in
-        flight the position stays that from which it was read.
+        Those of partitions that were owned before, or of which a batch is in flight, are left as
+        they are. Those of newly owned ones have to be loaded after the claim. None is as before.
 
         Arguments:
             positions: all stored positions.
-            owned: the partitions that may be read, `revoke` has taken away those that may not any
-                more. None: as before.
-            others: those that other living instances hold. None: as before.
-            ended: those that were read to their end (without `follow`). None: as before.
-            began: what `begin_load` returned before the positions were loaded. A partition whose
-                save was refused since waits for the next load, and what this instance saved since
-                is kept. None: nothing has happened since.
-            looked: what `begin_load` returned before the leases were looked at, of which `others`
-                come. They decide nothing that a discovery has asked for since. None: nothing was.
+            owned: the partitions that may be read; `revoke` takes away those that may not any more.
+            others: those that other living instances hold.
+            ended: those that were read to their end (without `follow`).
+            began: what `begin_load` returned before the positions were loaded: what was saved since
+                is kept, and what was refused since waits for the next load.
+            looked: what it returned before the leases were looked at, of which `others` come: they
+                decide nothing that a discovery has asked for since.
         """
         selected = self._selection.load(positions)
         self._known.update(positions)
@@ -447,10 +395,7 @@ class Planner:
             self.entries[partition].reopened = False
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
-        """Return the owned partitions whose loaded position is newer than any that was saved here.
-
-        `began`: what `begin_load` returned before the load.
-        """
+        """Return the owned partitions whose loaded position is newer than any saved here."""
         return {
             p
             for p in self._owned & stored.keys()
@@ -595,9 +540,7 @@ class Planner:
         """Return whether every partition was read to its end and no batch is in flight.
 
         Partitions that still wait count as finished where what they wait for will not come: a
-        parent that is at its end and open (R8). One that waits for a cursor to be transferred does
-        not: an instance that gets the lease of its ancestor will do that (R9). Nor does one that
-        waits for what only one discovery did not list.
+        parent that is at its end and open (R8). One that waits for a transfer does not (R9).
         """
         if self.reads or self._in_flight or self._in_doubt:
             return False
