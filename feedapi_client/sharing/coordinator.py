@@ -325,8 +325,8 @@ class Coordinator:
             pinned |= ended
         owners = {p: le.owner for p, le in self._leases.items() if p != BOOTSTRAP}
         decided = plan(self.name, alive, owners, units, pinned=pinned | self._leaving.keys())
-        # Those that believe a mark divide without its partition. Whoever does not reads it itself, if
-        # nobody has claimed it since the last look.
+        # Those that believe a mark divide without its partition. Whoever does not reads it itself,
+        # if nobody has claimed it since the last look.
         marked = {p for unit in units for p in unit if p in owners and self._leases[p].ended}
         free = set() if decided.claim else {p for p in marked if owners[p] not in alive}
         left, self._left = sorted(free & self._left), free
