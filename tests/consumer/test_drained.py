@@ -224,3 +224,20 @@ async def test_r06_an_end_counts_no_more_once_its_partition_is_listed_open_again
         await batch.commit()
         assert n_of((await next_batch(batches)).events) == [2]
         assert not [report for report in consumer.status().reports if "delivered late" in report]
+
+
+async def test_r07_what_was_closed_at_a_start_at_the_end_is_read_on_from_its_end(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
+    """A replica that lags lists it as open later."""
+    publisher = serve(1, dialect="v2-token", page_size=10)
+    numbers(publisher, 0, range(5))
+    publisher.split(0)
+    async with consume(publisher, store=store, start="last", follow=False) as consumer:
+        assert await read_n(consumer) == []
+    assert (await store.positions())[0] == Position(publisher.end_cursor(0), "drained")
+    publisher.remove(0)
+    publisher.add(0)
+    numbers(publisher, 0, [5])
+    async with consume(publisher, store=store) as consumer:
+        assert n_of((await next_batch(consumer.batches())).events) == [5]

@@ -158,7 +158,8 @@ def superseded_is_revived() -> Any:
     def note_listed(self: Planner) -> Any:
         for entry in self.entries.values():
             listed = self.graph.partitions.get(entry.id)
-            if entry.state is State.SUPERSEDED and listed is not None and not listed.closed:
+            listed_open = listed is not None and not listed.closed
+            if entry.state is State.SUPERSEDED and listed_open and entry.position is not None:
                 entry.position = replace(entry.position, status="open")
                 self._change(entry, State.WAITING)
         return _note_listed(self)
