@@ -134,8 +134,9 @@ class Planner:
         self._asked = 0  # when the leases of others were last forgotten
         # Derived from the facts, to look at few partitions after a change of one.
         self._waiters: dict[int, set[int]] = defaultdict(set)
-        self._closed: list[tuple[int, int]] = []  # see `preceding`
+        self._closed: list[tuple[int, int]] | None = None  # see `_above_closed`
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
+        self._missing: dict[int, int] = {}  # see `_vanished`
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
@@ -229,7 +230,7 @@ class Planner:
                 self._successors[ancestor].add(listed.id)
         for entry in self.entries.values():
             entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
-        self._closed = [(p.id, self._above(p)) for p in self.graph if p.closed]
+        self._closed = None
         self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
         if self._shared and any(
             ancestor not in self._owned and not self._position_of(ancestor)
@@ -491,14 +492,25 @@ class Planner:
             return []
         parents = [self._parents[a] for a in listed.cursor_from if a in self._parents]
         if not parents:
+            if self._closed is None:
+                self._closed = self._above_closed()
             parents = [id for id, above in self._closed if above < partition]
         return [p for p in parents if p != partition]
 
-    def _above(self, partition: Partition) -> int:
-        """Return the successor that a partition descends from by start-after; -1 for a root."""
-        while not partition.cursor_from and partition.starts_after in self.graph.partitions:
-            partition = self.graph.partitions[partition.starts_after]
-        return partition.id if partition.cursor_from else -1
+    def _above_closed(self) -> list[tuple[int, int]]:
+        """Return the closed partitions, each with the successor that it descends from, or -1."""
+        listed = self.graph.partitions
+        tops: dict[int, int] = {}
+        for partition in listed.values():
+            chain = []
+            while partition.id not in tops:
+                chain.append(partition.id)
+                if partition.cursor_from or partition.starts_after not in listed:
+                    break
+                partition = listed[partition.starts_after]
+            top = tops.get(partition.id, partition.id if partition.cursor_from else -1)
+            tops.update(dict.fromkeys(chain, top))
+        return [(p.id, tops[p.id]) for p in listed.values() if p.closed]
 
     def runnable(self) -> dict[int, str]:
         """Return the partitions that may be read now, with the committed cursor of each."""
@@ -886,7 +898,7 @@ class Planner:
         # skip what this one has unread.
         ambiguous = [s for s in successors if len({e.cursor for e in self._live(s)}) > 1]
         disputed = {e.id: s.id for s in ambiguous for e in self._live(s)}
-        lost = self._vanished()
+        self._missing = lost = self._vanished()
         positions: dict[int, Position] = {}
         touched: list[int] = []
         for successor in successors:
@@ -943,7 +955,7 @@ class Planner:
         """Return what decides where a successor begins: ancestors, all of a merge, or a hole."""
         undecided = [a for a in s.cursor_from if self._is_undecided(a)]
         live = [e.id for e in self._live(s)]
-        return tuple(sorted(undecided or live or self._vanished()))
+        return tuple(sorted(undecided or live or self._missing))
 
     def _is_undecided(self, ancestor: int) -> bool:
         """Whether the commit of a batch, or another instance, decides where an ancestor stands."""
