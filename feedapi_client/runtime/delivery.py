@@ -417,13 +417,11 @@ class Delivery:
             return False
         if driver.planner.finished():
             return True
-        if not driver.planner.reads:
-            return False
         # The one that was found last time is looked at first: this is asked before each wait, and
         # there may be thousands of partitions.
         if self._unread is not None and self._is_unread(self._unread):
             return False
-        entries = driver.planner.entries.values()
+        entries = driver.planner.entries.values() if driver.planner.reads else ()
         self._unread = next((entry for entry in entries if self._is_unread(entry)), None)
         at_end = {entry.id for entry in entries if entry.state is State.READING}
         if self._unread is None and self.gathered:
