@@ -197,7 +197,7 @@ class Planner:
         texts = self._edges.reports(info, previous, self._drained, at_end=at_end)
         actions: list[Action] = [Report(None, text) for text in texts]
         self._known.update(info.partitions)
-        again = self._note_listed()
+        again = self._note_listed(actions)
         actions += self._settle(self._all())
         actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
         over = (
@@ -214,7 +214,7 @@ class Planner:
             actions.append(Rediscover())
         return self._in_one_save(actions) if first else actions
 
-    def _note_listed(self) -> list[Entry]:
+    def _note_listed(self, actions: list[Action]) -> list[Entry]:
         """Change the facts that a discovery alone tells. Return whose end counts no more (R6)."""
         again: list[Entry] = []
         for listed in self.graph:
@@ -224,6 +224,7 @@ class Planner:
                 again.append(entry)
             if not listed.closed and self._is_mine(entry.id) and _has(entry, "drained"):
                 entry.reopened = True
+                actions += self._open_again(entry) if entry.running else []
             if listed.starts_after is not None:
                 self._parents[listed.id] = listed.starts_after
             for ancestor in listed.cursor_from:
@@ -686,7 +687,11 @@ class Planner:
             case State.READING:
                 e.caught_up, e.end, e.warned = False, None, False
                 start = Start(e.id, e.cursor)
-                return [*self._open_again(e), start] if _has(e, "drained") else [start]
+                if e.reopened and _has(e, "drained"):
+                    return [*self._open_again(e), start]
+                # What the store says may be newer than the list, which the next discovery tells.
+                e.reopened = e.reopened or _has(e, "drained")
+                return [start]
             case State.DRAINED:
                 return [Rediscover()]
             case State.SUPERSEDED if e.position is None:

@@ -170,6 +170,18 @@ def test_r06_a_drained_partition_that_is_read_on_is_open_in_the_store() -> None:
     assert of(Start, again.discover(info(CLOSED))) == [Start(0, "z")]
 
 
+def test_r06_a_list_that_is_older_than_the_store_opens_nothing_again() -> None:
+    """Another instance has drained it. The next discovery tells which of the two is newer."""
+    stored = {0: Position("z", "drained", 3)}
+    for listed in (0, CLOSED):
+        made = planner({0: Position("a")}, shared=True)
+        made.discover(info(0))
+        actions = made.refresh(stored, owned={0}, others=())
+        assert of(Start, actions) == [Start(0, "z")]
+        assert of(Save, actions) == []
+        assert bool(of(Save, made.discover(info(listed)))) is (listed == 0)
+
+
 def test_r08_one_hole_in_one_discovery_is_not_final() -> None:
     made = planner({0: Position("a")})
     made.discover(info(CLOSED, CHILD))
