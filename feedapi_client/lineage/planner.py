@@ -759,9 +759,10 @@ class Planner:
         if e.position is None or e.position.status != "open":
             return []  # nothing of it is to be read
         e.error = StoreError(
-            "its position is no longer in the store, although this consumer saved it: it was "
-            "deleted, or moved to another key (feed_name=). Nothing is read again from the first "
-            "event. Begin a new iteration to take what is stored",
+            "the store went back: its position is no longer in the store, although this consumer "
+            "saved it. A failover or a restored backup has lost it, somebody deleted it, or it was "
+            "moved to another key (feed_name=). Nothing is read again from the first event. Check "
+            "'feedapi cursors ls' before you start again",
             feed=self.feed,
             partition=e.id,
         )
