@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,18 @@ _NUMBER = re.compile(r"_r(\d{1,2})(?=_)")
 _TESTS_MARKER = re.compile(r"^<!-- tests: R(?P<rule>\d+)(?P<words>(?:, \w+)*) -->$", re.MULTILINE)
 _RULE = re.compile(r"\bR(\d{1,2})\b")
 _TRANSITIONS_MARKER = re.compile(r"^<!-- transitions -->$", re.MULTILINE)
+MEANINGS: dict[str, str] = {
+    "waiting": "known but not started: another partition comes first, "
+    "or no discovery has listed it yet",
+    "reading": "being fetched, or due to be fetched",
+    "caught up": "open, and read to its present end",
+    "drained": "closed, read to its end, and the end is committed",
+    "superseded": "its cursor was transferred to its successors",
+    "vanished": "no longer listed",
+    "parked": "stopped by an error of its own, or of a partition that it descends from",
+    "elsewhere": "could be read, but this instance has no lease of it (`share`)",
+}
+"""What each state of a partition means."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +105,27 @@ def render_tests(rule: int, words: tuple[str, ...]) -> str:
 
 
 def render_transitions() -> str:
-    """Return the planner's states, its transitions, and a matrix of both as Markdown."""
-    from feedapi_client.lineage.transitions import TRANSITIONS, State, markdown
+    """Return the planner's states, its transitions, and a matrix of them, as Markdown."""
+    from feedapi_client.lineage.states import TRANSITIONS, State
 
-    legal = {(each.source, each.target) for each in TRANSITIONS}
-    rows = [
-        ["from \\ to", *(f"`{state.value}`" for state in State)],
-        ["---", *(":-:" for _ in State)],
-        *(
-            [f"`{source.value}`", *("●" if (source, target) in legal else "" for target in State)]
-            for source in State
-        ),
+    legal = {(source, target) for source, target, _, _ in TRANSITIONS}
+    states = [(f"`{state}`", MEANINGS[state]) for state in State]
+    moves = [(f"`{a}`", f"`{b}`", cause, ", ".join(r.split())) for a, b, cause, r in TRANSITIONS]
+    matrix = [
+        (f"`{source}`", *("●" if (source, target) in legal else "" for target in State))
+        for source in State
     ]
-    matrix = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return _RULE.sub(r"[R\1](rules.md#r\1)", f"{markdown()}\n{matrix}")
+    tables = [
+        _table(("State", "Means"), states),
+        _table(("From", "To", "When", "Rules"), moves),
+        _table(("from \\ to", *(f"`{state}`" for state in State)), matrix, ":-:"),
+    ]
+    return _RULE.sub(r"[R\1](rules.md#r\1)", "\n".join(tables))
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], rule: str = "---") -> str:
+    lines = [header, ("---", *(rule for _ in header[1:])), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -38,7 +38,7 @@ from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, LeaseLostError
 from feedapi_client.http.async_transport import AsyncHTTP
 from feedapi_client.lineage.bootstrap import checked_start
-from feedapi_client.lineage.missing_edges import checked_lineage
+from feedapi_client.lineage.graph import checked_lineage
 from feedapi_client.model import MAX_PARTITION, Batch, Event, FeedKey, Partition, Payload
 from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share

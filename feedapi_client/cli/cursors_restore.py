@@ -69,7 +69,7 @@ def cursors_restore(options: CursorsRestore) -> None:
     repeats or skips events.
     """
     from feedapi_client.cli.cursors_drain import apply
-    from feedapi_client.lineage.partition_names import names
+    from feedapi_client.protocol.text import names
 
     change = run_async(_plan, options)
     where = f"{shown_line(change.key)}: {names(options.partitions)}"

@@ -45,7 +45,7 @@ def discover(options: Discover) -> None:
     the tree is drawn as a consumer with the same option sees it.
     """
     from feedapi_client.errors import LineageError
-    from feedapi_client.lineage.missing_edges import with_edges
+    from feedapi_client.lineage.graph import with_edges
 
     checked_url(options.url)
     added = edges(options.lineage)
@@ -81,7 +81,7 @@ async def _discover(options: Discover) -> tuple[str, FeedInfo]:
 
 def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
     """Return the discovery as JSON, in one form for all dialects."""
-    from feedapi_client.lineage.missing_edges import suspected_missing_edges
+    from feedapi_client.lineage.graph import suspected_missing_edges
 
     suspected = suspected_missing_edges(None, info.partitions)
     return {
@@ -146,7 +146,7 @@ def _print_partitions(info: FeedInfo) -> None:
 
 def _print_suspected_edges(info: FeedInfo) -> None:
     from feedapi_client.cli.terminal import console, plain_line
-    from feedapi_client.lineage.missing_edges import suspected_missing_edges
+    from feedapi_client.lineage.graph import suspected_missing_edges
 
     suspected = suspected_missing_edges(None, info.partitions)
     if suspected is None:

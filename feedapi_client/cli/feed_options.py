@@ -63,7 +63,7 @@ def edges(values: list[str] | None) -> dict[int, int | None]:
 
     Raises `typer.BadParameter` for another form, and for a child with two parents.
     """
-    from feedapi_client.lineage.missing_edges import parse_lineage
+    from feedapi_client.lineage.graph import parse_lineage
 
     try:
         return parse_lineage(",".join(values)) if values else {}

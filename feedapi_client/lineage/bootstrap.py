@@ -20,42 +20,33 @@ def checked_start(start: StartAt) -> StartAt:
     Raises TypeError or ValueError for an unknown word, an impossible partition, and a cursor that
     is no text.
     """
-    if not isinstance(start, (str, Mapping)):
-        raise TypeError(
-            "start must be 'first', 'last' or a mapping of partition to cursor, "
-            f"not a {type(start).__name__}"
-        )
-    if not isinstance(start, str):
+    if isinstance(start, Mapping):
         check_partitions("start", start, most=MAX_PARTITION, empty=True)
         for partition, cursor in start.items():
             check_plain(f"start: the cursor of partition {partition}", cursor, "str")
             if not cursor:
                 raise ValueError(f"start: the cursor of partition {partition} is empty")
         return dict(start)
+    wanted = "start must be 'first', 'last' or a mapping of partition to cursor, not "
+    if not isinstance(start, str):
+        raise TypeError(f"{wanted}a {type(start).__name__}")
     if start not in ("first", "last"):
-        raise ValueError(
-            f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}"
-        )
+        raise ValueError(f"{wanted}{start!r}")
     return start
 
 
 def asks_for_end(partition: Partition, start: StartAt, *, selects_events: bool) -> bool:
-    """Return whether the present end of a listed partition has to be asked for at a first start."""
+    """Return whether the present end of a listed partition has to be asked for at a first start.
+
+    Also of a closed one: whoever reads it later, after all, begins there.
+    """
     if isinstance(start, Mapping):
         return start.get(partition.id) == LAST
-    if start != "last" or partition.closed:  # of a closed one nothing is read, wherever its end is
-        return False
-    return selects_events or partition.last_cursor is None
+    return start == "last" and (selects_events or partition.last_cursor is None)
 
 
 def first_positions(
-    graph: Graph,
-    start: StartAt,
-    ends: Mapping[int, str],
-    selection: Selection,
-    *,
-    selects_events: bool = False,
-    feed: str,
+    graph: Graph, start: StartAt, ends: Mapping[int, str], selection: Selection, *, feed: str
 ) -> dict[int, Position]:
     """Return the position of every partition of the first discovery.
 
@@ -65,25 +56,20 @@ def first_positions(
     Arguments:
         graph: the partitions that are listed and selected.
         start: as in `FeedConsumer`.
-        ends: the present ends of the partitions that were asked for them.
+        ends: the present ends, listed or asked for.
         selection: the partitions that the consumer reads.
-        selects_events: whether `Partition.last_cursor` means nothing, because events are selected.
         feed: for messages.
 
     Raises:
         LineageError: `start` names a partition that is neither listed nor an ancestor of one, or
             gives ``_last`` for one that is not listed.
-        NoProgressError: the present end of an open partition is not among `ends`.
+        NoProgressError: the present end of a partition is not among `ends`.
     """
     given = start if isinstance(start, Mapping) else {}
-    _check_given(given, graph, selection, ends, feed)
-    positions = {
-        partition: Position(ends[partition] if cursor == LAST else cursor)
-        for partition, cursor in given.items()
-    }
+    _check_given(given, graph, ends, selection, feed)
+    positions = {p: Position(ends[p] if at == LAST else at) for p, at in given.items()}
     for listed in graph:
-        inherits = any(a in given or a in selection.others for a in listed.cursor_from)
-        if inherits:
+        if any(a in given or a in selection.others for a in listed.cursor_from):
             continue
         for ancestor in listed.cursor_from:
             # The successors hold the whole history: to read an ancestor too would bring it twice.
@@ -96,14 +82,10 @@ def first_positions(
         if listed.id in graph.successors:
             positions[listed.id] = Position(FIRST, "superseded")
         elif start == "last":
-            end = ends.get(listed.id) or (None if selects_events else listed.last_cursor)
-            if end is None and not listed.closed:
-                raise NoProgressError(
-                    "its present end is not known, so that nothing can start there",
-                    feed=feed,
-                    partition=listed.id,
-                )
-            positions[listed.id] = Position(end or FIRST, "drained" if listed.closed else "open")
+            if listed.id not in ends:
+                text = "its present end is not known, so that nothing can start there"
+                raise NoProgressError(text, feed=feed, partition=listed.id)
+            positions[listed.id] = Position(ends[listed.id], "drained" if listed.closed else "open")
         else:
             positions[listed.id] = Position(FIRST)
     return positions
@@ -112,16 +94,16 @@ def first_positions(
 def _check_given(
     given: Mapping[int, str],
     graph: Graph,
-    selection: Selection,
     ends: Mapping[int, str],
+    selection: Selection,
     feed: str,
 ) -> None:
-    for partition in given:
+    for partition, cursor in given.items():
         if partition not in selection:
             problem = "which is not selected"
         elif partition not in graph and partition not in graph.successors:
             problem = "but the feed lists neither it nor a successor of it"
-        elif given[partition] == LAST and partition not in ends:
+        elif cursor == LAST and partition not in ends:
             problem = "at _last, and only of a listed partition the present end can be asked for"
         else:
             continue

@@ -1,16 +1,24 @@
-"""The validated graph of a discovery's partitions (R12)."""
+"""The partitions of a discovery and their edges: listed, given, presumed and suspected (R8, R12).
+
+The widely used Go publisher leaves `startsAfterPartition` out when the parent is partition 0, its
+zero value. The children then look like roots, and nothing keeps them behind their parent.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
 
 from feedapi_client.errors import LineageError
-from feedapi_client.lineage.partition_names import cycle_text
-from feedapi_client.model import FeedInfo, Partition
+from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
+from feedapi_client.protocol.text import cycle_text, names
 
-_EDGES_SHOWN = 8
+_SHOWN = 8
+Lineage = dict[int, int | None]
+"""The parent of each child; None for a child that comes after nobody."""
 
 
 class Graph:
@@ -25,11 +33,10 @@ class Graph:
     """
 
     def __init__(self, partitions: Mapping[int, Partition], *, feed: str | None = None) -> None:
-        """Validate the partitions and index their edges.
+        """Index the edges.
 
         Raises:
-            LineageError: a partition names itself, uses both split methods, or is in a cycle. The
-                error names the partition.
+            LineageError: a partition names itself, uses both split methods, or is in a cycle.
         """
         self.partitions = dict(partitions)
         self.children: dict[int, list[int]] = defaultdict(list)
@@ -44,7 +51,7 @@ class Graph:
                 self.successors[ancestor].append(partition.id)
         _check_cycles(linked, feed)
 
-    def __contains__(self, partition: int) -> bool:
+    def __contains__(self, partition: object) -> bool:
         return partition in self.partitions
 
     def __iter__(self) -> Iterator[Partition]:
@@ -52,6 +59,12 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.partitions)
+
+    def __repr__(self) -> str:
+        edges = [f"{p.starts_after}→{p.id}" for p in self if p.starts_after is not None]
+        edges += [f"{'|'.join(map(str, p.cursor_from))}⇒{p.id}" for p in self if p.cursor_from]
+        shown = edges[:_SHOWN] + (["…"] if len(edges) > _SHOWN else [])
+        return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(shown)}>"
 
     def ancestors(self, partition: int) -> list[int]:
         """Return those whose cursor may have become that of a partition, the nearest first."""
@@ -63,27 +76,6 @@ class Graph:
             found.update(dict.fromkeys(new))
             to_visit += new
         return list(found)
-
-    def __repr__(self) -> str:
-        edges = [f"{p.starts_after}→{p.id}" for p in self if p.starts_after is not None]
-        edges += [f"{'|'.join(map(str, p.cursor_from))}⇒{p.id}" for p in self if p.cursor_from]
-        shown = edges[:_EDGES_SHOWN] + (["…"] if len(edges) > _EDGES_SHOWN else [])
-        return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(shown)}>"
-
-
-def _check_cycles(linked: Iterable[Partition], feed: str | None) -> None:
-    before = {p.id: p.cursor_from if p.starts_after is None else (p.starts_after,) for p in linked}
-    if not any(above in before for edges in before.values() for above in edges):
-        return  # no edge leads to another one
-    try:
-        TopologicalSorter(before).prepare()
-    except CycleError as error:
-        cycle = error.args[1]
-        raise LineageError(
-            f"the lineage has a cycle: {cycle_text(cycle)}",
-            feed=feed,
-            partition=cycle[0],
-        ) from None
 
 
 def _check_edges(partition: Partition, feed: str | None) -> None:
@@ -101,6 +93,22 @@ def _check_edges(partition: Partition, feed: str | None) -> None:
         raise LineageError(problem, feed=feed, partition=partition.id)
 
 
+def _above(partition: Partition) -> tuple[int, ...]:
+    return partition.cursor_from if partition.starts_after is None else (partition.starts_after,)
+
+
+def _check_cycles(linked: Iterable[Partition], feed: str | None) -> None:
+    before = {p.id: _above(p) for p in linked}
+    if not any(above in before for edges in before.values() for above in edges):
+        return  # no edge leads to another one
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        cycle = error.args[1]
+        text = f"the lineage has a cycle: {cycle_text(cycle)}"
+        raise LineageError(text, feed=feed, partition=cycle[0]) from None
+
+
 def validate(info: FeedInfo, *, feed: str | None = None) -> Graph:
     """Return the graph of a discovery. Raises `LineageError` when its partitions make none."""
     return Graph(info.partitions, feed=feed)
@@ -115,13 +123,264 @@ def descendants(
     """
     found: set[int] = set()
     waiting = [partitions[id] for id in among if id in partitions]
-    while True:
-        more = {
-            p.id
-            for p in waiting
-            if any(a in roots or a in found for a in (p.starts_after, *p.cursor_from))
-        }
-        if not more:
-            return found
+    while more := {p.id for p in waiting if any(a in roots or a in found for a in _above(p))}:
         found |= more
         waiting = [p for p in waiting if p.id not in found]
+    return found
+
+
+# ---------------------------------------------------------------------- edges that are left out
+
+
+class SuspectedEdges(NamedTuple):
+    """Edges that seem to be missing.
+
+    Attributes:
+        parents: closed partitions that no other descends from, by any split method.
+        children: roots that may start after one of them.
+    """
+
+    parents: tuple[int, ...]
+    children: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Say what was seen and what to do, for a report."""
+        one = len(self.parents) == 1
+        example = ", ".join(f"{child}: {self.parents[0]}" for child in self.children[:_SHOWN])
+        more = ", ..." if len(self.children) > _SHOWN else ""
+        return (
+            f"{names(self.parents)} {'is' if one else 'are'} closed and no partition starts after "
+            f"{'it' if one else 'them'}, while {names(self.children)} "
+            f"{'has' if len(self.children) == 1 else 'have'} no parent: the publisher may have "
+            "left out startsAfterPartition, and events may be read out of order. If so, give "
+            f"lineage={{{example}{more}}} (child: parent)"
+        )
+
+
+def _childless(partitions: Mapping[int, Partition]) -> set[int]:
+    """Return the closed partitions that no other descends from, by any split method."""
+    named = {a for p in partitions.values() for a in _above(p)}
+    return {p.id for p in partitions.values() if p.closed and p.id not in named}
+
+
+def suspected_missing_edges(
+    previous: Collection[int] | None,
+    current: Mapping[int, Partition],
+    *,
+    retired: Collection[int] = (),
+) -> SuspectedEdges | None:
+    """Return the `startsAfterPartition` edges that a discovery seems to lack; None without any.
+
+    It is suspected where a closed partition has neither a child nor a successor while there are
+    roots that are new. Both may be in order: a partition may be retired, and another may be added.
+
+    Arguments:
+        previous: the partitions that were known before. None for a single discovery: then a root
+            counts as new when its id is larger than that of the closed partition.
+        current: the `partitions` of the discovery.
+        retired: closed partitions that the new roots have nothing to do with.
+    """
+    ends = _childless(current).difference(retired)
+    if not ends:
+        return None
+    roots = [p.id for p in current.values() if not _above(p)]
+    if previous is None:
+        children = [root for root in roots if root > min(ends)]
+        parents = [end for end in ends if children and end < max(children)]
+    else:
+        children = [root for root in roots if root not in previous]
+        parents = [end for end in ends & set(previous) if any(c != end for c in children)]
+    if not parents or not children:
+        return None
+    return SuspectedEdges(tuple(sorted(parents)), tuple(sorted(children)))
+
+
+def checked_lineage(lineage: Mapping[int, int | None] | None) -> Lineage:
+    """Return a copy of ``{child: parent}``. Raises ValueError for what is no id."""
+    edges = dict(lineage or {})
+    for id in (*edges.keys(), *(parent for parent in edges.values() if parent is not None)):
+        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= MAX_PARTITION:
+            raise ValueError(
+                "lineage must map the ids of children to those of their parents, integers from 0 "
+                f"to {MAX_PARTITION}, or to None for a child without a parent; it holds {id!r}"
+            )
+    return edges
+
+
+def parse_lineage(text: str) -> Lineage:
+    """Return the edges of ``"1:0,2:0,3:none"`` (child:parent), as `FeedConsumer` takes them.
+
+    Raises ValueError for another form, an id out of range, and a child with two parents.
+    """
+    edges: Lineage = {}
+    for part in text.split(","):
+        child, colon, parent = (word.strip() for word in part.partition(":"))
+        none = parent.lower() == "none"
+        ids = (child,) if none else (child, parent)
+        if not colon or not all(id.isascii() and id.isdigit() and len(id) <= 5 for id in ids):
+            raise ValueError(
+                "must be pairs of child and parent such as 1:0,2:0, with ids from 0 to "
+                f"{MAX_PARTITION}, or none as the parent"
+            )
+        value = None if none else int(parent)
+        if edges.setdefault(int(child), value) != value:
+            raise ValueError(f"gives partition {int(child)} two parents")
+    return checked_lineage(edges)
+
+
+def with_edges(
+    info: FeedInfo,
+    lineage: Mapping[int, int | None],
+    *,
+    unseen: Collection[int] = (),
+    feed: str,
+) -> FeedInfo:
+    """Return the discovery with the edges of `lineage` added.
+
+    An edge whose child is not listed sleeps. One to a parent in `unseen` is left out.
+
+    Raises:
+        LineageError: the publisher gives the child other ancestors, or the edges make a cycle.
+    """
+    if not lineage:
+        return info
+    listed = info.partitions
+    given = {
+        child: _with_parent(listed.get(child, Partition(child)), parent, feed)
+        for child, parent in lineage.items()
+    }
+    try:
+        Graph({**listed, **given}, feed=feed)
+    except LineageError as error:
+        text = f"with the edges of lineage= {error.message}"
+        raise LineageError(text, feed=feed, partition=error.partition) from error
+    count = {c: p for c, p in given.items() if c in listed and lineage[c] not in unseen}
+    return replace(info, partitions={**listed, **count})
+
+
+def _with_parent(partition: Partition, parent: int | None, feed: str) -> Partition:
+    listed = None
+    if partition.cursor_from:
+        ancestors = ", ".join(map(str, partition.cursor_from[:_SHOWN]))
+        listed = f"cursorFromPartitions {ancestors}: a split uses one method or the other"
+    elif partition.starts_after not in (None, parent):
+        listed = f"startsAfterPartition {partition.starts_after}"
+    if listed is not None:
+        says = "after nobody" if parent is None else f"after partition {parent}"
+        raise LineageError(
+            f"lineage= says that it starts {says}, and the feed lists it with {listed}. Remove it "
+            "from lineage=",
+            feed=feed,
+            partition=partition.id,
+        )
+    return partition if parent is None else replace(partition, starts_after=parent)
+
+
+class PublisherEdges:
+    """Adds the edges that a publisher leaves out, and remembers what was reported (R8)."""
+
+    def __init__(
+        self, lineage: Mapping[int, int | None] | None, *, ordered: bool, feed: str
+    ) -> None:
+        self._lineage = checked_lineage(lineage)
+        self._ordered = ordered
+        self._feed = feed
+        self._held: set[int] = set()  # wait for partition 0, because they may be children of it
+        self._unseen: dict[int, int] = {}  # parents of `lineage=` never seen, each with a child
+        self._reported: set[object] = set()
+        self._ends: set[int] = set()  # closed ones without a descendant, of discoveries before
+        self._last_ends: set[int] = set()  # those of them that were closed last
+
+    def added(
+        self, info: FeedInfo, *, known: Collection[int] | None, begun: Callable[[], Collection[int]]
+    ) -> FeedInfo:
+        """Return the discovery with the edges of `lineage=`, and with presumed ones.
+
+        Where partition 0 of a feed in dialect v2-token is closed, and no listed partition names it,
+        any root may be its child.
+
+        Arguments:
+            info: the discovery.
+            known: every partition that was ever stored or listed; None to accept any.
+            begun: returns those that are read, or that have a position behind their beginning.
+
+        Raises:
+            LineageError: see `with_edges`.
+        """
+        listed, edges = info.partitions, self._lineage
+        unseen = {
+            parent: child
+            for child, parent in edges.items()
+            if not (known is None or parent is None or parent in listed or parent in known)
+            and child in listed
+        }
+        held = self._presumed(info)
+        held = held.difference(begun()) if held else held
+        info = with_edges(info, edges, unseen=unseen, feed=self._feed)
+        self._held, self._unseen = held, unseen
+        presumed = {child: replace(listed[child], starts_after=0) for child in held}
+        return replace(info, partitions={**info.partitions, **presumed}) if presumed else info
+
+    def _presumed(self, info: FeedInfo) -> set[int]:
+        """Return the roots that may start after partition 0; none that it descends from."""
+        listed = info.partitions
+        if not self._ordered or info.dialect != "v2-token" or 0 not in _childless(listed):
+            return set()
+        above, waiting = {0}, [0]
+        while waiting:
+            more = [a for a in _above(listed[waiting.pop()]) if a in listed and a not in above]
+            waiting += more
+            above.update(more)
+        roots = {p.id for p in listed.values() if not _above(p)}
+        return roots.difference(self._lineage, above)
+
+    def reports(
+        self,
+        info: FeedInfo,
+        previous: Collection[int] | None,
+        drained: Callable[[], Collection[int]],
+        *,
+        at_end: bool,
+    ) -> Iterator[str]:
+        """Yield what to report of the discovery that `added` returned, each thing once.
+
+        Arguments:
+            info: the discovery.
+            previous: every partition that was known before; None at a first start.
+            drained: returns the partitions that were read to their ends.
+            at_end: whether it is a first start at the end of the feed.
+        """
+        for parent, child in self._unseen.items():
+            if self._is_new(("unseen", parent)):
+                yield (
+                    f"lineage= says that partition {child} starts after partition {parent}, which "
+                    "was never listed and has no stored position: the edge counts once it is "
+                    "listed. Correct lineage= if that is a mistake"
+                )
+        ends = _childless(info.partitions) if self._ordered else set()
+        if ends - self._ends:
+            self._last_ends = ends - self._ends
+            self._ends |= ends
+        if at_end or not (ends or self._held):
+            return
+        retired = set(drained())  # what is drained is read before whatever comes now
+        if self._held and 0 not in retired and self._is_new("held"):
+            yield (
+                f"partition 0 is closed and no partition starts after it: {names(self._held)} may "
+                "do so, because the published Go library leaves startsAfterPartition out where it "
+                "is 0. Until partition 0 is drained they wait. If a partition comes after nobody, "
+                f"give lineage={{{min(self._held)}: None}}"
+            )
+        if info.dialect == "v2-token":
+            retired.add(0)
+        if previous is not None:
+            retired |= ends - self._last_ends
+        suspected = suspected_missing_edges(previous, info.partitions, retired=retired)
+        if suspected is not None and not self._reported.issuperset(suspected.parents):
+            self._reported.update(suspected.parents)
+            yield str(suspected)
+
+    def _is_new(self, thing: object) -> bool:
+        new = thing not in self._reported
+        self._reported.add(thing)
+        return new

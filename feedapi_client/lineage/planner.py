@@ -1,42 +1,48 @@
-"""State and input in, actions out: which partition is read from where, and what is saved when.
+"""Facts in, actions out: which partition is read from where, and what is saved when (R4 to R12).
 
-The planner implements rules R4 to R12. It does no I/O and has no clock. A driver (the async
-consumer, the Spark source) tells it what happened, and carries out the actions that it returns in
-their order. An action that fails ends the driver's session; the next session starts again from the
-store.
-
-The states of a partition and the legal transitions between them are in `transitions.py`.
+Every input changes facts: the graph, positions, what is in flight, leases, ends, errors. Then
+`_settle` moves partitions to the state that `_desired` derives from the facts, and collects what a
+driver has to do. Nothing else moves a partition, and to settle twice changes nothing. The planner
+has no clock and does no I/O. An action that fails ends the driver's session; the next session
+starts again from the store.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 
-from feedapi_client.errors import FeedError
-from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Save, Start, Stop
-from feedapi_client.lineage.bootstrap import (
-    StartAt,
-    asks_for_end,
-    checked_start,
-    first_positions,
+from feedapi_client.errors import (
+    AmbiguousLineageError,
+    FeedError,
+    LineageError,
+    LostPartitionError,
+    StoreError,
 )
-from feedapi_client.lineage.entries import Entries
-from feedapi_client.lineage.entry import Entry
-from feedapi_client.lineage.flow import Flow
-from feedapi_client.lineage.graph import Graph, validate
-from feedapi_client.lineage.missing_edges import checked_lineage
-from feedapi_client.lineage.order import preceding
-from feedapi_client.lineage.ownership import Ownership
-from feedapi_client.lineage.partition_names import names
-from feedapi_client.lineage.publisher_edges import PublisherEdges
-from feedapi_client.lineage.rollback import why_listed_again
+from feedapi_client.lineage.bootstrap import StartAt, asks_for_end, checked_start, first_positions
+from feedapi_client.lineage.graph import Graph, PublisherEdges, validate
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.lineage.transitions import State
-from feedapi_client.model import FIRST, FeedInfo, Position
+from feedapi_client.lineage.states import (
+    Action,
+    Drained,
+    Entry,
+    Fail,
+    Rediscover,
+    Report,
+    Save,
+    Start,
+    State,
+    Stop,
+    move_entry,
+)
+from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status
 from feedapi_client.protocol.cursors import shown
+from feedapi_client.protocol.text import names
 
 __all__ = [
     "Action",
+    "Drained",
     "Entry",
     "Fail",
     "Planner",
@@ -49,6 +55,29 @@ __all__ = [
     "Stop",
 ]
 
+_RUNNING = (State.READING, State.CAUGHT_UP)  # here: to look up a member of an enum takes long
+_READABLE = (*_RUNNING, State.ELSEWHERE)
+_READING, _DRAINED = State.READING, State.DRAINED
+_SHOWN = 8
+_LISTED_AGAIN = {
+    "superseded": (
+        "is listed as open again, after its successors took over its cursor: nothing of it is "
+        "read. Was the publisher rolled back? Then stop the consumer and give the cursor back "
+        "with 'feedapi cursors restore'"
+    ),
+    "drained": (
+        "is listed as open again, after it was closed and drained: it is read on from its end. Was "
+        "the publisher rolled back? Then confirm that with 'feedapi cursors restore'"
+    ),
+}
+Because = tuple[int, ...] | FeedError
+"""Why a partition is in a state: what it waits for, or the error that parks it."""
+
+
+def next_position(before: Position | None, cursor: str, status: Status = "open") -> Position:
+    """Return the position that replaces the one `before` it; None: there is none."""
+    return Position(cursor, status, before.revision + 1 if before else 1)
+
 
 class Planner:
     """Decides which partitions of one feed are read, in which order, and what is saved.
@@ -57,6 +86,7 @@ class Planner:
 
     Attributes:
         entries: what is known of each partition, to be read only.
+        graph: the partitions of the last discovery that are selected.
     """
 
     def __init__(
@@ -70,92 +100,70 @@ class Planner:
         selects_events: bool = False,
         shared: bool = False,
     ) -> None:
-        """Create a planner without any partition.
+        """Create a planner without any partition. The options are those of `FeedConsumer`.
 
-        Arguments:
-            feed: the feed's URL, for messages.
-            start: where partitions of the first discovery of an empty store begin.
-            ordered: whether a child waits until its parent is drained.
-            partitions: the partitions to read; None for all. Only these are started and saved.
-                Order and cursor transfer are kept among them. A parent that is not selected is
-                not waited for, and the stored positions of others stay as they are.
-            lineage: the parent of each child whose edge the publisher leaves out; None for a child
-                that comes after nobody.
-            selects_events: whether the consumer reads a selection of the events (filters, event
-                types). Cursors of a selection are not comparable with `Partition.last_cursor`.
-            shared: whether several instances read the feed: only what `refresh` names as owned is
-                started.
-
-        Raises:
-            ValueError: another `start`, or `partitions` or `lineage` that hold no ids.
+        `selects_events`: there are filters or event types, whose cursors are not comparable with
+        `Partition.last_cursor`. `shared`: only what `refresh` names as owned is started. Raises
+        ValueError for another `start`, or `partitions` or `lineage` that hold no ids.
         """
         self.feed = feed
         self.start: StartAt = checked_start(start)
         self.ordered = ordered
-        self._selection = Selection(partitions)
-        self._edges = PublisherEdges(checked_lineage(lineage), ordered=ordered, feed=feed)
+        self.entries: dict[int, Entry] = {}
+        self.graph = Graph({})
+        self._counts: Counter[State] = Counter()
+        self._selection = Selection(partitions, feed)
+        self._edges = PublisherEdges(lineage, ordered=ordered, feed=feed)
         self._selects_events = selects_events
-        self._known: set[int] = set()  # every partition that was ever stored or listed
         self._first_start = True
+        self._known: set[int] = set()  # every partition that was ever stored or listed
+        self._parents: dict[int, int] = {}  # also of those that are gone
+        self._successors: dict[int, set[int]] = defaultdict(set)  # every one that was ever listed
+        self._in_flight: set[int] = set()  # a batch, or a commit under way
         self._listed_again: set[int] = set()  # open, although they were over (R11)
-        self._table = Entries()
-        self.entries = self._table.all
-        self._ownership = Ownership(self._table, shared=shared)
-        self._flow = Flow(
-            feed=feed,
-            ordered=ordered,
-            selects_events=selects_events,
-            selection=self._selection,
-            ownership=self._ownership,
-            table=self._table,
-        )
+        self._in_doubt = False  # one discovery did not list what another partition waits for
+        # What is known of the leases, and when: a moment is later after each load that begins, and
+        # each save that ends.
+        self._shared = shared
+        self._owned: set[int] = set()
+        self._others: Collection[int] | None = None  # leases of living instances, once known
+        self._ended: Collection[int] = frozenset()  # read to their end, without `follow`
+        self._unsure: dict[int, int] = {}  # a save was refused then: memory is not the store
+        self._moment = 0
+        self._loaded = 0  # when the newest load began that was taken
+        self._asked = 0  # when the leases of others were last forgotten
+        # Derived from the facts, to look at few partitions after a change of one.
+        self._waiters: dict[int, set[int]] = defaultdict(set)
+        self._closed: list[tuple[int, int]] | None = None  # see `_above_closed`
+        self._heirs: list[Partition] = []  # listed successors without a cursor of their own
+        self._missing: dict[int, int] = {}  # see `_vanished`
 
     def __repr__(self) -> str:
-        return f"<Planner of {self.feed}: {self._table!r}>"
-
-    @property
-    def graph(self) -> Graph:
-        """The partitions of the last discovery that are selected."""
-        return self._flow.graph
+        counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
+        return f"<Planner of {self.feed}: {counts}>"
 
     # ------------------------------------------------------------------ inputs
 
     def load(self, positions: Mapping[int, Position]) -> None:
-        """Take the stored positions. Call it once, before the first discovery.
-
-        Without the position of any selected partition, the next discovery is the consumer's first
-        start (R7).
-        """
+        """Take the stored positions, once. Without any the next discovery is a first start (R7)."""
         selected = self._selection.load(positions)
         self._known.update(positions)
         self._first_start = not selected
-        for partition, position in selected.items():
-            self._table.add(partition, position)
+        self._take(selected)
 
     def select(self, partitions: Iterable[int]) -> None:
-        """Add partitions to the selection, to be started by the next discovery.
-
-        Without a selection all partitions are read anyway, and this does nothing.
-        """
-        for partition, position in self._selection.add(partitions).items():
-            self._first_start = False
-            self._table.add(partition, position)
+        """Add partitions to a selection, to be started by the next discovery."""
+        stored = self._selection.add(partitions)
+        self._first_start = self._first_start and not stored
+        self._take(stored)
 
     def unresolved(self, info: FeedInfo) -> list[int]:
-        """Return the partitions whose present end the driver has to find out.
-
-        The driver asks for it with a fetch of ``_last`` and gives it to `discover` as `ends`. A
-        stored ``_last`` would mean another place after each start, so what is saved at the first
-        start has to be a real cursor.
-        """
+        """Return the partitions whose present end the driver has to ask for, for `discover`."""
         if not self._first_start:
             return []
-        return [
-            p.id
-            for p in info.partitions.values()
-            if p.id in self._selection
-            and asks_for_end(p, self.start, selects_events=self._selects_events)
-        ]
+        selects = self._selects_events
+        listed = (p for p in info.partitions.values() if p.id in self._selection)
+        return [p.id for p in listed if asks_for_end(p, self.start, selects_events=selects)]
 
     def discover(
         self,
@@ -166,71 +174,82 @@ class Planner:
     ) -> list[Action]:
         """Take a discovery. As the first one of an empty store counts one that lists partitions.
 
-        Arguments:
-            info: what was discovered.
-            ends: the present ends of the partitions that `unresolved` named.
-            earlier: whether it was made by an earlier driver. It may lack partitions that
-                `lineage` names.
-
-        Raises:
-            LineageError: the partitions make no graph (R12), a selected partition was never listed,
-                `start` names one that is not there, or `lineage` contradicts the publisher or
-                makes a cycle. Everything stays as it was.
+        `earlier`: it was made by an earlier driver, and may lack partitions that `lineage` names.
+        After a `LineageError` (R7, R8, R12) everything is as it was.
         """
-        if self._first_start and not info.partitions:
+        first = self._first_start
+        if first and not info.partitions:
             return []  # a publisher that starts: the first discovery that lists any counts (R7)
         known = None if earlier else self._known
-        edges = self._edges.added(info, known=known, begun=self._begun)
-        info = edges.info
-        self._selection.check(info, self.entries, feed=self.feed)
+        info = self._edges.added(info, known=known, begun=self._begun)
+        self._selection.check(info, self.entries)
         graph = validate(self._selection.narrow(info), feed=self.feed)
-        first_start = self._first_start
-        if first_start:
-            positions = first_positions(
-                graph,
-                self.start,
-                ends or {},
-                self._selection,
-                selects_events=self._selects_events,
-                feed=self.feed,
-            )
-            for partition, position in positions.items():
-                self._table.add(partition, position)
-                self.entries[partition].decide(position)
-        self._first_start = False
+        if first:
+            listed = {} if self._selects_events else {p.id: p.last_cursor for p in graph}
+            found = {id: end for id, end in listed.items() if end is not None} | dict(ends or {})
+            begin = first_positions(graph, self.start, found, self._selection, feed=self.feed)
+            for partition, position in begin.items():
+                self._decide(self._entry(partition), position)
+        self.graph, self._first_start = graph, False
         self._selection.note(info)
-        self._flow.graph = graph
-        self._flow.parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
-        for ancestor, successors in graph.successors.items():
-            self._flow.successors[ancestor].update(successors)
-        previous = None if first_start else self._known
-        at_end = first_start and self.start == "last"
-        actions: list[Action] = [
-            Report(None, text)
-            for text in self._edges.reports(edges, previous, self._drained, at_end=at_end)
-        ]
+        at_end = first and self.start == "last"
+        previous = None if first else self._known
+        texts = self._edges.reports(info, previous, self._drained, at_end=at_end)
+        actions: list[Action] = [Report(None, text) for text in texts]
         self._known.update(info.partitions)
-        over = self._table.counts[State.DRAINED]
-        self._ownership.look_again(self._flow.without_position())
-        actions += self._stop_unlisted() + self._flow.transfer_cursors()
-        for listed in graph:
-            actions += self._flow.start_or_wait(listed)
-        # One that was drained is being read already.
-        if self._listed_again or over or self._table.counts[State.SUPERSEDED]:
-            self._listed_again = self._flow.listed_again()
-        return self._in_one_save(actions) if first_start else actions
+        again = self._note_listed(actions)
+        actions += self._settle(self._all())
+        actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
+        over = (
+            e
+            for e in self.entries.values()
+            if e.reopened or (e.position and e.position.status != "open")
+        )
+        self._listed_again = {e.id for e in over if self._is_listed_again(e)}
+        holes = {e.id for e in self.entries.values() if e.gone == 1}
+        holes.update(id for id, times in self._selection.gone.items() if times == 1)
+        waiting = (e for e in self.entries.values() if e.waits_for) if holes else ()
+        self._in_doubt = any(not holes.isdisjoint(e.waits_for) for e in waiting)
+        if self._in_doubt:
+            actions.append(Rediscover())
+        return self._in_one_save(actions) if first else actions
+
+    def _note_listed(self, actions: list[Action]) -> list[Entry]:
+        """Change the facts that a discovery alone tells. Return whose end counts no more (R6)."""
+        again: list[Entry] = []
+        for listed in self.graph:
+            entry = self._entry(listed.id)
+            if entry.end is not None and (not listed.closed or entry.gone):
+                entry.end = None
+                again.append(entry)
+            if not listed.closed and self._is_mine(entry.id) and _has(entry, "drained"):
+                entry.reopened = True
+                actions += self._open_again(entry) if entry.running else []
+            if listed.starts_after is not None:
+                self._parents[listed.id] = listed.starts_after
+            for ancestor in listed.cursor_from:
+                self._successors[ancestor].add(listed.id)
+        for entry in self.entries.values():
+            entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
+        self._closed = None
+        self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
+        if self._shared and any(
+            ancestor not in self._owned and not self._position_of(ancestor)
+            for successor in self._unplaced()
+            for ancestor in successor.cursor_from
+        ):
+            # Others may have begun to read that ancestor since their leases were looked at.
+            self._others, self._asked = None, self.begin_load()
+        return again
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
-        """Return the position that a commit of `cursor` has to save.
+        """Return the position that a commit has to save. Changes nothing: it may come again (R5).
 
-        Changes nothing, so that a commit that was rolled back can be made again (R5).
-
-        Arguments:
-            partition: the partition of the batch.
-            cursor: the batch's cursor.
-            after: the position saved before it, when that is later than the last released one.
+        `after`: the position saved before it, when that is later than the last released one.
         """
-        return self._flow.checkpoint(partition, cursor, after=after)
+        entry = self.entries[partition]
+        status: Status = "drained" if self._is_end(entry, cursor) else "open"
+        return next_position(after or entry.position, cursor, status)
 
     def delivered(self, partition: int) -> None:
         """Note that a batch of the partition was delivered to the application."""
@@ -238,76 +257,64 @@ class Planner:
         self.progressed(partition)
 
     def hold(self, partition: int) -> None:
-        """Block lineage changes to the partition's position until `released` is called.
-
-        For a batch that was released before, and is committed late.
-        """
-        self._flow.in_flight.add(partition)
+        """Block lineage changes to the position until `released`: a batch is committed late."""
+        self._in_flight.add(partition)
 
     def released(self, partition: int, position: Position | None = None) -> list[Action]:
-        """Note that the application has finished with the batch in flight.
-
-        `position` is what its commit saved; None when it was not committed.
-        """
+        """Note that the application has finished with a batch; `position` is what it committed."""
         entry = self.entries[partition]
-        self._flow.in_flight.discard(partition)
+        before = entry.state
+        self._in_flight.discard(partition)
         if position is not None:
-            entry.position = position
-            self._ownership.saved({partition: position})
-        actions = self._flow.transfer_cursors() if self.graph.successors.get(partition) else []
-        return actions + self._flow.drain_if_at_end(entry)
+            self.committed(partition, position)
+        actions = self._settle([partition])
+        if entry.state is _DRAINED and before not in (*_RUNNING, _DRAINED):
+            actions.insert(0, Drained(partition, entry.cursor))  # its lease went meanwhile
+        return actions
 
     def committed(self, partition: int, position: Position) -> None:
-        """Note what was saved of a partition whose later batches are in flight.
-
-        Lineage changes to the position stay blocked until `released`.
-        """
-        self.entries[partition].position = position
-        self._ownership.saved({partition: position})
+        """Note what was saved of a partition whose later batches are in flight."""
+        entry, known = self.entries[partition], self.entries[partition].position
+        if known is None or (position != known and position.revision >= known.revision):
+            self._place(entry, position)  # else another instance went on from it meanwhile
+        self.saved({partition: position})
 
     def progressed(self, partition: int) -> None:
         """Note that a response brought something new: a caught up partition is read again."""
         entry = self.entries[partition]
+        entry.caught_up, entry.end = False, None
         if entry.state is State.CAUGHT_UP:
-            self._table.move(entry, State.READING)
+            self._change(entry, _READING)
 
     def ended(self, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
-        """Note that a complete response held no event and ended on the `cursor` asked with.
+        """Note that a response was the end, after all that was read before is delivered.
 
-        Call it once all that was read before is delivered. `asked_closed` says whether the
-        discovery before the request listed the partition as closed. Only then is it the end of the
-        partition (R6), if it is where discovery says that it ends. Otherwise an open partition is
-        caught up, and one that was closed in the meantime is asked once more.
+        It is that of a closed partition (R6) only if `asked_closed`: the discovery before the
+        request listed it so. One that was closed in the meantime is asked once more.
         """
         entry = self.entries[partition]
         if not entry.running:
             return []
         if not self.is_closed(partition):
-            self._table.move(entry, State.CAUGHT_UP)
-        elif asked_closed and cursor == (self._flow.last_cursor(partition) or cursor):
+            entry.caught_up = True
+        elif asked_closed and cursor == (self._last_cursor(partition) or cursor):
             entry.end = cursor
-            return self._flow.drain_if_at_end(entry)
-        return []
+        return self._settle([partition])
 
     def reopened(self, partition: int) -> list[Action]:
-        """Note that a drained partition holds more than the answers said that showed its end (R6).
-
-        It is read on. Its children that were started meanwhile go on, too.
-        """
+        """Note that an event came behind the end that empty answers had shown (R6)."""
         entry = self.entries[partition]
-        if entry.state is not State.DRAINED or entry.position is None:
+        if entry.state is not _DRAINED or entry.position is None:
             return []
         entry.end, entry.warned = None, False
-        save = Save({partition: entry.decide(entry.position.advance(status="open"))})
-        if partition not in self._ownership:
-            self._table.move(entry, State.ELSEWHERE)
-            return [save]
-        self._table.move(entry, State.READING)
-        return [save, Start(partition, entry.cursor)]
+        return [*self._open_again(entry), *self._settle([partition])]
 
     def fail(self, partition: int, error: FeedError) -> list[Action]:
         """Park a partition that can't go on, and all that descend from it (R18)."""
-        return self._flow.fail(partition, error)
+        entry = self._entry(partition)
+        if entry.error is None and entry.state not in (_DRAINED, State.SUPERSEDED):
+            entry.error = error
+        return self._settle([partition])
 
     # ------------------------------------------------------------------ several instances
 
@@ -323,81 +330,123 @@ class Planner:
     ) -> list[Action]:
         """Take the stored positions again, as other instances have changed them.
 
-        The positions of partitions that were owned before are left as they are: nobody else saves
-        them. Those of newly owned ones have to be loaded after the claim.
+        Those of partitions that were owned before, or of which a batch is in flight, are left as
+        they are. Those of newly owned ones have to be loaded after the claim. None is as before.
 
         Arguments:
             positions: all stored positions.
-            owned: the partitions that may be read, `revoke` has taken away those that may not any
-                more. None: as before.
-            others: those that other living instances hold. None: as before.
-            ended: those that were read to their end (without `follow`). None: as before.
-            began: what `begin_load` returned before the positions were loaded. A partition whose
-                save was refused since waits for the next load, and what this instance saved since
-                is kept. None: nothing has happened since.
-            looked: what `begin_load` returned before the leases were looked at, of which `others`
-                come. They decide nothing that a discovery has asked for since. None: nothing was.
+            owned: the partitions that may be read; `revoke` takes away those that may not any more.
+            others: those that other living instances hold.
+            ended: those that were read to their end (without `follow`).
+            began: what `begin_load` returned before the positions were loaded: what was saved since
+                is kept, and what was refused since waits for the next load.
+            looked: what it returned before the leases were looked at, of which `others` come: they
+                decide nothing that a discovery has asked for since.
         """
         selected = self._selection.load(positions)
         self._known.update(positions)
         self._first_start = self._first_start and not selected
-        changed, over = self._ownership.take(
-            selected,
-            self.graph,
-            owned=owned,
-            others=others,
-            ended=ended,
-            began=began,
-            looked=looked,
-            in_flight=self._flow.in_flight,
-        )
-        actions = self._flow.transfer_cursors()
-        for listed in self.graph:
-            entry = self._table[listed.id]
-            # Whether the others can be read has not changed, of up to 32,768 partitions.
-            if entry.state is State.WAITING or (listed.id in changed and not entry.running):
-                actions += self._flow.start_or_wait(listed)
+        began = self.begin_load() if began is None else began
+        if others is not None and (looked is None or looked > self._asked):
+            self._others = others
+        self._ended = self._ended if ended is None else ended
+        late = {p: moment for p, moment in self._unsure.items() if moment > began}
+        gained = set(owned or ()) - self._owned - late.keys()
+        doubtful = gained | (self._unsure.keys() - late.keys())
+        known = {id for id, e in self.entries.items() if e.position is not None}
+        kept = self._owned | late.keys() | (self._in_flight - doubtful)
+        actions: list[Action] = []
+        over = False
+        for partition in sorted({*selected, *doubtful, *known} - kept):
+            entry, stored = self._entry(partition), selected.get(partition)
+            outdated = partition not in doubtful and self._is_outdated(entry, stored, began)
+            if entry.error is not None or outdated:
+                continue
+            if stored is None and entry.stored:
+                actions += self._lost_row(entry)
+                continue
+            news = stored is not None and stored.status not in ("open", entry.state.value)
+            over |= news and not _has(entry, stored.status if stored else "open")
+            if stored != entry.position or partition in doubtful:
+                self._place(entry, stored)
+                entry.end = None
+        self._unsure = late
+        self._loaded = max(self._loaded, began)
+        self._owned |= gained
+        self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
+        actions += self._settle(self._all())
         # What another instance drained or transferred may have successors that are not known yet.
-        return [*actions, Rediscover()] if over else actions
+        return [*actions, Rediscover()] if over and Rediscover() not in actions else actions
 
     def revoke(self, partitions: Iterable[int]) -> list[Action]:
         """Stop partitions whose lease is given away or lost. A batch in flight stays in flight."""
-        return self._ownership.revoke(partitions)
+        lost = sorted(self._owned.intersection(partitions))
+        self._forget(lost)
+        return self._settle(lost)
 
     def refused(self, partitions: Iterable[int]) -> list[Action]:
         """Note that a save of these was refused: the next `refresh` takes what is stored."""
-        return self._ownership.refused(list(partitions))
+        refused = sorted(self._entry(partition).id for partition in partitions)
+        self._forget(refused)
+        self._unsure |= dict.fromkeys(refused, self.begin_load())
+        return self._settle(dict.fromkeys([*refused, *self.graph.partitions]))
+
+    def _forget(self, partitions: Collection[int]) -> None:
+        self._owned.difference_update(partitions)
+        for partition in partitions:
+            self.entries[partition].reopened = False
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
-        """Return the owned partitions whose loaded position is newer than any that was saved here.
-
-        `began`: what `begin_load` returned before the load.
-        """
-        return self._ownership.overtaken(stored, began)
+        """Return the owned partitions whose loaded position is newer than any saved here."""
+        return {
+            p
+            for p in self._owned & stored.keys()
+            if (known := self.entries[p].position) is not None
+            and (
+                stored[p].revision > known.revision
+                # After a failover another one may have saved as often as was lost.
+                or (stored[p].revision == known.revision and stored[p].cursor != known.cursor)
+            )
+            and self.entries[p].saved_at < began
+            and p not in self._unsure
+        }
 
     @property
     def looks_again(self) -> bool:
         """Whether a decision waits for the next `refresh` with the leases of others."""
-        return self._ownership.shared and self._ownership.others is None
+        return self._shared and self._others is None
 
     def begin_load(self) -> int:
         """Return the present moment, for the `refresh` with what is loaded from now on."""
-        return self._ownership.begin_load()
+        self._moment += 1
+        return self._moment
 
     def saved(self, positions: Mapping[int, Position]) -> None:
-        """Note that the positions of a `Save` are stored."""
-        self._ownership.saved(positions)
+        """Note that the positions of a `Save` are stored: no older load overwrites them."""
+        self._moment += 1
+        for partition, position in positions.items():
+            entry = self._entry(partition)
+            if entry.position == position:
+                entry.saved_at, entry.stored = self._moment, True
 
     def leasable(self) -> list[tuple[int, ...]]:
         """Return the groups of partitions to lease: what can be read, or has to be transferred.
 
-        A partition can be in several groups.
+        Whoever holds the leases of all ancestors of a successor without a position transfers the
+        cursor. A partition can be in several groups.
         """
-        return self._ownership.leasable(self._flow.without_position())
+        units: list[tuple[int, ...]] = [
+            (e.id,) for e in self.entries.values() if e.state in _READABLE
+        ]
+        for successor in self._unplaced():
+            live = self._live(successor)
+            if live and not any(entry.error for entry in live):
+                units.append(tuple(entry.id for entry in live))
+        return units
 
     def parked(self) -> set[int]:
         """Return the owned partitions that are parked: nobody else is to fail at them, too."""
-        return self._ownership.parked()
+        return {p for p in self._owned if self.entries[p].state is State.PARKED}
 
     # ------------------------------------------------------------------ views
 
@@ -412,16 +461,57 @@ class Planner:
         chosen = self._selection.chosen
         return None if chosen is None else frozenset(chosen)
 
+    @property
+    def reads(self) -> bool:
+        """Whether a partition is being read, and not at its end."""
+        return self._counts[_READING] > 0
+
     def is_closed(self, partition: int) -> bool:
         """Return whether the last discovery listed the partition as closed."""
-        return self._flow.is_closed(partition)
+        listed = self.graph.partitions.get(partition)
+        return listed is not None and listed.closed
+
+    def doubted(self, partition: int) -> bool:
+        """Return whether a partition is drained elsewhere than its listed `lastCursor` (R6)."""
+        end = self._last_cursor(partition)
+        entry = self.entries.get(partition)
+        return entry is not None and entry.state is _DRAINED and end not in (None, entry.cursor)
 
     def preceding(self, partition: int) -> list[int]:
-        """Return the partitions that come before a listed one, drained or not."""
-        at_first = self._table[partition].cursor == FIRST
-        return preceding(
-            self.graph.partitions[partition], self.graph, self._flow.parents, at_first=at_first
-        )
+        """Return the partitions that come before a listed one, drained or not.
+
+        A successor that goes on from the cursor of an ancestor has nothing before it but that. For
+        one that starts at the beginning its ancestor may itself have started after a partition that
+        is not drained yet. The parent of an ancestor is known if the ancestor was listed in this
+        session. Otherwise every closed partition may have been that parent, but for those that
+        descend from this successor or a later one, which has a larger id.
+        """
+        listed = self.graph.partitions[partition]
+        if listed.starts_after is not None:
+            return [listed.starts_after]
+        if not listed.cursor_from or self.entries[partition].cursor != FIRST:
+            return []
+        parents = [self._parents[a] for a in listed.cursor_from if a in self._parents]
+        if not parents:
+            if self._closed is None:
+                self._closed = self._above_closed()
+            parents = [id for id, above in self._closed if above < partition]
+        return [p for p in parents if p != partition]
+
+    def _above_closed(self) -> list[tuple[int, int]]:
+        """Return the closed partitions, each with the successor that it descends from, or -1."""
+        listed = self.graph.partitions
+        tops: dict[int, int] = {}
+        for partition in listed.values():
+            chain = []
+            while partition.id not in tops:
+                chain.append(partition.id)
+                if partition.cursor_from or partition.starts_after not in listed:
+                    break
+                partition = listed[partition.starts_after]
+            top = tops.get(partition.id, partition.id if partition.cursor_from else -1)
+            tops.update(dict.fromkeys(chain, top))
+        return [(p.id, tops[p.id]) for p in listed.values() if p.closed]
 
     def runnable(self) -> dict[int, str]:
         """Return the partitions that may be read now, with the committed cursor of each."""
@@ -433,83 +523,616 @@ class Planner:
         The publisher may have been rolled back after a split (R11), or a discovery lags. Nothing
         of a superseded one is read.
         """
-        again = {p: self._table[p].position for p in sorted(self._listed_again)}
+        again = (self.entries[p] for p in sorted(self._listed_again))
         return {
-            p: why_listed_again(position.status)
-            for p, position in again.items()
-            if position is not None and position.status != "open"
+            e.id: _LISTED_AGAIN["drained" if e.reopened else e.position.status]
+            for e in again
+            if e.position is not None and (e.reopened or e.position.status != "open")
         }
+
+    def _is_listed_again(self, e: Entry) -> bool:
+        """Whether one that was over is listed as open.
+
+        A superseded one counts if none of those that may hold its cursor now is listed: a publisher
+        may go on listing what it has split.
+        """
+        if e.id not in self.graph or self.is_closed(e.id):
+            return False
+        if not _has(e, "superseded"):
+            return True
+        seen, waiting = {e.id}, [e.id]
+        while waiting:
+            successors = self._successors.get(waiting.pop(), set()) - seen
+            if any(id in self.graph for id in successors):
+                return False
+            seen |= successors
+            waiting += successors
+        return True
 
     def finished(self) -> bool:
         """Return whether every partition was read to its end and no batch is in flight.
 
         Partitions that still wait count as finished where what they wait for will not come: a
-        parent that is at its end and open (R8). One that waits for a cursor to be transferred does
-        not: an instance that gets the lease of its ancestor will do that (R9).
+        parent that is at its end and open (R8). One that waits for a transfer does not (R9).
         """
-        if self._table.counts[State.READING] or self._flow.in_flight:
+        if self.reads or self._in_flight or self._in_doubt:
             return False
         return not self.unfinished_elsewhere()
 
     def unfinished_elsewhere(self) -> bool:
-        """Return whether something is left to do that another instance may do."""
-        if self._ownership.unfinished_elsewhere(self.is_closed):
-            return True
-        if not self._ownership.shared or not self.graph.successors:
+        """Return whether something is left to do that another instance may do.
+
+        Of a closed partition the end alone is not enough: only when it is drained its children
+        start. Nobody transfers the cursor of a parked one.
+        """
+        if self._counts[State.ELSEWHERE]:
+            elsewhere = (e.id for e in self.entries.values() if e.state is State.ELSEWHERE)
+            if any(p not in self._ended or self.is_closed(p) for p in elsewhere):
+                return True
+        if not self._shared or not self.graph.successors:
             return False  # at once: this is asked before each wait
-        return self._ownership.awaits_transfer(self._flow.without_position())
+        return any(
+            self._is_others(ancestor) and not self._parked([ancestor])
+            for successor in self._unplaced()
+            for ancestor in successor.cursor_from
+        )
 
-    # ------------------------------------------------------------------ discovery (R7, R9, R11)
+    # ------------------------------------------------------------------ facts -> states -> actions
 
-    def _in_one_save(self, actions: list[Action]) -> list[Action]:
-        """Merge the saves of a first start: each position is saved once, as its first revision."""
-        positions = {}
-        for entry in self.entries.values():
-            if entry.position is not None:
-                first = Position(entry.position.cursor, entry.position.status)
-                positions[entry.id] = entry.decide(first)
-        others: list[Action] = [action for action in actions if not isinstance(action, Save)]
-        return [Save(positions), *others] if positions else others
+    def _desired(self, e: Entry) -> tuple[State, Because]:
+        """Return the state that follows from the facts, and why. The first that holds counts."""
+        listed = self.graph.partitions.get(e.id)
+        status = e.position.status if e.position else None
+        if e.error is not None:
+            return State.PARKED, e.error  # final for this session (R18)
+        if e.id in self._unsure:
+            return State.ELSEWHERE, ()  # what is read next is what is stored (R17)
+        if status == "superseded":
+            return State.SUPERSEDED, ()  # no discovery revives it (R9)
+        if status == "drained" and self._is_drained(e):
+            return _DRAINED, ()  # also when it is no longer listed (R6)
+        if listed is None:
+            return (State.VANISHED if e.gone else State.WAITING), ()  # R11; not discovered yet
+        if not e.running and (held := self._held_back(e, listed)) is not None:
+            return held  # what is being read has passed this, and is not taken back
+        if not self._is_mine(e.id):
+            return State.ELSEWHERE, ()
+        if listed.closed and e.id not in self._in_flight and self._is_end(e, e.cursor):
+            return _DRAINED, ()  # the end is committed (R6)
+        return (State.CAUGHT_UP if e.caught_up and not listed.closed else _READING), ()
+
+    def _held_back(self, e: Entry, listed: Partition) -> tuple[State, Because] | None:
+        """Return what keeps a listed partition from being started; None if nothing does."""
+        if listed.starts_after is None and not listed.cursor_from and e.position is not None:
+            return None  # as nearly all partitions of a large feed
+        if e.position is None and self._is_outlived(e.id):
+            return State.SUPERSEDED, ()  # its events are in a successor that is read (R9)
+        if e.position is None and listed.cursor_from:  # where it starts is not decided yet (R9)
+            error = self._parked(listed.cursor_from)
+            return (State.PARKED, error) if error else (State.WAITING, self._awaited(listed))
+        parent = listed.starts_after
+        if parent is not None and parent not in self.graph and self._is_lost(parent, e):
+            text = (
+                f"starts after partition {parent}, which is no longer listed and was never read to "
+                "its end. Set the cursor of both by hand"
+            )
+            return State.PARKED, LostPartitionError(text, feed=self.feed, partition=e.id)  # R8
+        blockers = self._blockers(e.id) if self.ordered else ()
+        if (error := self._parked(blockers)) is not None:
+            return State.PARKED, error  # descendants stop, too (R18)
+        return (State.WAITING, blockers) if blockers else None  # R4, R8
+
+    def _settle(self, dirty: Iterable[int]) -> list[Action]:
+        """Move the partitions, and those that depend on them, to their states.
+
+        Cursors are transferred first: that gives positions, which others depend on.
+        """
+        actions: list[Action] = []
+        queue = deque(dirty)
+        graph = self.graph
+        if self._heirs and any(id in graph.successors or self._is_heir(id) for id in queue):
+            queue.extendleft(reversed(self._transfer(actions)))
+        while queue:
+            entry = self.entries[queue.popleft()]
+            state, because = self._desired(entry)
+            if state is not _READING or entry.state is not state or entry.end is not None:
+                queue.extend(self._move(entry, state, because, actions))
+        if any(type(action) is Rediscover for action in actions):  # one is enough, at the end
+            actions = [a for a in actions if type(a) is not Rediscover] + [Rediscover()]
+        return actions
+
+    def _move(
+        self, e: Entry, state: State, because: Because, actions: list[Action]
+    ) -> Collection[int]:
+        """Change the state of a partition. Return those whose state may follow from that."""
+        source = e.state
+        e.waits_for = because if isinstance(because, tuple) else ()
+        for blocker in e.waits_for:
+            self._waiters[blocker].add(e.id)
+        if state is not source:
+            self._change(e, state)
+            if source in _RUNNING and state not in _RUNNING:
+                actions.append(Stop(e.id))
+                e.caught_up = False
+            actions += self._entered(e, because)
+        if state is _DRAINED:
+            actions += self._store_end(e, read=source in _RUNNING)
+        actions += self._warnings(e)
+        if state is not source and (_DRAINED in (source, state) or state is State.PARKED):
+            below = [*self.graph.children.get(e.id, ()), *self.graph.successors.get(e.id, ())]
+            return sorted(self._waiters.pop(e.id, set()).union(below))
+        return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
+
+    def _store_end(self, e: Entry, *, read: bool) -> list[Action]:
+        """Save the end of a drained partition, unless it is stored, and tell it (R6).
+
+        Not at the transition: what is stored may change while the state stays the same.
+        """
+        actions: list[Action] = []
+        shown_now = not self._is_drained(e)
+        if not _has(e, "drained"):
+            decided = self._decide(e, self.checkpoint(e.id, e.cursor))
+            actions.append(Save({e.id: decided}))
+        e.reopened = False
+        return [*actions, Drained(e.id, e.cursor)] if shown_now or read else actions
+
+    def _change(self, e: Entry, state: State) -> None:
+        self._counts[e.state] -= 1
+        move_entry(e, state)
+        self._counts[state] += 1
+
+    def _entered(self, e: Entry, because: Because) -> list[Action]:
+        """Change the facts that follow from a new state. Return what has to be done."""
+        match e.state:
+            case State.READING:
+                e.caught_up, e.end, e.warned = False, None, False
+                start = Start(e.id, e.cursor)
+                if e.reopened and _has(e, "drained"):
+                    return [*self._open_again(e), start]
+                # What the store says may be newer than the list, which the next discovery tells.
+                e.reopened = e.reopened or _has(e, "drained")
+                return [start]
+            case State.DRAINED:
+                return [Rediscover()]
+            case State.SUPERSEDED if e.position is None:
+                return [Save({e.id: self._decide(e, next_position(None, FIRST, "superseded"))})]
+            case State.PARKED if isinstance(because, FeedError):
+                # An error that a driver or another partition had is known already.
+                own = e.error is None and because.partition == e.id
+                e.error = because
+                return [Fail(e.id, because)] if own else []
+            case State.VANISHED:
+                return self._report_vanished(e)
+        return []
+
+    def _open_again(self, e: Entry) -> list[Action]:
+        """Save that a drained partition is read on: after a crash its end has to show anew (R6)."""
+        decided = self._decide(e, next_position(e.position, e.cursor))
+        e.reopened = True
+        return [Save({e.id: decided})]
+
+    # ------------------------------------------------------------------ facts
+
+    def _entry(self, partition: int) -> Entry:
+        if partition not in self.entries:
+            self.entries[partition] = Entry(partition)
+            self._counts[State.WAITING] += 1
+        return self.entries[partition]
+
+    def _all(self) -> list[int]:
+        """Return all partitions, what is listed last and in its order."""
+        listed = self.graph.partitions
+        return [*(id for id in self.entries if id not in listed), *listed]
+
+    def _take(self, positions: Mapping[int, Position]) -> None:
+        """Take stored positions. What follows from them needs a discovery."""
+        for partition, position in positions.items():
+            self._place(self._entry(partition), position)
+        self._settle(positions)
+
+    def _place(self, e: Entry, position: Position | None) -> None:
+        """Take a position that is stored."""
+        if position is not None and position.status == "superseded" and self._is_drained(e):
+            e.finished = True
+        e.position, e.reopened, e.saved_at = position, False, 0
+        e.stored = e.stored or position is not None
+
+    def _decide(self, e: Entry, position: Position) -> Position:
+        """Take a position that is still to be saved, and return it."""
+        stored = e.stored
+        self._place(e, position)
+        e.saved_at, e.stored = math.inf, stored
+        return position
+
+    def _is_outdated(self, e: Entry, stored: Position | None, began: int) -> bool:
+        """Whether what was loaded is older than what is known already.
+
+        A lower revision alone doesn't say so: a database may have failed over to a replica that
+        lacks the last saves.
+        """
+        if e.position is None or (stored is not None and stored.revision >= e.position.revision):
+            return False
+        return began < self._loaded or began < e.saved_at
+
+    def _lost_row(self, e: Entry) -> list[Action]:
+        """Park a partition whose position was in the store and is not any more (R7)."""
+        if e.position is None or e.position.status != "open":
+            return []  # nothing of it is to be read
+        e.error = StoreError(
+            "the store went back: its position is no longer in the store, although this consumer "
+            "saved it. A failover or a restored backup has lost it, somebody deleted it, or it was "
+            "moved to another key (feed_name=). Nothing is read again from the first event. Check "
+            "'feedapi cursors ls' before you start again",
+            feed=self.feed,
+            partition=e.id,
+        )
+        return [Fail(e.id, e.error)]
+
+    def _position_of(self, partition: int) -> Position | None:
+        return self.entries[partition].position if partition in self.entries else None
+
+    def _is_mine(self, partition: int) -> bool:
+        return not self._shared or partition in self._owned
+
+    def _is_drained(self, e: Entry) -> bool:
+        """Whether its end was committed, and it is not listed as open (R6).
+
+        What another instance has drained counts as soon as the list agrees: the store may be newer
+        than the list, or older. What is ours has to show its end again after it was open.
+        """
+        if e.reopened or not _has(e, "drained"):
+            return False
+        return e.id not in self.graph or self.is_closed(e.id)
+
+    def _drained(self) -> set[int]:
+        return {e.id for e in self.entries.values() if self._is_drained(e)}
 
     def _begun(self) -> set[int]:
         """Return the partitions that are read, or that have a position behind their beginning."""
         begun = {
-            entry.id
-            for entry in self.entries.values()
-            if entry.running or (entry.position is not None and entry.position != Position(FIRST))
+            e.id
+            for e in self.entries.values()
+            if e.running or (e.position and (e.cursor != FIRST or e.position.status != "open"))
         }
-        if self._first_start and isinstance(self.start, Mapping):
-            begun.update(self.start)
-        return begun
+        given = self.start if self._first_start and isinstance(self.start, Mapping) else {}
+        return begun.union(given)
 
-    def _drained(self) -> set[int]:
-        return {entry.id for entry in self.entries.values() if entry.state is State.DRAINED}
+    def _is_outlived(self, partition: int) -> bool:
+        """Whether one that nobody read was listed as an ancestor of one that is read."""
+        successors = self._successors.get(partition, ())
+        return any(self.entries[id].position is not None for id in successors)
 
-    def _stop_unlisted(self) -> list[Action]:
-        actions: list[Action] = []
-        for entry in list(self.entries.values()):
-            if entry.id in self.graph or not (
-                entry.running or entry.state in (State.WAITING, State.ELSEWHERE)
-            ):
-                continue
-            if entry.running:
-                actions.append(Stop(entry.id))
-            self._table.move(entry, State.VANISHED)
-            # What another instance reads may be newer than this discovery.
-            mine = entry.id in self._ownership
-            if mine and entry.position is not None and entry.id not in self.graph.successors:
-                actions.append(Report(entry.id, self._why_unlisted(entry)))
-        return actions
+    def _is_lost(self, parent: int, child: Entry) -> bool:
+        """Whether an unlisted parent was never read to its end (R8).
 
-    def _why_unlisted(self, entry: Entry) -> str:
-        """Return what to report of a partition that is gone, with a position and no successor."""
-        stops = f"it stops at its cursor {shown(entry.cursor)}"
-        elsewhere = self._selection.successors_left_out(entry.id)
-        if not elsewhere:
-            return f"is no longer listed and has no successor: {stops}"
-        one = len(elsewhere) == 1
-        return (
-            f"is no longer listed, and {names(elsewhere)}, which may take its cursor, "
-            f"{'is' if one else 'are'} not selected: {stops}. To read on, select "
-            f"{'it' if one else 'them'}, too"
+        One that is neither listed nor stored is history at the first start, when the child has a
+        position. Later it is lost. One that is stored, or was listed, is not yet lost by one
+        discovery that does not list it.
+        """
+        known, other = self.entries.get(parent), self._selection.others.get(parent)
+        if known is None:
+            missed = self._selection.gone.get(parent, 2) if other else 2
+            return (
+                child.position is None and missed > 1 and not (other and other.status == "drained")
+            )
+        if _has(known, "superseded"):
+            return not known.finished and child.cursor == FIRST
+        return known.gone > 1 and not self._is_drained(known)
+
+    def _blockers(self, partition: int) -> tuple[int, ...]:
+        """Return what has to be drained before a listed partition may start.
+
+        A drained parent may itself have a parent that is not: a database that failed over lacks the
+        end of that one, or an operator has moved it. That one comes first.
+        """
+        found: dict[int, None] = {}
+        for id in self.preceding(partition):
+            above: int | None = id
+            while above is not None and not self._is_undrained(above):
+                listed = self.graph.partitions.get(above)
+                above = listed.starts_after if listed else None
+            if above is not None and above != partition:
+                found[above] = None
+        return tuple(found)
+
+    def _is_undrained(self, partition: int) -> bool:
+        """Whether a partition that is there, as far as is known, was not read to its end."""
+        known = self.entries.get(partition)
+        if known is None:
+            return self._selection.gone.get(partition) == 1
+        if _has(known, "superseded"):
+            return partition in self.graph and not known.finished
+        return known.gone < 2 and (not self._is_drained(known) or partition in self._unsure)
+
+    def _parked(self, partitions: Iterable[int]) -> FeedError | None:
+        known = (self.entries[p] for p in partitions if p in self.entries)
+        return next((entry.error for entry in known if entry.error is not None), None)
+
+    def _last_cursor(self, partition: int) -> str | None:
+        """Return the end that discovery lists for a closed partition; None where it gives none.
+
+        What it lists is the end of all events, and means nothing to a selection of them.
+        """
+        listed = self.graph.partitions.get(partition)
+        if self._selects_events or listed is None or not listed.closed:
+            return None
+        return listed.last_cursor
+
+    def _is_end(self, e: Entry, cursor: str) -> bool:
+        end = self._last_cursor(e.id) or e.end
+        return end is not None and cursor == end and self.is_closed(e.id)
+
+    # ------------------------------------------------------------------ cursor transfer (R9)
+
+    def _is_heir(self, partition: int) -> bool:
+        """Whether a partition is a listed successor that takes the cursor of an ancestor.
+
+        Also one whose cursor was moved back (R11): it is superseded, and an ancestor is not. In no
+        other way does that come about, because whoever supersedes a partition supersedes its
+        ancestors, too.
+        """
+        listed, e = self.graph.partitions.get(partition), self.entries[partition]
+        if listed is None or not listed.cursor_from or e.live:
+            return False
+        return e.position is None or (
+            not self._any_live(self._successors.get(partition, ()))
+            and self._any_live(listed.cursor_from)
         )
+
+    def _any_live(self, partitions: Iterable[int]) -> bool:
+        return any(p in self.entries and self.entries[p].live for p in partitions)
+
+    def _unplaced(self) -> list[Partition]:
+        """Return the listed successors without a cursor of their own."""
+        self._heirs = [p for p in self._heirs if not self.entries[p.id].live]
+        return [p for p in self._heirs if self._is_heir(p.id)]
+
+    def _live(self, successor: Partition) -> list[Entry]:
+        entries = self.entries
+        return [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+
+    def _transfer(self, actions: list[Action]) -> list[int]:
+        """Give successors without a position the cursor of their ancestor, in one save.
+
+        While the commit of a batch in flight or another instance decides where an ancestor stands,
+        its successors wait, and so do all that share an ancestor with them.
+        """
+        successors = [s for s in self._unplaced() if s.id not in self._in_flight]
+        blocked = self._with_siblings(successors)
+        # No other successor may take the cursor of an ambiguous one's ancestor. A superseded
+        # ancestor is not looked at any more: the next start would find the other one alone, and
+        # skip what this one has unread.
+        ambiguous = [s for s in successors if len({e.cursor for e in self._live(s)}) > 1]
+        disputed = {e.id: s.id for s in ambiguous for e in self._live(s)}
+        self._missing = lost = self._vanished()
+        positions: dict[int, Position] = {}
+        touched: list[int] = []
+        for successor in successors:
+            entry = self.entries[successor.id]
+            touched.append(entry.id)
+            if self._parked(successor.cursor_from) or not blocked.isdisjoint(successor.cursor_from):
+                continue
+            try:
+                found = self._inherited(successor, disputed, lost)
+            except LineageError as error:
+                touched += self._move(entry, State.PARKED, error, actions)
+                continue
+            actions += self._report_unknown_ancestors(successor) if found else []
+            for partition, position in found.items():
+                # A successor that is itself an ancestor of another one is superseded at once.
+                if partition not in positions or position.status == "superseded":
+                    positions[partition] = position
+        return touched + self._transferred(positions, actions)
+
+    def _transferred(self, positions: dict[int, Position], actions: list[Action]) -> list[int]:
+        """Take the positions, and save them. Return the children of ancestors that were drained."""
+        children: list[int] = []
+        for partition, position in positions.items():
+            entry = self._entry(partition)
+            self._decide(entry, position)
+            if position.status == "superseded":
+                self._move(entry, *self._desired(entry), actions)
+                children += sorted(self._waiters.pop(partition, ())) if entry.finished else ()
+            elif entry.running or entry.state is State.SUPERSEDED:
+                # Its ancestors were not listed when it began, or it begins once more (R11).
+                self._move(entry, State.WAITING, (), actions)
+        if positions:
+            actions.append(Save(positions))
+        return children
+
+    def _with_siblings(self, successors: Iterable[Partition]) -> set[int]:
+        """Return the ancestors that can't be superseded yet.
+
+        Those that are undecided, and every live one that shares a successor with one of them: all
+        of a merge are transferred in the same save.
+        """
+        unplaced = {s.id: s for s in successors}
+        blocked = {a for s in successors for a in s.cursor_from if self._is_undecided(a)}
+        waiting = list(blocked)
+        while waiting:
+            for id in self.graph.successors.get(waiting.pop(), ()):
+                if (successor := unplaced.pop(id, None)) is not None:
+                    more = {e.id for e in self._live(successor)} - blocked
+                    blocked |= more
+                    waiting += more
+        return blocked
+
+    def _awaited(self, s: Partition) -> tuple[int, ...]:
+        """Return what decides where a successor begins: ancestors, all of a merge, or a hole."""
+        undecided = [a for a in s.cursor_from if self._is_undecided(a)]
+        live = [e.id for e in self._live(s)]
+        return tuple(sorted(undecided or live or self._missing))
+
+    def _is_undecided(self, ancestor: int) -> bool:
+        """Whether the commit of a batch, or another instance, decides where an ancestor stands."""
+        return ancestor in self._in_flight or ancestor in self._unsure or self._is_others(ancestor)
+
+    def _is_others(self, ancestor: int) -> bool:
+        """Whether another instance transfers the cursor of an ancestor, or its lease comes first.
+
+        One without a position counts while another instance reads it: its first commit may come
+        any moment.
+        """
+        if not self._shared or ancestor in self._owned:
+            return False
+        if self._others is None or ancestor in self._others:
+            return True
+        return ancestor in self.entries and self.entries[ancestor].live
+
+    def _vanished(self) -> dict[int, int]:
+        """Return what had a position and is gone without a successor, and for how long."""
+        gone = {
+            e.id: e.gone
+            for e in self.entries.values()
+            if e.gone
+            and _has(e, "open")
+            and e.error is None
+            and e.id not in self.graph.successors
+            and not self._selection.successors_left_out(e.id)
+        }
+        return gone | self._selection.gone
+
+    def _inherited(
+        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int]
+    ) -> dict[int, Position]:
+        """Return what has to be saved for a successor and its ancestors; nothing: not yet decided.
+
+        That includes every ancestor named before the one whose cursor is taken, known or not: it
+        was split before the consumer saw it, and a discovery that lags must not start it. Without
+        any position all are: the application, or another consumer of this name (R17), may hold a
+        batch of one of them, and could still commit it.
+
+        Raises:
+            LineageError: an ancestor that is not selected still holds its cursor; ancestors are
+                ambiguous; or none has a position, or only a superseded one, while a stored
+                partition disappeared: a publisher that was rolled back and has split again (R11).
+        """
+        self._selection.check_ancestors(s)
+        live = self._live(s)
+        self._check_unambiguous(s, live, disputed)
+        others = self._selection.others
+        stored = {a: self._position_of(a) or others.get(a) for a in s.cursor_from}
+        placed = [e.id for e in live] or [a for a in s.cursor_from if stored[a] is not None]
+        source = placed[0] if placed else None
+        if not live and lost:
+            if max(lost.values()) > 1:
+                raise self._history_lost(s, source, lost)
+            return {}
+        at = stored[source] if source is not None else None
+        cursor = FIRST if at is None else at.cursor
+        before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
+        skipped = [a for a in before if a in self._selection and stored[a] is None]
+        taken = {e.id: next_position(e.position, e.cursor, "superseded") for e in live}
+        taken |= dict.fromkeys(skipped, next_position(None, cursor, "superseded"))
+        return {s.id: next_position(self.entries[s.id].position, cursor), **taken}
+
+    def _check_unambiguous(
+        self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
+    ) -> None:
+        other = next((disputed[entry.id] for entry in live if entry.id in disputed), None)
+        if len({entry.cursor for entry in live}) > 1:
+            stand = ", ".join(f"{entry.id} at {shown(entry.cursor)}" for entry in live[:_SHOWN])
+            text = (
+                "may take its cursor from several ancestors that stand at different ones: "
+                f"{stand}. Set its cursor by hand"
+            )
+        elif other is not None:
+            text = (
+                f"may take the same cursor as partition {other}, which may take it from several "
+                f"ancestors that stand at different ones. Set the cursor of partition {other} by "
+                "hand"
+            )
+        else:
+            return
+        raise AmbiguousLineageError(text, feed=self.feed, partition=s.id)
+
+    def _history_lost(
+        self, s: Partition, source: int | None, lost: Iterable[int]
+    ) -> LostPartitionError:
+        finds = "has no ancestor with a position"
+        if source is not None:
+            finds = f"only finds the cursor that {source} had"
+        text = (
+            f"{finds}, while {names(lost)} had one and vanished without a successor: its history "
+            "may hold what was read before. Set its cursor by hand"
+        )
+        return LostPartitionError(text, feed=self.feed, partition=s.id)
+
+    # ------------------------------------------------------------------ the first start, reports
+
+    def _in_one_save(self, actions: list[Action]) -> list[Action]:
+        """Merge the saves of a first start: each position is saved once, as its first revision."""
+        positions = {
+            e.id: e.position
+            if e.position.revision == 1
+            else self._decide(e, next_position(None, e.cursor, e.position.status))
+            for e in self.entries.values()
+            if e.position is not None
+        }
+        others: list[Action] = [action for action in actions if not isinstance(action, Save)]
+        return [Save(positions), *others] if positions else others
+
+    def _report_vanished(self, e: Entry) -> list[Action]:
+        """Report a partition that is gone, with a position and no successor (R11)."""
+        # What another instance reads may be newer than this discovery.
+        if not self._is_mine(e.id) or e.position is None or e.id in self.graph.successors:
+            return []
+        stops = f"it stops at its cursor {shown(e.cursor)}"
+        left_out = self._selection.successors_left_out(e.id)
+        if not left_out:
+            return [Report(e.id, f"is no longer listed and has no successor: {stops}")]
+        are, them = ("is", "it") if len(left_out) == 1 else ("are", "them")
+        text = (
+            f"is no longer listed, and {names(left_out)}, which may take its cursor, {are} not "
+            f"selected: {stops}. To read on, select {them}, too"
+        )
+        return [Report(e.id, text)]
+
+    def _report_unknown_ancestors(self, successor: Partition) -> list[Action]:
+        """Report a successor that begins at its first event although the consumer is no new one.
+
+        An ancestor that is known without a position was never read, and needs no report.
+        """
+        others = self._selection.others
+        if any(a in self.entries or a in others for a in successor.cursor_from):
+            return []
+        if not others and all(entry.position is None for entry in self.entries.values()):
+            return []
+        text = (
+            "begins at its first event: no position is stored for what it may take its cursor "
+            f"from ({names(successor.cursor_from)}). Events that were read under another "
+            "partition come again"
+        )
+        return [Report(successor.id, text)]
+
+    def _warnings(self, e: Entry) -> list[Action]:
+        """Report once what can't go on by itself, and an end that is not where it is listed."""
+        text = None
+        if e.warned:
+            return []
+        if e.state is State.WAITING and e.waits_for and not self._is_heir(e.id):
+            still_open = [b for b in e.waits_for if b in self.graph and not self.is_closed(b)]
+            if still_open:
+                text = (
+                    f"waits for {names(still_open)}, which the publisher lists as open: a parent "
+                    "has to be closed"
+                )
+        elif e.end is not None and e.running and e.id not in self._in_flight:
+            waiters = self._waiters.get(e.id, ())
+            waiting = [w for w in waiters if e.id in self.entries[w].waits_for]
+            if waiting:
+                text = (
+                    f"was read to its end, which is not committed: {names(waiting)} can't start "
+                    "before it is"
+                )
+        elif e.state is _DRAINED and self.doubted(e.id):
+            text = (
+                f"is stored as drained at {shown(e.cursor)}, and listed as closed with the last "
+                f"cursor {shown(self._last_cursor(e.id) or '')}: it is asked once more"
+            )
+        e.warned = text is not None
+        return [] if text is None else [Report(e.id, text)]
+
+
+def _has(e: Entry, status: Status) -> bool:
+    return e.position is not None and e.position.status == status

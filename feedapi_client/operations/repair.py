@@ -6,15 +6,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from feedapi_client.lineage.rollback import presumed_successors, restored_positions
+from feedapi_client.errors import AmbiguousLineageError, LineageError
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Partition, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import OperationError, check_cursor, check_unused
-from feedapi_client.protocol.text import printable
+from feedapi_client.protocol.cursors import shown
+from feedapi_client.protocol.text import names, printable
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
 from feedapi_client.stores.journal import check_rewind
 
 Positions = Mapping[int, Position]
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,118 @@ async def _stored(store: CursorStore, key: FeedKey, *, force: bool) -> dict[int,
             f"{key}: no cursor is stored for this feed and consumer: see 'feedapi cursors ls'"
         )
     return stored
+
+
+def presumed_successors(
+    stored: Mapping[int, Position], info: FeedInfo, partitions: Collection[int], *, feed: str
+) -> list[int]:
+    """Return the partitions that hold the cursors of rolled back ones, as far as that is certain.
+
+    These are the ones that were read and are not listed any more. The store does not keep whose
+    successors they are.
+
+    Arguments:
+        stored: all positions of the consumer.
+        info: what the feed lists, after its rollback.
+        partitions: to be restored.
+        feed: for messages.
+
+    Raises:
+        LineageError: one of the partitions has no position or is not over.
+        AmbiguousLineageError: other partitions were rolled back, too.
+    """
+    _check_over(stored, partitions, feed)
+    candidates = sorted(
+        id
+        for id, position in stored.items()
+        if position.status == "open" and id not in info.partitions
+    )
+    others = [
+        id
+        for id, position in stored.items()
+        if position.status == "superseded"
+        and id in info.partitions
+        and not info.partitions[id].closed
+        and id not in partitions
+    ]
+    if candidates and others:
+        raise AmbiguousLineageError(
+            f"{names(others)} {'is' if len(others) == 1 else 'are'} listed as open again, too, and "
+            f"{names(candidates)} may be successors of each: name those of this partition",
+            feed=feed,
+            partition=min(partitions),
+        )
+    return candidates
+
+
+def restored_positions(
+    stored: Mapping[int, Position],
+    partitions: Collection[int],
+    successors: Collection[int],
+    cursor: str | None = None,
+    *,
+    feed: str,
+) -> dict[int, Position]:
+    """Return what has to be saved, in one save, to move cursors back to partitions.
+
+    Arguments:
+        stored: all positions of the consumer.
+        partitions: those that are listed as open again. Several if they were merged.
+        successors: those that hold their cursors now.
+        cursor: where the partitions go on; None for the cursor of the successors.
+        feed: for messages.
+
+    Raises:
+        LineageError: a partition has no position or is not over, or a successor has no position or
+            is superseded itself.
+        AmbiguousLineageError: the successors stand at different cursors, and no `cursor` is given.
+    """
+    _check_over(stored, partitions, feed)
+    for successor in successors:
+        position = stored.get(successor)
+        if successor in partitions or position is None or position.status == "superseded":
+            raise LineageError(
+                "holds no cursor that could be moved back", feed=feed, partition=successor
+            )
+    target = cursor if cursor is not None else _common_cursor(stored, successors, feed, partitions)
+    restored = {
+        p: stored[p].advance(stored[p].cursor if target is None else target, "open")
+        for p in partitions
+    }
+    return restored | {s: stored[s].advance(status="superseded") for s in successors}
+
+
+def _check_over(stored: Mapping[int, Position], partitions: Collection[int], feed: str) -> None:
+    for partition in sorted(partitions):
+        position = stored.get(partition)
+        if position is None or position.status == "open":
+            why = "has no stored position" if position is None else "is not superseded or drained"
+            raise LineageError(f"{why}: nothing to restore", feed=feed, partition=partition)
+
+
+def _common_cursor(
+    stored: Mapping[int, Position],
+    successors: Collection[int],
+    feed: str,
+    partitions: Collection[int],
+) -> str | None:
+    """Return the one cursor of the successors; None without any."""
+    cursors = {stored[s].cursor for s in successors}
+    if len(cursors) > 1:
+        stand = ", ".join(f"{s} at {shown(stored[s].cursor)}" for s in sorted(successors)[:_SHOWN])
+        raise AmbiguousLineageError(
+            f"its successors stand at different cursors: {stand}. Give the cursor to go on from: "
+            "events between them are repeated from the earliest, and skipped from a later one",
+            feed=feed,
+            partition=min(partitions),
+        )
+    if not cursors and any(stored[p].status == "superseded" for p in partitions):
+        raise LineageError(
+            "its successors are not known: name them, or give the cursor to go on from",
+            feed=feed,
+            partition=min(partitions),
+        )
+    return cursors.pop() if cursors else None
 
 
 async def rewind(

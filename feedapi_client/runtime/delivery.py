@@ -350,24 +350,24 @@ class Delivery:
             return False
         if driver.planner.finished():
             return True
-        if driver.planner.unfinished_elsewhere():
-            return False
         # The one that was found last time is looked at first: this is asked before each wait, and
         # there may be thousands of partitions.
         if self._unread is not None and self._is_unread(self._unread):
             return False
-        entries = driver.planner.entries.values()
+        entries = driver.planner.entries.values() if driver.planner.reads else ()
         self._unread = next((entry for entry in entries if self._is_unread(entry)), None)
         at_end = {entry.id for entry in entries if entry.state is State.READING}
         if self._unread is not None or not at_end:
             return False
         # All was read, but the application did not commit the end of some closed partitions.
-        for entry in entries:
-            if entry.state is State.WAITING and at_end.intersection(entry.waits_for):
-                raise CommitOrderError(
-                    f"partition {entry.id} waits until the last batch of this one is committed, "
-                    "and it was not: await batch.commit() before asking for the next",
-                    feed=driver.feed,
-                    partition=min(at_end),
-                )
-        return True
+        waits = (e.id for e in entries if e.waits_for and at_end.intersection(e.waits_for))
+        child = next(waits, None)
+        if child is None and not driver.planner.unfinished_elsewhere():
+            return True
+        who = "another instance waits" if child is None else f"partition {child} waits"
+        raise CommitOrderError(
+            f"{who} until the last batch of this one is committed, and it was not: await "
+            "batch.commit() before asking for the next",
+            feed=driver.feed,
+            partition=min(at_end),
+        )

@@ -17,9 +17,9 @@ from typing import Literal
 import anyio
 
 from feedapi_client.errors import FeedError, FencedError
-from feedapi_client.lineage.partition_names import names
 from feedapi_client.lineage.planner import (
     Action,
+    Drained,
     Entry,
     Fail,
     Planner,
@@ -45,6 +45,7 @@ from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.pace import Pace
 from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.page import FeedAnswers, passed_limit
+from feedapi_client.protocol.text import names
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.decisions import DecisionLog
@@ -253,7 +254,7 @@ class Driver:
     def take_drained(self) -> list[int]:
         """Return the partitions that were drained since the last call by empty answers alone."""
         drained, self._drained = self._drained, []
-        return [id for id in drained if id in self.closed_since]
+        return [id for id in drained if id in self.closed_since or self.planner.doubted(id)]
 
     # ------------------------------------------------------------------ the planner's actions
 
@@ -329,23 +330,19 @@ class Driver:
             return True
         return False
 
-    def _carry_out(self, action: Start | Stop | Rediscover | Report | Fail) -> None:
+    def _carry_out(self, action: Start | Stop | Drained | Rediscover | Report | Fail) -> None:
         match action:
             case Start(id, cursor):
                 self._start(self.partition(id), cursor)
             case Stop(id):
                 self.losses += 1
                 if id in self.partitions:
-                    entry = self.partitions[id].entry
-                    if entry.state is State.DRAINED:
-                        self.decisions.drained(id, entry.cursor)
-                        self._drained.append(id)
-                        if self.listeners:
-                            self.listeners.tell(PartitionDrained(id))
-                    elif entry.state is State.VANISHED and self.listeners:
+                    if self.partitions[id].entry.state is State.VANISHED and self.listeners:
                         self.listeners.tell(PartitionVanished(id))
                     self.partitions[id].stop()
                     self.scheduler.forget(self.partitions[id])
+            case Drained(id, cursor):
+                self._tell_drained(id, cursor)
             case Rediscover():
                 self.timer.soon()
                 if self.sharing is not None:
@@ -355,14 +352,24 @@ class Driver:
             case Fail(id, error):
                 self._park(self.partition(id), error)
 
+    def _tell_drained(self, id: int, cursor: str) -> None:
+        if self.planner.entries[id].state is not State.DRAINED:
+            return  # its save was refused
+        self.decisions.drained(id, cursor)
+        self._drained.append(id)
+        if self.listeners:
+            self.listeners.tell(PartitionDrained(id))
+
     def _start(self, partition: RuntimePartition, cursor: str) -> None:
         if not partition.follows(cursor):
-            self.report(
-                partition.id,
-                f"internal error: was to be read on from cursor {shown(partition.read_cursor)}, "
-                f"which does not follow the stored cursor {shown(cursor)}. It begins again there: "
-                "events may be repeated, none is skipped. Please report it",
-            )
+            if not partition.began_without_position:  # else it was listed as a successor late (R9)
+                self.report(
+                    partition.id,
+                    "internal error: was to be read on from cursor "
+                    f"{shown(partition.read_cursor)}, which does not follow the stored cursor "
+                    f"{shown(cursor)}. It begins again there: events may be repeated, none is "
+                    "skipped. Please report it",
+                )
             partition.stop()
             self.lose_delivered(partition.id)
         if not partition.started:

@@ -10,7 +10,6 @@ import anyio
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import State
-from feedapi_client.model import FIRST, Position
 from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.page import Outcome
 from feedapi_client.runtime.driver import Driver
@@ -88,40 +87,18 @@ class LateEvents:
                 driver.scheduler.schedule(partition)
 
     def _drained_before(self) -> list[int]:
-        """Return what a session before this one drained, at its first discovery: maybe just now.
-
-        Not what was closed from the outset, of which nothing is to be read.
-        """
+        """Return what is stored as drained at a session's first discovery: maybe just now."""
         entries, had_begun = self._driver.planner.entries, self._has_begun
         self._has_begun = True
         if had_begun:
             return []
         drained = (
             id
-            for id in self._driver.closed_since
-            if id in entries
+            for id in entries
+            if (id in self._driver.closed_since or self._driver.planner.doubted(id))
             and entries[id].state is State.DRAINED
-            and not self._was_closed_from_the_outset(id)
         )
         return heapq.nlargest(_MOST_BEFORE, drained)
-
-    def _was_closed_from_the_outset(self, id: int | None) -> bool:
-        """Whether a partition was drained unread by a first start at the end of the feed (R7).
-
-        One that was drained later without any event is stored alike. But not all its ancestors are.
-        """
-        driver = self._driver
-        if driver.settings.start == "first":
-            return False
-        seen: set[int] = set()
-        while id is not None and id not in seen:
-            entry = driver.planner.entries.get(id)
-            if entry is not None and entry.position != Position(FIRST, "drained"):
-                return False
-            seen.add(id)
-            listed = driver.planner.graph.partitions.get(id)  # with the edges of `lineage`
-            id = None if listed is None else listed.starts_after
-        return True
 
     async def look(self, partition: RuntimePartition) -> None:
         """Ask a drained partition once: a job of the scheduler.

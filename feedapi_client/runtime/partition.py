@@ -15,7 +15,7 @@ import anyio
 
 from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import Entry, State
-from feedapi_client.model import Event, Position
+from feedapi_client.model import FIRST, Event, Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import MOST_PASSED, EndEvidence, Progress
@@ -236,6 +236,11 @@ class RuntimePartition:
         after batches that were delivered from there on.
         """
         return self._base is None or self._base in (cursor, self.entry.cursor)
+
+    @property
+    def began_without_position(self) -> bool:
+        """Whether it was read from its first event, and nothing of it was committed since."""
+        return self._base == FIRST and self.committed == 0
 
     def start(self, cursor: str) -> None:
         """Read from the cursor; after a stop, from where the application's batches end."""

@@ -15,9 +15,9 @@ import anyio
 from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.lineage.partition_names import names
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Partition, Position
+from feedapi_client.protocol.text import names
 from feedapi_client.runtime.cancellation import beside
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from feedapi_client.lineage.actions import Action
+from feedapi_client.lineage.states import Action
 from feedapi_client.model import Position
 
 Load = Callable[[], Awaitable[Mapping[int, Position]]]

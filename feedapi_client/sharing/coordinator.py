@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import anyio
 
 from feedapi_client.errors import StoreError
-from feedapi_client.lineage.actions import Action
+from feedapi_client.lineage.states import Action
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.notifications import PartitionAssigned, PartitionReleased
 from feedapi_client.options import Share
@@ -88,6 +88,8 @@ class Coordinator:
         self._leases: dict[int, Lease] = {}
         self._owners: dict[int, str] = {}
         self._seen: tuple[object, ...] | None = None
+        self._left: set[int] = set()
+        """Partitions with an old mark that nobody had claimed at the last look."""
         self._looked = 0
         """When the last look began, as `Planner.begin_load` counts."""
         self._loaded_at = 0.0
@@ -322,7 +324,13 @@ class Coordinator:
             units = [unit for unit in units if not ended.issuperset(unit)]
             pinned |= ended
         owners = {p: le.owner for p, le in self._leases.items() if p != BOOTSTRAP}
-        return plan(self.name, alive, owners, units, pinned=pinned | self._leaving.keys())
+        decided = plan(self.name, alive, owners, units, pinned=pinned | self._leaving.keys())
+        # Those that believe a mark divide without its partition. Whoever does not reads it itself,
+        # if nobody has claimed it since the last look.
+        marked = {p for unit in units for p in unit if p in owners and self._leases[p].ended}
+        free = set() if decided.claim else {p for p in marked if owners[p] not in alive}
+        left, self._left = sorted(free & self._left), free
+        return Plan(frozenset(left[:1]), decided.give) if left else decided
 
     async def _claim(self, partitions: Iterable[int]) -> None:
         wanted = {p: self._leases[p].epoch if p in self._leases else 0 for p in partitions}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from feedapi_client.lineage.transitions import State
+from feedapi_client.lineage.states import State
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.stores.leases import Instance, Lease

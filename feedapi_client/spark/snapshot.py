@@ -20,10 +20,10 @@ from pathlib import Path
 
 from pyspark.sql.datasource import InputPartition
 
-from feedapi_client.lineage.order import count_before
 from feedapi_client.lineage.planner import Fail, Planner
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
+from feedapi_client.spark.depths import count_before
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import read_end
 from feedapi_client.spark.plan.epoch import check_partitions, only

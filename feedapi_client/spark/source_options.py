@@ -13,7 +13,7 @@ import orjson
 
 from feedapi_client.errors import NegotiationError
 from feedapi_client.http.urls import FeedURL
-from feedapi_client.lineage.missing_edges import parse_lineage
+from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, checked_feed_name
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.protocol.cursors import are_valid

@@ -186,3 +186,58 @@ async def test_r06_with_a_selection_last_cursor_is_not_the_end(
     async with consume(publisher, store=store, follow=False, fetch=chosen) as consumer:
         assert await read_n(consumer) == list(range(5, 10))
     assert (await store.positions())[0] == Position(own_end, "drained", 3)
+
+
+async def not_asked_any_more(publisher: Publisher) -> None:
+    """Wait until several discoveries pass without a fetch between them."""
+    counters, fetches = publisher.counters, -1
+    while counters["fetch"] != fetches:
+        fetches, target = counters["fetch"], counters["discovery"] + 4
+        await wait_until(lambda target=target: counters["discovery"] >= target)
+
+
+async def discovered_again(publisher: Publisher) -> None:
+    """Wait until a discovery that began later was taken."""
+    target = publisher.counters["discovery"] + 2
+    await wait_until(lambda: publisher.counters["discovery"] >= target)
+
+
+@pytest.mark.parametrize("closed_again", [True, False])
+async def test_r06_an_end_counts_no_more_once_its_partition_is_listed_open_again(
+    serve: Callable[..., Publisher], store: RecordingStore, closed_again: bool
+) -> None:
+    """It was seen while the last batch was in flight, and an event came after it."""
+    publisher = serve(1, dialect="v2-token", page_size=10)
+    numbers(publisher, 0, range(2))
+    publisher.close(0)
+    async with consume(publisher, store=store) as consumer:
+        batches = consumer.batches()
+        batch = await next_batch(batches)
+        await not_asked_any_more(publisher)
+        publisher.remove(0)
+        publisher.add(0)
+        await discovered_again(publisher)
+        numbers(publisher, 0, [2])
+        if closed_again:
+            publisher.close(0)
+            await discovered_again(publisher)
+        await batch.commit()
+        assert n_of((await next_batch(batches)).events) == [2]
+        assert not [report for report in consumer.status().reports if "delivered late" in report]
+
+
+async def test_r07_what_was_closed_at_a_start_at_the_end_is_read_on_from_its_end(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
+    """A replica that lags lists it as open later."""
+    publisher = serve(1, dialect="v2-token", page_size=10)
+    numbers(publisher, 0, range(5))
+    publisher.split(0)
+    async with consume(publisher, store=store, start="last", follow=False) as consumer:
+        assert await read_n(consumer) == []
+    assert (await store.positions())[0] == Position(publisher.end_cursor(0), "drained")
+    publisher.remove(0)
+    publisher.add(0)
+    numbers(publisher, 0, [5])
+    async with consume(publisher, store=store) as consumer:
+        assert n_of((await next_batch(consumer.batches())).events) == [5]

@@ -200,3 +200,21 @@ def test_notifications_are_frozen_and_hold_no_payloads() -> None:
         assert kind.__dataclass_params__.frozen
         allowed = {"partition", "events", "seconds", "error", "name", "text", "lost"}
         assert {field.name for field in dataclasses.fields(kind)} <= allowed
+
+
+async def test_r06_drained_is_told_once_where_it_is_only_found(
+    serve: Callable[..., Publisher],
+) -> None:
+    """Its end was committed while it was open, and it was closed before the next iteration."""
+    publisher = serve(1, dialect="v2-draft", page_size=10)
+    numbers(publisher, 0, range(5))
+    store, heard = MemoryCursorStore(), Heard()
+    async with consume(publisher, store=store, follow=False) as consumer:
+        assert await read_n(consumer) == list(range(5))
+    publisher.close(0)
+    for _ in range(2):
+        consumer = consume(publisher, store=store, follow=False)
+        with consumer.subscribe(heard):
+            async with consumer:
+                assert await read_n(consumer) == []
+    assert heard.of(PartitionDrained) == [PartitionDrained(0)]

@@ -11,7 +11,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from feedapi_client.lineage.planner import Action, Planner, Save, State
+from feedapi_client.lineage.planner import Action, Planner, Save
 from feedapi_client.model import Position
 from feedapi_client.notifications import Listeners
 from feedapi_client.options import Limits, RetryPolicy
@@ -202,8 +202,7 @@ class Instance:
 
     def key(self, place: dict[int | None, int | None], leases: Leases) -> tuple[Any, ...]:
         """Return all that its behaviour depends on, with other numbers for the instances."""
-        planner, flow = self.planner, self.planner._flow
-        own = planner._ownership
+        planner = self.planner
         return (
             self.version,
             self.wanted,
@@ -216,29 +215,32 @@ class Instance:
             _items(self.in_flight),
             self.owed,
             tuple(
-                (e.id, e.state, e.position, e.waits_for if e.state is State.WAITING else (), e.end)
+                (
+                    *(e.id, e.state, e.position, e.waits_for, e.end),
+                    *(e.gone, e.caught_up, e.stored, e.reopened, e.finished),
+                )
                 for e in planner.entries.values()
             ),
             frozenset(planner._known),
             frozenset(planner._listed_again),
-            frozenset(flow.in_flight),
-            frozenset(flow.parents.items()),
-            frozenset((a, frozenset(s)) for a, s in flow.successors.items() if s),
-            frozenset(own.owned),
-            None if own.others is None else frozenset(own.others),
-            frozenset(own.unsure),
+            frozenset(planner._in_flight),
+            frozenset(planner._parents.items()),
+            frozenset((a, frozenset(s)) for a, s in planner._successors.items() if s),
+            frozenset(planner._owned),
+            None if planner._others is None else frozenset(planner._others),
+            frozenset(planner._unsure),
             self.view and self._known_since(self.view.began),
             self.loaded is not None and self._known_since(self.loaded_after),
-            frozenset((p, frozenset(w)) for p, w in planner._table._waiters.items() if w),
+            frozenset((p, frozenset(w)) for p, w in planner._waiters.items() if w),
             tuple(_partition_key(p) for _, p in sorted(self.driver.partitions.items())),
         )
 
     def _known_since(self, began: int) -> Any:
         """Return what has become known since a load that is not taken yet."""
-        own, entries = self.planner._ownership, self.planner.entries.values()
+        planner, entries = self.planner, self.planner.entries.values()
         return (
-            own._loaded > began,
-            frozenset(p for p, moment in own.unsure.items() if moment > began),
+            planner._loaded > began,
+            frozenset(p for p, moment in planner._unsure.items() if moment > began),
             frozenset(e.id for e in entries if e.saved_at > began),
         )
 

@@ -9,8 +9,7 @@ import io
 import pickle
 from typing import Any
 
-from feedapi_client.lineage.graph import Graph
-from feedapi_client.lineage.publisher_edges import PublisherEdges
+from feedapi_client.lineage.graph import Graph, PublisherEdges
 from feedapi_client.model import Position
 from feedapi_client.protocol.page import Progress
 from feedapi_client.runtime.failures import Failures

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from feedapi_client.lineage.actions import Save
-from feedapi_client.lineage.flow import Flow
-from feedapi_client.lineage.ownership import Ownership
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.transitions import State
+from feedapi_client.lineage.states import Save, State
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.partition import RuntimePartition
@@ -65,14 +63,15 @@ def waiting_counts_as_finished() -> Any:
     """A successor whose ancestor nobody has leased yet counts as finished (without `follow`)."""
 
     def unfinished(self: Planner) -> bool:
-        return self._ownership.unfinished_elsewhere(self.is_closed)
+        elsewhere = (e.id for e in self.entries.values() if e.state is State.ELSEWHERE)
+        return any(p not in self._ended or self.is_closed(p) for p in elsewhere)
 
     return _replaced(Planner, "unfinished_elsewhere", unfinished)
 
 
 def old_load_overwrites() -> Any:
     """An old load overwrites a newer position."""
-    return _replaced(Ownership, "_is_outdated", lambda self, entry, stored, began: False)
+    return _replaced(Planner, "_is_outdated", lambda self, entry, stored, began: False)
 
 
 def refusal_does_not_outdate_a_load() -> Any:
@@ -87,16 +86,11 @@ def refusal_does_not_outdate_a_load() -> Any:
 def read_by_others_is_not_asked() -> Any:
     """The cursor of an ancestor without a position is decided although others read it."""
 
-    def undecided(self: Ownership, successors: Any) -> set[int]:
-        entries = self._table.all
-        return {
-            a
-            for s in successors
-            for a in s.cursor_from
-            if self.shared and a not in self.owned and a in entries and entries[a].live
-        }
+    def live(self: Planner, ancestor: int) -> bool:
+        known = self.entries.get(ancestor)
+        return self._shared and ancestor not in self._owned and known is not None and known.live
 
-    return _replaced(Ownership, "undecided", undecided)
+    return _replaced(Planner, "_is_others", live)
 
 
 def refused_is_kept_after_a_stop() -> Any:
@@ -161,16 +155,19 @@ def loaded_before_the_claim() -> Any:
 def superseded_is_revived() -> Any:
     """A superseded partition is read again as soon as it is listed."""
 
-    def start_or_wait(self: Flow, partition: Any) -> Any:
-        entry = self.table[partition.id]
-        if entry.state is State.SUPERSEDED and not partition.closed:
-            self.table.move(entry, State.WAITING)
-        return _start_or_wait(self, partition)
+    def note_listed(self: Planner, actions: Any) -> Any:
+        for entry in self.entries.values():
+            listed = self.graph.partitions.get(entry.id)
+            listed_open = listed is not None and not listed.closed
+            if entry.state is State.SUPERSEDED and listed_open and entry.position is not None:
+                entry.position = replace(entry.position, status="open")
+                self._change(entry, State.WAITING)
+        return _note_listed(self, actions)
 
-    return _replaced(Flow, "start_or_wait", start_or_wait)
+    return _replaced(Planner, "_note_listed", note_listed)
 
 
-_start_or_wait = Flow.start_or_wait
+_note_listed = Planner._note_listed
 
 
 def rollback_is_no_problem() -> Any:
@@ -181,10 +178,13 @@ def rollback_is_no_problem() -> Any:
 def successors_keep_their_cursors() -> Any:
     """After a rollback the successors are not given the cursor of their ancestor again."""
 
-    def takes_cursor(self: Flow, successor: Any) -> bool:
-        return self.table[successor.id].position is None
+    def is_heir(self: Planner, partition: int) -> bool:
+        return self.entries[partition].position is None and _is_heir(self, partition)
 
-    return _replaced(Flow, "_takes_cursor", takes_cursor)
+    return _replaced(Planner, "_is_heir", is_heir)
+
+
+_is_heir = Planner._is_heir
 
 
 PLANTED: dict[str, Callable[[], Any]] = {

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from feedapi_client.errors import FencedError
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.rollback import restored_positions
 from feedapi_client.model import FIRST, FeedKey, Position
+from feedapi_client.operations.repair import restored_positions
 from feedapi_client.sharing.assignment import merged
 from feedapi_client.stores.base import check_predecessor
 from tests.exploration.feeds import Event, Feed
@@ -209,7 +209,7 @@ class World:
             one.driver.carry_out(planner.refresh(self.stored))
         one.version = version
         one.driver.carry_out(planner.discover(self.feed.info(version)))
-        planner._flow.graph = shared_graph(self.feed, version, planner.graph)
+        planner.graph = shared_graph(self.feed, version, planner.graph)
 
     def _read(self, one: Instance, partition: int) -> None:
         found = one.driver.partitions[partition]

@@ -17,13 +17,14 @@ from feedapi_client.http.retry_after import retry_after
 from feedapi_client.liftbridge.envelope import Envelope, decode_ack, decode_message
 from feedapi_client.liftbridge.liftbridge_errors import EnvelopeError
 from feedapi_client.lineage.graph import Graph
-from feedapi_client.lineage.order import count_before, preceding
+from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import MAX_PARTITION, Event, FeedInfo, Partition
 from feedapi_client.operations import FeedPositions, export_positions, parse_export
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect
 from feedapi_client.protocol.negotiation import negotiate
 from feedapi_client.protocol.page import Outcome, PageReader, Progress
+from feedapi_client.spark.depths import count_before
 from tests.fuzz.chunks import cut
 
 FEED = "https://service/feed"
@@ -299,7 +300,10 @@ def graph(data: bytes) -> None:
 
 def _check_graph(found: Graph) -> None:
     assert str(found) == repr(found)
-    before = {p.id: dict.fromkeys(preceding(p, found, {}), 1) for p in found}
+    planner = Planner(feed=FEED)
+    planner.load({})
+    planner.discover(FeedInfo("v2-draft", found.partitions))
+    before = {p.id: dict.fromkeys(planner.preceding(p.id), 1) for p in found}
     depths: dict[int, int] = {}
     count_before(before, depths)
     for partition in found:

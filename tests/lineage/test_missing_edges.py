@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from feedapi_client.errors import LineageError
-from feedapi_client.lineage.actions import Action, Report, Save, Start
-from feedapi_client.lineage.missing_edges import (
+from feedapi_client.lineage.graph import (
     SuspectedEdges,
     parse_lineage,
     suspected_missing_edges,
 )
 from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import Action, Report, Save, Start
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 
 
@@ -331,7 +331,7 @@ class TestPartitionZero:
     def test_r08_a_first_start_at_the_end_waits_for_nothing(self) -> None:
         made = Planner(feed="http://feed", start="last")
         made.load({})
-        actions = made.discover(of_go(ZERO, 1), ends={1: "e"})
+        actions = made.discover(of_go(ZERO, 1), ends={0: "z", 1: "e"})
         assert starts(actions) == [1]
         assert reports(actions) == []
 

@@ -19,6 +19,7 @@ from feedapi_client import (
 )
 from feedapi_client.lineage.planner import (
     Action,
+    Drained,
     Fail,
     Planner,
     Rediscover,
@@ -97,7 +98,7 @@ def test_r05_a_batch_released_without_a_commit_drains_nothing() -> None:
 def test_r06_a_committed_last_cursor_stops_and_rediscovers_and_saves_nothing_twice() -> None:
     made = planner()
     made.discover(info(Partition(0, closed=True, last_cursor="z")))
-    assert commit(made, 0, "z") == [Stop(0), Rediscover()]
+    assert commit(made, 0, "z") == [Stop(0), Drained(0, "z"), Rediscover()]
     assert states(made) == {0: "drained"}
 
 
@@ -158,7 +159,7 @@ def test_r06_a_drained_partition_that_opens_again_is_read_on() -> None:
     made.discover(info(Partition(0, closed=True)))
     assert states(made) == {0: "drained"}
     assert of(Start, made.discover(info(0))) == [Start(0, "z")]
-    assert made.checkpoint(0, "zz") == Position("zz", "open", 5)
+    assert made.checkpoint(0, "zz") == Position("zz", "open", 6)
 
 
 # ---------------------------------------------------------------------- R7
@@ -178,14 +179,14 @@ def test_r07_start_last_asks_only_for_ends_that_discovery_leaves_out() -> None:
         Partition(2, closed=True, last_cursor="l2"),
         Partition(3, closed=True),
     )
-    assert made.unresolved(listed) == [0]
-    (save, *rest) = made.discover(listed, ends={0: "e0"})
+    assert made.unresolved(listed) == [0, 3]
+    (save, *rest) = made.discover(listed, ends={0: "e0", 3: "e3"})
     assert save == Save(
         {
             0: Position("e0"),
             1: Position("l1"),
             2: Position("l2", "drained"),
-            3: Position(FIRST, "drained"),
+            3: Position("e3", "drained"),
         }
     )
     assert {action.partition for action in of(Start, rest)} == {0, 1}
@@ -277,9 +278,9 @@ def test_r08_an_unlisted_parent_is_history_at_the_first_start_and_lost_later() -
 @pytest.mark.parametrize(("status", "lost"), [("drained", False), ("open", True)])
 def test_r08_a_stored_parent_that_left_the_list_has_to_be_drained(status: Any, lost: bool) -> None:
     made = planner({0: Position("a", status)})
-    actions = made.discover(info(Partition(1, starts_after=0)))
-    assert bool(of(Fail, actions)) is lost
-    assert bool(of(Start, actions)) is not lost
+    listed = info(Partition(1, starts_after=0))
+    assert bool(of(Start, made.discover(listed))) is not lost
+    assert bool(of(Fail, made.discover(listed))) is lost
 
 
 @pytest.mark.parametrize("status", ["open", None])
@@ -402,6 +403,7 @@ def test_r09_without_any_position_a_successor_starts_at_the_first_event_or_is_lo
         of(Start, planner({9: Position("a")}).discover(info(9, Partition(2, cursor_from=(0,)))))
     ) == {Start(9, "a"), Start(2, FIRST)}
     made = planner({9: Position("a")})
+    made.discover(info(Partition(2, cursor_from=(0,))))
     (fail,) = of(Fail, made.discover(info(Partition(2, cursor_from=(0,)))))
     assert isinstance(fail.error, LostPartitionError)
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from feedapi_client.lineage.planner import (
     Action,
+    Drained,
     Fail,
     Planner,
     Rediscover,
@@ -135,7 +136,7 @@ class PlannerModel(RuleBasedStateMachine):
                     assert self.store, text
                     assert ancestors, text
                     assert self.store.keys().isdisjoint(ancestors), text
-                case Rediscover():
+                case Rediscover() | Drained():
                     pass
 
     @rule()

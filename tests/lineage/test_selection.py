@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feedapi_client import FeedInfo, LineageError, LostPartitionError, Partition, Position
 from feedapi_client.lineage.graph import descendants
 from feedapi_client.lineage.planner import Action, Fail, Planner, Report, Save, Start, Stop
-from feedapi_client.lineage.transitions import State
+from feedapi_client.lineage.states import State
 from feedapi_client.model import FIRST
 
 
@@ -176,6 +176,7 @@ def test_r08_a_parent_that_is_gone_is_lost_as_without_a_selection() -> None:
     child = Partition(1, starts_after=7)
     for selected in ([0, 1], None):
         made = planner(selected, {0: Position("a"), 7: Position("b")})
+        assert started(made.discover(info(0, child))) == {0: "a"}
         (fail,) = (a for a in made.discover(info(0, child)) if isinstance(a, Fail))
         assert isinstance(fail.error, LostPartitionError)
         made = planner(selected, {0: Position("a"), 7: Position("b", "drained")})
@@ -186,6 +187,7 @@ def test_r09_what_vanished_is_lost_as_without_a_selection() -> None:
     """Partition 1 had a position, and 2 may hold its history."""
     for selected in ([0, 2], None):
         made = planner(selected, {0: Position("a"), 1: Position("b")})
+        assert started(made.discover(info(0, Partition(2, cursor_from=(7,))))) == {0: "a"}
         actions = made.discover(info(0, Partition(2, cursor_from=(7,))))
         (fail,) = (a for a in actions if isinstance(a, Fail))
         assert isinstance(fail.error, LostPartitionError)
@@ -196,7 +198,9 @@ def test_r09_an_old_cursor_is_not_taken_while_those_that_took_it_have_vanished()
     """The publisher was rolled back behind a split into 1 and 2, and has split 0 again (R11)."""
     stored = {0: Position("a", "superseded"), 1: Position("b"), 2: Position("c")}
     made = planner(None, stored)
-    actions = made.discover(info(Partition(3, cursor_from=(0,)), Partition(4, cursor_from=(0,))))
+    split = info(Partition(3, cursor_from=(0,)), Partition(4, cursor_from=(0,)))
+    assert not started(made.discover(split))
+    actions = made.discover(split)
     assert not started(actions)
     errors = {a.partition: a.error for a in actions if isinstance(a, Fail)}
     assert errors.keys() == {3, 4}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from feedapi_client.lineage.actions import Save
 from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import Save
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 
 STORED = {0: Position(FIRST)}

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client import Batch, Limits
+from feedapi_client import Batch, CommitOrderError, FeedConsumer, Limits, Share
 from feedapi_client.testing import Publisher
-from tests.sharing.fleet import Fleet, Member, fleet, publish, until
-from tests.testing.virtual_time import run_in_virtual_time
+from tests.sharing.fleet import URL, Fleet, Member, fleet, publish, until
+from tests.testing.virtual_time import HOUR, asgi_client, run_in_virtual_time
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 ONCE: dict[str, Any] = {"follow": False, "limits": Limits(discovery_interval=20.0)}
@@ -217,3 +217,32 @@ class History:
 
     def _running(self) -> list[Member]:
         return [member for member in self.instances.members if not member.over]
+
+
+@BACKENDS
+def test_r05_an_end_that_is_not_committed_is_an_error_once_nothing_else_can_come(
+    backend: str,
+) -> None:
+    """Every instance waits for it: its children start only when it is drained."""
+
+    async def test() -> None:
+        publisher = six_partitions()
+        for partition in range(1, 6):  # no other one may be a child of an open 0
+            publisher.close(partition)
+        async with fleet(publisher) as instances, asgi_client(publisher) as http:
+            told = anyio.Event()
+            instances.before = lambda batch: told.wait()
+            other = instances.start(**ONCE)
+            options = {"http": http, "store": instances.store, "share": Share(), **ONCE}
+            async with FeedConsumer(URL, **options) as forgetful:
+                with (
+                    anyio.fail_after(HOUR),
+                    pytest.raises(CommitOrderError, match="was not: await"),
+                ):
+                    async for _ in forgetful.batches():
+                        pass
+            told.set()
+            await instances.all_over(other)
+            assert sorted(set(instances.handled)) == [*range(60)]
+
+    run_in_virtual_time(test, backend)

@@ -10,8 +10,7 @@ from feedapi_client.cli.doctor import needs
 from feedapi_client.cli.doctor.check import CheckSection, Finding, Level
 from feedapi_client.cli.doctor.evidence import FeedEvidence
 from feedapi_client.errors import LineageError
-from feedapi_client.lineage.graph import validate
-from feedapi_client.lineage.missing_edges import suspected_missing_edges
+from feedapi_client.lineage.graph import suspected_missing_edges, validate
 from feedapi_client.protocol.negotiation import partition_id
 
 _FIELDS = ("startsAfterPartition", "cursorFromPartitions")

@@ -20,7 +20,6 @@ import msgspec
 
 from feedapi_client.errors import CursorRejectedError, FeedError, LineageError
 from feedapi_client.lineage.graph import descendants
-from feedapi_client.lineage.order import count_before
 from feedapi_client.lineage.planner import (
     Action,
     Fail,
@@ -35,6 +34,7 @@ from feedapi_client.lineage.planner import (
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.protocol.page import EndEvidence, FeedAnswers
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
+from feedapi_client.spark.depths import count_before
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import read_end
 from feedapi_client.spark.plan.epoch import (

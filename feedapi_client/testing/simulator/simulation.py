@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from feedapi_client.model import FeedKey
 from feedapi_client.testing.simulator.clock import (
     run_in_virtual_time,
     sleep,
@@ -27,7 +26,7 @@ from feedapi_client.testing.simulator.incidents import (
     set_clock,
 )
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
-from feedapi_client.testing.simulator.process import FEED, Process
+from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
 from feedapi_client.testing.simulator.shared import SharedSession, of_another_version
 from feedapi_client.testing.simulator.silence import silenced
@@ -253,14 +252,12 @@ class History:
     def _given(self) -> dict[str, Any]:
         """Return which partitions the next process is to read, and which edges it is told.
 
-        Its operator names no partition that is gone before the consumer ever saw it.
+        An edge may be told before its child is listed.
         """
-        chosen, key = self.oracle.chosen, FeedKey(FEED, "default")
-        known = {p.id for p in self.world.listed(self.now())}
-        known.update(self.database.positions.get(key, ()))
+        chosen = self.oracle.chosen
         return {
             "partitions": None if chosen is None else frozenset(chosen),
-            "lineage": {child: up for child, up in self.lineage.items() if child in known},
+            "lineage": dict(self.lineage),
         }
 
     # ------------------------------------------------------------------ from start to end

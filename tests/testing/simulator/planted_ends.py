@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.lineage import publisher_edges
+from feedapi_client.lineage.graph import PublisherEdges
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Position
 from feedapi_client.pace import Pace
@@ -110,7 +110,7 @@ def an_older_place_is_read_on_from(patch: pytest.MonkeyPatch) -> None:
 
 def an_edge_to_partition_zero_is_not_presumed(patch: pytest.MonkeyPatch) -> None:
     """Children of partition 0 that do not say so are read at once."""
-    patch.setattr(publisher_edges, "presumed_children", lambda *args: set())
+    patch.setattr(PublisherEdges, "_presumed", lambda *args: set())
 
 
 def a_superseded_partition_is_forgotten(patch: pytest.MonkeyPatch) -> None:

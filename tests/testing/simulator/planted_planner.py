@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from feedapi_client.lineage import flow, transfer
-from feedapi_client.lineage.actions import Action, Rediscover, Save
-from feedapi_client.lineage.entry import Entry
-from feedapi_client.lineage.flow import Flow
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.transitions import State
-from feedapi_client.model import LAST, Position
+from feedapi_client.lineage.states import Action, Entry, Rediscover, Save, State
+from feedapi_client.model import LAST, Partition, Position
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.positions import Positions
+
+Saved = dict[int, Position]
 
 
 def children_at_once(patch: pytest.MonkeyPatch) -> None:
     """Children are read before their parent is drained."""
-    patch.setattr(flow, "blockers", lambda *args: ())
+    patch.setattr(Planner, "_blockers", lambda *args: ())
 
 
 def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
@@ -29,7 +28,7 @@ def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
     def drained(
         self: Planner, partition: int, cursor: str, *, asked_closed: bool, shown: bool = False
     ) -> list[Action]:
-        self._flow.in_flight.discard(partition)
+        self._in_flight.discard(partition)
         entry = self.entries[partition]
         position = entry.position
         if entry.running and self.is_closed(partition) and asked_closed:
@@ -44,58 +43,82 @@ def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
 
 def children_do_not_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
     """A child starts once its parent was read to its end, whatever is committed of it."""
-    undrained = flow.blockers
+    undrained, ended = Planner._is_undrained, Planner.ended
 
-    def blockers(partition: Any, entries: Any, graph: Any, parents: Any) -> tuple[int, ...]:
-        found = undrained(partition, entries, graph, parents)
-        return tuple(p for p in found if p not in entries or entries[p].end is None)
-
-    ended = Planner.ended
+    def unread(self: Planner, partition: int) -> bool:
+        known = self.entries.get(partition)
+        return undrained(self, partition) and (known is None or known.end is None)
 
     def at_the_end(self: Planner, partition: int, cursor: str, **how: Any) -> list[Action]:
         actions = ended(self, partition, cursor, **how)
-        if self.entries[partition].end is not None:
-            for child in self.graph.children.get(partition, ()):
-                actions += self._flow.start_or_wait(self.graph.partitions[child])
-        return actions
+        return actions + self._settle(self.graph.children.get(partition, ()))
 
-    patch.setattr(flow, "blockers", blockers)
+    patch.setattr(Planner, "_is_undrained", unread)
     patch.setattr(Planner, "ended", at_the_end)
 
 
 def successor_from_the_start(patch: pytest.MonkeyPatch) -> None:
     """A successor begins at the first event, not at its ancestor's cursor."""
-    transferred = flow.transferred_positions
+    _inherit(patch, lambda self, successor, saved: {**saved, successor.id: Position("_first")})
 
-    def from_the_start(successor: Any, *args: Any, **options: Any) -> dict[int, Position]:
-        saved = transferred(successor, *args, **options)
-        return {**saved, successor.id: Position("_first")} if saved else saved
 
-    patch.setattr(flow, "transferred_positions", from_the_start)
+def _inherit(
+    patch: pytest.MonkeyPatch,
+    change: Callable[[Planner, Partition, Saved], Saved],
+) -> None:
+    """Change what a transfer saves."""
+    inherited = Planner._inherited
+
+    def changed(self: Planner, successor: Partition, *args: Any) -> dict[int, Position]:
+        saved = inherited(self, successor, *args)
+        return change(self, successor, saved) if saved else saved
+
+    patch.setattr(Planner, "_inherited", changed)
 
 
 def unread_ancestors_are_not_superseded(patch: pytest.MonkeyPatch) -> None:
-    """A successor that begins at the first event saves nothing until its first commit."""
-    patch.setattr(transfer, "_from_the_start", lambda *args: {})
+    """A successor that begins at the first event leaves its ancestors as they are."""
+
+    def alone(
+        self: Planner, successor: Partition, saved: dict[int, Position]
+    ) -> dict[int, Position]:
+        own = saved[successor.id]
+        return {successor.id: own} if own.cursor == "_first" else saved
+
+    _inherit(patch, alone)
 
 
 def ancestors_of_an_ambiguous_successor_are_taken(patch: pytest.MonkeyPatch) -> None:
     """Another successor takes the cursor of one of them, and the next start skips events."""
-    patch.setattr(flow, "disputed_ancestors", lambda *args: {})
+    check = Planner._check_unambiguous
+
+    def careless(self: Planner, successor: Partition, live: Any, disputed: Any) -> None:
+        check(self, successor, live, {})
+
+    patch.setattr(Planner, "_check_unambiguous", careless)
 
 
 def child_from_its_parents_cursor(patch: pytest.MonkeyPatch) -> None:
     """A child begins at its parent's last cursor, not at its own first event."""
-    start_or_wait = Flow.start_or_wait
 
-    def at_the_parents(self: Flow, partition: Any) -> list[Action]:
-        parent = self.entries.get(partition.starts_after)
-        entry = self.table[partition.id]
+    def at_the_parents(self: Planner, entry: Entry) -> None:
+        parent = self.entries.get(self.graph.partitions[entry.id].starts_after or 0)
         if parent is not None and parent.state is State.DRAINED and entry.position is None:
             entry.position = Position(parent.cursor, revision=0)
-        return start_or_wait(self, partition)
 
-    patch.setattr(Flow, "start_or_wait", at_the_parents)
+    _before_a_start(patch, at_the_parents)
+
+
+def _before_a_start(patch: pytest.MonkeyPatch, change: Callable[[Planner, Entry], None]) -> None:
+    """Change what is known of a partition before it is started."""
+    entered = Planner._entered
+
+    def changed(self: Planner, entry: Entry, because: Any) -> list[Action]:
+        if entry.state is State.READING:
+            change(self, entry)
+        return entered(self, entry, because)
+
+    patch.setattr(Planner, "_entered", changed)
 
 
 def superseded_is_not_saved(patch: pytest.MonkeyPatch) -> None:
@@ -141,40 +164,48 @@ def ancestors_are_superseded_later(patch: pytest.MonkeyPatch) -> None:
 
 def transfer_with_a_batch_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A cursor is transferred while its partition has a batch in flight."""
-    patch.setattr(flow, "unreleased_ancestors", lambda *args: set())
+    patch.setattr(Planner, "_with_siblings", lambda *args: set())
 
 
 def skipped_ancestors_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The ancestors that a transfer skips are not superseded: a late discovery revives them."""
-    patch.setattr(transfer, "_skipped_before", lambda *args: {})
-    patch.setattr(Flow, "_is_outlived", lambda *args: False)
+
+    def known(
+        self: Planner, successor: Partition, saved: dict[int, Position]
+    ) -> dict[int, Position]:
+        if not any(self._position_of(a) for a in successor.cursor_from):
+            return saved
+        return {id: p for id, p in saved.items() if id == successor.id or self._position_of(id)}
+
+    _inherit(patch, known)
+    patch.setattr(Planner, "_is_outlived", lambda *args: False)
 
 
 def unknown_ancestors_are_ignored(patch: pytest.MonkeyPatch) -> None:
     """A successor whose ancestors are unknown reads everything again without a word."""
-    patch.setattr(transfer, "_check_nothing_lost", lambda *args: None)
+    patch.setattr(Planner, "_vanished", lambda *args: {})
 
 
 def unknown_ancestors_are_not_reported(patch: pytest.MonkeyPatch) -> None:
     """A successor of unknown ancestors begins at its first event without a word."""
-    patch.setattr(Flow, "_report_unknown_ancestors", lambda self, successor: [])
+    patch.setattr(Planner, "_report_unknown_ancestors", lambda self, successor: [])
 
 
 def revision_is_not_advanced(patch: pytest.MonkeyPatch) -> None:
     """A commit saves the revision that is stored already."""
-    checkpoint = Flow.checkpoint
+    checkpoint = Planner.checkpoint
 
-    def same(self: Flow, *args: Any, **how: Any) -> Position:
+    def same(self: Planner, *args: Any, **how: Any) -> Position:
         position = checkpoint(self, *args, **how)
         return Position(position.cursor, position.status, max(1, position.revision - 1))
 
-    patch.setattr(Flow, "checkpoint", same)
+    patch.setattr(Planner, "checkpoint", same)
 
 
 def an_empty_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
     """A closed partition is drained at the first empty page, whatever `lastCursor` says."""
     patch.setattr(PageReader, "_end", lambda self: Outcome.END)
-    patch.setattr(Flow, "last_cursor", lambda self, partition: None)
+    patch.setattr(Planner, "_last_cursor", lambda self, partition: None)
 
 
 def an_answer_from_before_the_close_is_the_end(patch: pytest.MonkeyPatch) -> None:
@@ -220,32 +251,24 @@ def _create_planner_with(patch: pytest.MonkeyPatch, **changed: Any) -> None:
 
 def no_rediscovery_after_drained(patch: pytest.MonkeyPatch) -> None:
     """Nothing is discovered when a partition was drained: its children come with the interval."""
-    drain = Flow.drain_if_at_end
+    entered = Planner._entered
 
-    def quiet(self: Flow, entry: Entry) -> list[Action]:
-        return [action for action in drain(self, entry) if not isinstance(action, Rediscover)]
+    def quiet(self: Planner, entry: Entry, because: Any) -> list[Action]:
+        actions = entered(self, entry, because)
+        return [action for action in actions if not isinstance(action, Rediscover)]
 
-    patch.setattr(Flow, "drain_if_at_end", quiet)
+    patch.setattr(Planner, "_entered", quiet)
 
 
 def new_partitions_from_the_last_event(patch: pytest.MonkeyPatch) -> None:
     """With ``start="last"`` a partition that appears later is begun at its end, too."""
-    create, start_or_wait = Planner.__init__, Flow.start_or_wait
-    at_last: list[Flow] = []
 
-    def creating(self: Planner, **options: Any) -> None:
-        create(self, **options)
-        if self.start == "last":
-            at_last.append(self._flow)
-
-    def at_the_end(self: Flow, partition: Any) -> list[Action]:
-        entry = self.table[partition.id]
-        if self in at_last and entry.position is None and not partition.cursor_from:
+    def at_the_end(self: Planner, entry: Entry) -> None:
+        inherits = self.graph.partitions[entry.id].cursor_from
+        if self.start == "last" and entry.position is None and not inherits:
             entry.position = Position(LAST, revision=0)
-        return start_or_wait(self, partition)
 
-    patch.setattr(Planner, "__init__", creating)
-    patch.setattr(Flow, "start_or_wait", at_the_end)
+    _before_a_start(patch, at_the_end)
 
 
 def first_discovery_again_and_again(patch: pytest.MonkeyPatch) -> None:

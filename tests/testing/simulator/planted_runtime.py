@@ -11,7 +11,7 @@ import pytest
 
 from feedapi_client.client import FetchResponse
 from feedapi_client.errors import FencedError
-from feedapi_client.lineage.actions import Save
+from feedapi_client.lineage.states import Save
 from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader

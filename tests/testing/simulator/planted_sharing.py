@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client.lineage.ownership import Ownership
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Position
 from feedapi_client.runtime.driver import Driver
@@ -22,22 +21,17 @@ from feedapi_client.testing.simulator.store import SimulatedDatabase
 
 def an_old_load_overwrites_a_newer_position(patch: pytest.MonkeyPatch) -> None:
     """Positions that were loaded before a save replace what the save has stored."""
-    patch.setattr(Ownership, "_is_outdated", lambda *args: False)
+    patch.setattr(Planner, "_is_outdated", lambda *args: False)
 
 
 def what_others_read_is_transferred(patch: pytest.MonkeyPatch) -> None:
     """A successor does not wait for an ancestor that another instance reads."""
 
-    def undecided(self: Ownership, successors: Iterable[Any]) -> set[int]:
-        entries = self._table.all
-        return {
-            ancestor
-            for successor in successors
-            for ancestor in (successor.cursor_from if self.shared else ())
-            if ancestor not in self.owned and ancestor in entries and entries[ancestor].live
-        }
+    def live(self: Planner, ancestor: int) -> bool:
+        known = self.entries.get(ancestor)
+        return self._shared and ancestor not in self._owned and known is not None and known.live
 
-    patch.setattr(Ownership, "undecided", undecided)
+    patch.setattr(Planner, "_is_others", live)
 
 
 def events_are_delivered_after_a_stop(patch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,26 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Save, Start, Stop
-from feedapi_client.lineage.entries import Entries
-from feedapi_client.lineage.entry import Entry
-from feedapi_client.lineage.transitions import TRANSITIONS, State
+from feedapi_client.lineage import planner
+from feedapi_client.lineage.states import (
+    TRANSITIONS,
+    Action,
+    Drained,
+    Entry,
+    Fail,
+    Rediscover,
+    Report,
+    Save,
+    Start,
+    State,
+    Stop,
+)
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.testing.simulator.__main__ import numbers
 from feedapi_client.testing.simulator.many import Histories
 from feedapi_client.testing.simulator.simulation import run
 
-ACTIONS = (Start, Stop, Save, Report, Fail, Rediscover)
+ACTIONS = (Start, Stop, Save, Drained, Report, Fail, Rediscover)
 _NO_STATE = "no partition"
 
 
@@ -43,14 +53,12 @@ class Reached:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count what is reached in the block."""
-        move, apply = Entries.move, Driver.apply
+        move, apply = planner.move_entry, Driver.apply
         reached = self
 
-        def counting_move(self: Entries, entry: Entry, state: State) -> None:
-            before = entry.state
-            move(self, entry, state)
-            if before is not state:
-                reached.moves[before, state] += 1
+        def counting_move(entry: Entry, state: State) -> None:
+            reached.moves[entry.state, state] += 1
+            move(entry, state)
 
         async def counting_apply(self: Driver, actions: Any = ()) -> None:
             taken = list(actions)
@@ -59,7 +67,7 @@ class Reached:
             await apply(self, taken)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Entries, "move", counting_move)
+            patch.setattr(planner, "move_entry", counting_move)
             patch.setattr(Driver, "apply", counting_apply)
             yield
 
@@ -75,9 +83,9 @@ class Reached:
     def missed(self) -> list[str]:
         """The legal moves that were never made."""
         return [
-            f"{each.source} to {each.target}: {each.cause}"
-            for each in TRANSITIONS
-            if not self.moves[each.source, each.target]
+            f"{source} to {target}: {cause}"
+            for source, target, cause, _ in TRANSITIONS
+            if not self.moves[source, target]
         ]
 
     def table(self) -> str:

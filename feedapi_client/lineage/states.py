@@ -1,0 +1,218 @@
+"""The states of a partition, the legal moves between them as data, and what a driver is asked for.
+
+`move_entry` is the only way from one state to another; it checks each move against `TRANSITIONS`,
+from which the documentation draws its table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from feedapi_client.errors import FeedError
+from feedapi_client.model import FIRST, Position
+
+
+class State(StrEnum):
+    """The state of a partition in the planner. Every partition begins as `WAITING`."""
+
+    WAITING = "waiting"
+    READING = "reading"
+    CAUGHT_UP = "caught up"
+    DRAINED = "drained"
+    SUPERSEDED = "superseded"
+    VANISHED = "vanished"
+    PARKED = "parked"
+    ELSEWHERE = "elsewhere"
+
+
+_W, _R, _C, _D, _S, _V, _P, _E = State
+_RUNNING = (_R, _C)  # here: to look up a member of an enum takes long
+_LISTED = "listed, and every partition it waits for is drained"
+_GONE, _TRANSFERRED = "no longer listed", "its cursor is transferred to its successors"
+_BROKEN = "an error that no retry mends"
+_LOST = "a partition it descends from is parked, or its lineage is lost or ambiguous"
+_LEASE, _LATE = "its lease is given away or lost", "listed as its successor only after it began"
+_OPEN, _STORED = "listed as open again", "stored as drained by another instance"
+_LOSES = f"{_OPEN}, and its lineage is lost, or what it waits for is parked"
+_RESTORED = "its cursor was moved back to it"
+TRANSITIONS: tuple[tuple[State, State, str, str], ...] = (
+    (_W, _R, _LISTED, "R4 R8"),
+    (_W, _D, "stored as drained, or closed at a first start at the end", "R6 R7"),
+    (_W, _S, "stored as superseded, or its cursor is transferred before it was started", "R7 R9"),
+    (_W, _V, _GONE, "R11"),
+    (_W, _P, _LOST, "R8 R9 R18"),
+    (_W, _E, "could be read, and this instance has no lease of it", "R17"),
+    (_R, _C, "open, and a complete response held no event and no new cursor", "R6 R15"),
+    (_R, _D, "closed, and the committed cursor is its end", "R6"),
+    (_R, _S, _TRANSFERRED, "R9"),
+    (_R, _V, _GONE, "R11"),
+    (_R, _P, _BROKEN, "R18"),
+    (_R, _E, _LEASE, "R17"),
+    (_R, _W, _LATE, "R9"),
+    (_C, _R, "the next event came, or it was closed and is asked once more", "R6 R15"),
+    (_C, _D, "closed, and the committed cursor is its end", "R6"),
+    (_C, _S, _TRANSFERRED, "R9"),
+    (_C, _V, _GONE, "R11"),
+    (_C, _P, _BROKEN, "R18"),
+    (_C, _E, _LEASE, "R17"),
+    (_C, _W, _LATE, "R9"),
+    (_D, _R, f"{_OPEN}, or an event came late behind the end that empty answers showed", "R6"),
+    (_D, _W, f"{_OPEN}, and its parent is not drained any more", "R4 R8"),
+    (_D, _S, _TRANSFERRED, "R9"),
+    (_D, _V, "opened again by another instance, and no longer listed", "R11"),
+    (_D, _P, _LOSES, "R8 R18"),
+    (_D, _E, f"{_OPEN}, an event came late, or the save of its end was refused", "R6 R17"),
+    (_S, _W, "its cursor was moved back to an ancestor, which is split again", "R9 R11"),
+    (_S, _R, _RESTORED, "R11"),
+    (_S, _D, f"{_RESTORED}, and another instance has read it to its end", "R6 R11"),
+    (_S, _V, f"{_RESTORED}, and it is no longer listed", "R11"),
+    (_S, _P, "it is to begin once more, and its lineage is lost or ambiguous", "R9 R11"),
+    (_S, _E, "another instance had changed it when its cursor was transferred", "R9 R17"),
+    (_V, _R, "listed again", "R11"),
+    (_V, _W, "listed again, and it has to wait for another partition", "R8 R11"),
+    (_V, _D, _STORED, "R6"),
+    (_V, _S, _TRANSFERRED, "R9"),
+    (_V, _P, f"{_BROKEN}, or its lineage is lost or ambiguous", "R8 R9 R18"),
+    (_V, _E, "listed again, and this instance has no lease of it", "R11 R17"),
+    (_E, _R, "its lease was claimed, and its position read from the store", "R17"),
+    (_E, _W, "it has to wait for another partition", "R4 R8"),
+    (_E, _D, _STORED, "R6"),
+    (_E, _S, f"{_TRANSFERRED}, by whichever instance", "R9"),
+    (_E, _V, _GONE, "R11"),
+    (_E, _P, _LOST, "R8 R9 R18"),
+)
+"""Every legal move, once for each pair of states: from, to, what makes it happen, and the rules of
+consumption that demand it. `PARKED` is final for the session."""
+_LEGAL = frozenset((source, target) for source, target, _, _ in TRANSITIONS)
+
+
+class IllegalTransitionError(RuntimeError):
+    """The planner tried a move that is not in `TRANSITIONS`: a defect of this library.
+
+    Deliberately not a `FeedError`: no retry and no parking may hide it.
+    """
+
+    def __init__(self, partition: int, source: State, target: State) -> None:
+        super().__init__(partition, source, target)
+        self.partition, self.source, self.target = partition, source, target
+
+    def __str__(self) -> str:
+        return (
+            f"internal error: partition {self.partition} must not go from {self.source.value!r} "
+            f"to {self.target.value!r}. Please report it"
+        )
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known of one partition. Only the planner writes its fields.
+
+    Attributes:
+        id: the partition.
+        state: what `Planner` derived from the facts.
+        position: what is committed; None when nothing ever was.
+        stored: whether the store is known to have had a position of it.
+        saved_at: the moment at which `position` was saved here; infinite until it is.
+        reopened: it was drained, and is to show its end anew. Nothing was committed since.
+        finished: it was drained when its cursor was transferred.
+        gone: how many discoveries in a row did not list it, up to 2.
+        caught_up: an open partition was read to its present end.
+        end: the cursor behind which the closed partition was seen to hold nothing.
+        error: why it is parked.
+        waits_for: the partitions that have to be drained or released before it can start.
+        warned: whether it was reported that it can't go on by itself.
+    """
+
+    id: int
+    state: State = State.WAITING
+    position: Position | None = None
+    stored: bool = False
+    saved_at: float = 0
+    reopened: bool = False
+    finished: bool = False
+    gone: int = 0
+    caught_up: bool = False
+    end: str | None = None
+    error: FeedError | None = None
+    waits_for: tuple[int, ...] = ()
+    warned: bool = False
+
+    @property
+    def cursor(self) -> str:
+        """The cursor from which reading starts."""
+        return self.position.cursor if self.position else FIRST
+
+    @property
+    def live(self) -> bool:
+        """Whether it has a cursor that was not transferred to a successor yet."""
+        return self.position is not None and self.position.status != "superseded"
+
+    @property
+    def running(self) -> bool:
+        """Whether the driver reads it."""
+        return self.state in _RUNNING
+
+
+def move_entry(entry: Entry, state: State) -> None:
+    """Change the state of a partition. Raises `IllegalTransitionError`."""
+    if (entry.state, state) not in _LEGAL:
+        raise IllegalTransitionError(entry.id, entry.state, state)
+    entry.state = state
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save all of these in one atomic save before the next action is carried out."""
+
+    positions: dict[int, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Read the partition from the cursor. If it is being read already, go on without a pause."""
+
+    partition: int
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop reading the partition and drop what was read and not delivered."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The end of the partition is stored: tell it, unless the save before was refused."""
+
+    partition: int
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rediscover:
+    """Discover again soon, because the topology may have changed (R10)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Report something to the operator. Nothing has failed."""
+
+    partition: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The partition can't go on: raise the error, or report it and read the others (R18).
+
+    The planner has parked the partition and its descendants before it returns this action.
+    """
+
+    partition: int
+    error: FeedError
+
+
+Action = Save | Start | Stop | Drained | Rediscover | Report | Fail
