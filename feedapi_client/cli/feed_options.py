@@ -404,7 +404,7 @@ class Connection:
             return True
         import httpx
 
-        from feedapi_client.http.trust import showing, trusted
+        from feedapi_client.http.auth import showing, trusted
 
         try:
             given = self.ca_file

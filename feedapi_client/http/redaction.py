@@ -6,30 +6,27 @@ import logging
 import re
 import weakref
 from collections.abc import Iterable
-from functools import lru_cache
-from html.entities import html5
 from typing import Protocol
+from urllib.parse import quote, quote_plus
 
 import httpx
 
 from feedapi_client.model import public_url
 
 _SHORTEST_SECRET = 4
+LONGEST_TEXT = 16 * 1024
+"""Characters of a text that are searched, and shown."""
 _HTTP_LOGGERS = (
     "httpx",
-    "httpcore.connection",
-    "httpcore.http11",
-    "httpcore.http2",
-    "httpcore.proxy",
-    "httpcore.socks",
+    *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
     "hpack.hpack",
     "hpack.table",
 )
-
-
-# As httpcore logs the headers of a response: pairs of bytes.
-_SECRET_RESPONSE_HEADER = re.compile(
-    r"""(?i)(\(b'(?:set-cookie|location)', )b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_BYTES = r"""b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+# As httpcore logs the headers of a response, the reason of a proxy that refuses its credentials,
+# and the credentials of a SOCKS proxy.
+_SECRET_BYTES = re.compile(
+    rf"(?i)(\(b'(?:set-cookie|location)', |\(b'HTTP/[0-9.]+', 407, |auth=\({_BYTES}, ){_BYTES}"
 )
 
 
@@ -41,7 +38,7 @@ class SecretHolder(Protocol):
         ...
 
     def secrets(self) -> frozenset[str]:
-        """What must not be shown: of the URL, the client, and the headers of requests under way."""
+        """What must not be shown: of the URL, the client, the proxy, and of what was sent."""
         ...
 
 
@@ -49,46 +46,21 @@ _feeds_in_use: weakref.WeakSet[SecretHolder] = weakref.WeakSet()
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Replace the secrets in a text by ``***``, also where they are escaped.
+    """Replace the secrets in a text by ``***``, plain or percent-encoded.
 
-    Found in any case: plain, percent-encoded, and as JSON, Python or HTML write them, also several
-    times over. Secrets of fewer than four characters are left.
+    The text is cut to `LONGEST_TEXT` first. Secrets of fewer than four characters are left.
     """
-    chosen = frozenset(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
-    return _pattern(chosen).sub("***", text) if chosen else text
-
-
-@lru_cache(maxsize=128)
-def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
+    text = text[:LONGEST_TEXT]
+    forms = {form for each in secrets if len(each) >= _SHORTEST_SECRET for form in _forms(each)}
     # The longest first, so that no rest of one stays when another is a part of it.
-    longest_first = sorted(secrets, key=lambda secret: (-len(secret), secret))
-    return re.compile("|".join("".join(map(_any_form, secret)) for secret in longest_first))
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "***")
+    return text
 
 
-@lru_cache(maxsize=1024)
-def _any_form(character: str) -> str:
-    """The regular expression of a character in every form that an encoder gives it."""
-    if character.isascii() and character.isalnum():
-        return character
-    plain = r"\\+" if character == "\\" else r"\\*" + re.escape(character)
-    encoded = character.encode("utf-8", "surrogatepass")
-    units = character.encode("utf-16-be", "surrogatepass")
-    forms = [
-        plain,
-        "".join(rf"%(?:25)*(?i:{byte:02x})" for byte in encoded),
-        "".join(rf"\\+u(?i:{units[at : at + 2].hex()})" for at in range(0, len(units), 2)),
-        "".join(rf"\\+x(?i:{byte:02x})" for byte in encoded),
-        rf"\\+x(?i:{ord(character):02x})",
-        rf"&(?:amp;)*#(?:0*{ord(character)}|[xX]0*(?i:{ord(character):x}));",
-        *(rf"&(?:amp;)*{name}" for name in _html_names(character)),
-    ]
-    if character == " ":
-        forms.append(r"\+")
-    return f"(?:{'|'.join(forms)})"
-
-
-def _html_names(character: str) -> list[str]:
-    return [name for name, value in html5.items() if value == character and name.endswith(";")]
+def _forms(secret: str) -> set[str]:
+    safe = secret.encode("utf-8", "replace")
+    return {secret, quote(safe), quote(safe, safe=""), quote_plus(safe)}
 
 
 def register(holder: SecretHolder) -> None:
@@ -105,7 +77,7 @@ class _Redact(logging.Filter):
             record.args = tuple(_without_query(arg, feeds) for arg in record.args)
         text = record.getMessage()
         hidden = hide_secrets(text, {secret for feed in feeds for secret in feed.secrets()})
-        hidden = _SECRET_RESPONSE_HEADER.sub(r"\1b'***'", hidden)
+        hidden = _SECRET_BYTES.sub(r"\1b'***'", hidden)
         if hidden != text:
             record.msg, record.args = hidden, ()
         return True
@@ -121,7 +93,8 @@ def redact_http_logs() -> None:
     once at the start of an application that shows these logs: queries, credentials and values of
     sent headers of the feeds in use are replaced by ``***``. Calling it again changes nothing.
     Records about other requests are left as they are, apart from values that are secrets of a feed,
-    and from the values of Set-Cookie and Location, whose records do not name the request.
+    from what does not name the request (the values of Set-Cookie and Location, a proxy's reason for
+    status 407, the credentials for a SOCKS proxy), and from texts over 16,384 characters: cut.
     """
     for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_redact)

@@ -6,7 +6,7 @@ import re
 import ssl
 from pathlib import Path
 
-from feedapi_client.http.trust import trusted
+from feedapi_client.http.auth import trusted
 
 _CERTIFICATE = re.compile(
     "-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.ASCII | re.DOTALL

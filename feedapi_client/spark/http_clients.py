@@ -19,7 +19,7 @@ import httpx
 
 from feedapi_client.arguments import environment_value, import_function
 from feedapi_client.errors import AuthenticationError
-from feedapi_client.http.sync_transport import SyncTransport
+from feedapi_client.http.io import BlockingIO
 from feedapi_client.options import Limits
 from feedapi_client.spark.certificates import trusting
 from feedapi_client.spark.source_options import OptionError, SourceOptions
@@ -68,10 +68,10 @@ class SharedClient:
     It is closed when nobody holds this object any more.
     """
 
-    def __init__(self, transport: SyncTransport, rate: RequestRate | None) -> None:
-        self.http: Any = transport.client
+    def __init__(self, io: BlockingIO, rate: RequestRate | None) -> None:
+        self.http: Any = io.client
         self.rate = rate
-        weakref.finalize(self, transport.close).atexit = False
+        weakref.finalize(self, io.client.close).atexit = False
 
 
 def shared_client(options: SourceOptions) -> SharedClient:
@@ -105,8 +105,8 @@ def kept_client(
 ) -> SharedClient:
     """Return the client of this process for these options; those used last are kept."""
     verify = None if trusted is None else trusting(trusted)
-    transport = SyncTransport(url, limits=limits, verify=verify)
-    return SharedClient(transport, None if rate is None else RequestRate(rate))
+    io = BlockingIO(url, limits=limits, verify=verify)
+    return SharedClient(io, None if rate is None else RequestRate(rate))
 
 
 def authorize(http: Any, options: SourceOptions) -> None:

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Iterable
 
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,18 +21,16 @@ from feedapi_client.errors import (
 from feedapi_client.http.decompression import (
     STEP,
     CodingError,
+    Decompressor,
     UnsupportedCodingError,
-    accept_encoding,
-    decompressor,
 )
 from tests.client.wire import ok, wire
-from tests.http.helpers import LIMIT, fetch_error, opened
+from tests.http.helpers import fetch_error, get, opened
 
 ENCODERS = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
     "deflate": zlib.compress,
-    "zstd": zstd.compress,
     "identity": bytes,
     "": bytes,
 }
@@ -41,7 +38,7 @@ BOMB = 64 * 1024 * 1024
 
 
 def inflate(coding: str, chunks: Iterable[bytes]) -> bytes:
-    body = decompressor(coding)
+    body = Decompressor(coding)
     inflated = b"".join(piece for chunk in chunks for piece in body.feed(chunk))
     body.finish()
     return inflated
@@ -56,28 +53,27 @@ def test_any_chunking_gives_the_same_bytes(coding: str, data: bytes, cuts: list[
     assert inflate(coding, chunks) == data * 20
 
 
-@pytest.mark.parametrize("coding", ["gzip", "zstd"])
 @given(parts=st.lists(st.binary(max_size=200), min_size=1, max_size=4), size=st.integers(1, 50))
-def test_members_follow_each_other(coding: str, parts: list[bytes], size: int) -> None:
-    encoded = b"".join(map(ENCODERS[coding], parts))
+def test_members_follow_each_other(parts: list[bytes], size: int) -> None:
+    encoded = b"".join(map(gzip.compress, parts))
     chunks = [encoded[at : at + size] for at in range(0, len(encoded), size)]
-    assert inflate(coding, chunks) == b"".join(parts)
+    assert inflate("gzip", chunks) == b"".join(parts)
 
 
 def test_zeros_may_pad_a_gzip_body() -> None:
     assert inflate("gzip", [gzip.compress(b"a") + b"\0\0", b"\0"]) == b"a"
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_r16_a_bomb_comes_in_steps(coding: str) -> None:
-    body = decompressor(coding)
+    body = Decompressor(coding)
     sizes = [len(piece) for piece in body.feed(ENCODERS[coding](bytes(BOMB)))]
     body.finish()
     assert sum(sizes) == BOMB
     assert max(sizes) <= STEP
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_a_body_that_ends_early_is_incomplete(coding: str) -> None:
     encoded = ENCODERS[coding](bytes(range(256)) * 20)
     for end in (1, len(encoded) // 2, len(encoded) - 1):
@@ -90,44 +86,37 @@ def test_no_bytes_are_an_empty_body(coding: str) -> None:
     assert inflate(coding, []) == b""
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_other_bytes_are_damage(coding: str) -> None:
     with pytest.raises(CodingError, match="damaged"):
         inflate(coding, [b"no such thing" * 100])
 
 
-@pytest.mark.parametrize("coding", ["gzip, gzip", "gzip,identity,zstd", "br", "GZIP, br", "rot13"])
+@pytest.mark.parametrize("coding", ["gzip, gzip", "gzip,identity,gzip", "br", "GZIP, br", "rot13"])
 def test_r16_one_coding_that_was_asked_for_is_undone(coding: str) -> None:
     with pytest.raises(UnsupportedCodingError):
-        decompressor(coding)
-
-
-def test_only_what_can_be_undone_in_steps_is_asked_for() -> None:
-    assert accept_encoding() == "gzip, zstd"
+        Decompressor(coding)
 
 
 @pytest.mark.anyio
 class TestOverHTTP:
-    @pytest.mark.parametrize("sync", [False, True])
     async def test_r16_stacked_codings_are_refused(self, sync: bool) -> None:
         body = gzip.compress(gzip.compress(bytes(1000)))
         error = await fetch_error(ok(body, "Content-Encoding: gzip, gzip"), sync=sync)
         assert type(error) is ProtocolError
         assert "compressed more than once" in str(error)
 
-    @pytest.mark.parametrize("sync", [False, True])
     async def test_r16_an_incomplete_coding_is_a_torn_response(self, sync: bool) -> None:
         body = gzip.compress(b'{"cursor":"c"}\n' * 9)[:-5]
         error = await fetch_error(ok(body, "Content-Encoding: gzip"), sync=sync)
         assert type(error) is TornResponseError
         assert "incomplete" in str(error)
 
-    @pytest.mark.parametrize("coding", ["gzip", "zstd"])
-    async def test_r16_a_discovery_is_inflated_up_to_its_limit(self, coding: str) -> None:
-        reply = ok(ENCODERS[coding](b" " * BOMB), f"Content-Encoding: {coding}")
+    async def test_r16_a_discovery_is_inflated_up_to_its_limit(self) -> None:
+        reply = ok(gzip.compress(b" " * BOMB), "Content-Encoding: gzip")
         async with wire(lambda _: reply) as server, opened(server.url) as transport:
             with pytest.raises(NegotiationError, match="longer than"):
-                await transport.get("", [], max_bytes=LIMIT)
+                await get(transport)
 
     @pytest.mark.slow
     async def test_r16_an_error_body_is_inflated_up_to_its_excerpt(self) -> None:
@@ -145,7 +134,6 @@ class TestOverHTTP:
         assert isinstance(error, FeedError)
         assert str(error).endswith("status 503")
 
-    @pytest.mark.parametrize("sync", [False, True])
     @pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
     async def test_r16_an_error_body_in_a_foreign_coding_is_left_out(
         self, coding: str, sync: bool
@@ -160,4 +148,4 @@ class TestOverHTTP:
         reply = ok(b"{}", "Content-Encoding: br")
         async with wire(lambda _: reply) as server, opened(server.url) as transport:
             with pytest.raises(ProtocolError, match="not asked for"):
-                await transport.get("", [], max_bytes=LIMIT)
+                await get(transport)
