@@ -13,8 +13,8 @@ import orjson
 
 from feedapi_client.arguments import check_function, check_instance
 from feedapi_client.errors import FeedError, ProtocolError, RequestRefusedError
+from feedapi_client.http.endpoint import Endpoint, Exchange, ResponseStream
 from feedapi_client.http.io import AsyncHTTP, AsyncIO
-from feedapi_client.http.transport import Endpoint, Exchange, ResponseStream
 from feedapi_client.lineage import graph
 from feedapi_client.model import Batch, Decoder, Event, FeedInfo
 from feedapi_client.options import (
@@ -82,8 +82,7 @@ class FeedClient:
         self.retry = retry or RetryPolicy()
         self.limits = self.transport.limits
         self.decoder = decoder
-        self.any_payload = False
-        """Whether a payload that the protocol forbids is an event like others."""
+        self._any_payload = False
         self.info: FeedInfo | None = None
         """The last discovery."""
         self._known: tuple[bytes, FeedInfo] | None = None
@@ -170,7 +169,7 @@ class FeedClient:
             decoder=self.decoder,
             max_line_bytes=limits.max_line_bytes,
             quote=self.transport.quote,
-            any_payload=self.any_payload,
+            any_payload=self._any_payload,
         )
         reader = PageReader(
             decoder,

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import orjson
 
 from feedapi_client.client.feed_client import FeedClient, Page
+from feedapi_client.http.endpoint import run_now
 from feedapi_client.http.io import BlockingIO, SyncHTTP
-from feedapi_client.http.transport import run_now
 from feedapi_client.model import Batch, Decoder, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.protocol.page import PageReader, Progress
@@ -20,6 +20,10 @@ class _BlockingFeedClient(FeedClient):
     """Its coroutines don't suspend."""
 
     _io: ClassVar[Any] = BlockingIO
+
+    def __init__(self, url: str, any_payload: bool, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._any_payload = any_payload
 
 
 class SyncFeedClient:
@@ -41,19 +45,22 @@ class SyncFeedClient:
         decoder: Decoder = orjson.loads,
         any_payload: bool = False,
     ) -> None:
-        blocking: Any = http
         self._client = client = _BlockingFeedClient(
             url,
-            http=blocking,
+            any_payload,
+            http=http,
             v1_partitions=v1_partitions,
             fetch=fetch,
             retry=retry,
             limits=limits,
             decoder=decoder,
         )
-        client.any_payload = any_payload
-        self.feed, self.options, self.transport = client.feed, client.options, client.transport
-        self.retry, self.limits = client.retry, client.limits
+        self.feed = client.feed
+        """The feed's URL without credentials and query."""
+        self.options = client.options
+        self.retry = client.retry
+        self.limits = client.limits
+        self.transport = client.transport
 
     @property
     def info(self) -> FeedInfo | None:

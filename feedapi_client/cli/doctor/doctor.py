@@ -97,8 +97,8 @@ async def _examine(options: Doctor) -> tuple[Prober, FeedEvidence]:
     from feedapi_client.cli.doctor.bounds import Bounds
     from feedapi_client.cli.doctor.examination import Examination
     from feedapi_client.cli.doctor.prober import Prober
+    from feedapi_client.http.endpoint import Endpoint
     from feedapi_client.http.io import AsyncIO
-    from feedapi_client.http.transport import Endpoint
 
     async with AsyncExitStack() as stack:
 

@@ -14,6 +14,7 @@ from feedapi_client.cli.doctor.bounds import Bounds
 from feedapi_client.cli.doctor.probe_messages import ProbeProblem, ProbeRequest, ProbeResponse
 from feedapi_client.errors import FeedUnavailableError
 from feedapi_client.http.decompression import CodingError, Decompressor
+from feedapi_client.http.endpoint import Endpoint, coding_of, retry_after
 from feedapi_client.http.http_errors import (
     described,
     host_problem,
@@ -21,7 +22,6 @@ from feedapi_client.http.http_errors import (
     the_error,
 )
 from feedapi_client.http.redaction import hide_secrets
-from feedapi_client.http.transport import Endpoint, coding_of, retry_after
 from feedapi_client.http.urls import origin
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.retry import Backoff

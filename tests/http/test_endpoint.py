@@ -24,7 +24,7 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.transport import run_now
+from feedapi_client.http.endpoint import run_now
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
 from tests.http.helpers import (
