@@ -6,8 +6,8 @@ import logging
 import re
 import weakref
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Protocol
-from urllib.parse import quote, quote_plus
 
 import httpx
 
@@ -16,6 +16,12 @@ from feedapi_client.model import public_url
 _SHORTEST_SECRET = 4
 LONGEST_TEXT = 16 * 1024
 """Characters of a text that are searched, and shown."""
+_WORDS = re.compile(r"([A-Za-z0-9]+)([^A-Za-z0-9]*)")
+_ESCAPED = re.compile(
+    r"(?i:\\+u[0-9a-f]{4}|\\+x[0-9a-f]{2}|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};|[^a-z0-9])+"
+)
+"""What encoders write for what is between two words of a secret."""
+_LONGEST_ESCAPE = 24
 _HTTP_LOGGERS = (
     "httpx",
     *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
@@ -46,21 +52,40 @@ _feeds_in_use: weakref.WeakSet[SecretHolder] = weakref.WeakSet()
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Replace the secrets in a text by ``***``, plain or percent-encoded.
+    """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
 
     The text is cut to `LONGEST_TEXT` first. Secrets of fewer than four characters are left.
     """
     text = text[:LONGEST_TEXT]
-    forms = {form for each in secrets if len(each) >= _SHORTEST_SECRET for form in _forms(each)}
     # The longest first, so that no rest of one stays when another is a part of it.
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, "***")
+    for secret in sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True):
+        parts = _WORDS.findall(secret)
+        if sum(len(word) for word, _ in parts) < _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+            continue
+        at = 0
+        while (at := text.find(parts[0][0], at)) >= 0:
+            end = _end(text, at, parts)
+            text = text if end is None else f"{text[:at]}***{text[end:]}"
+            at += 1 if end is None else 3
     return text
 
 
-def _forms(secret: str) -> set[str]:
-    safe = secret.encode("utf-8", "replace")
-    return {secret, quote(safe), quote(safe, safe=""), quote_plus(safe)}
+def _end(text: str, at: int, parts: list[tuple[str, str]]) -> int | None:
+    """Where a secret ends whose first word is there; None if it goes on otherwise.
+
+    No pattern is made of a secret or of the text: both may be long, and chosen by others.
+    """
+    end = at + len(parts[0][0])
+    for (_, between), (word, _) in pairwise(parts):
+        most = end + _LONGEST_ESCAPE * len(between) + len(word)
+        start = text.find(word, end, most)
+        while start > end and not _ESCAPED.fullmatch(text, end, start):
+            start = text.find(word, start + 1, most)
+        if start <= end:
+            return None
+        end = start + len(word)
+    return end
 
 
 def register(holder: SecretHolder) -> None:
