@@ -36,7 +36,7 @@ from feedapi_client.arguments import (
 from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, LeaseLostError
-from feedapi_client.http.async_transport import AsyncHTTP
+from feedapi_client.http.io import AsyncHTTP
 from feedapi_client.lineage.bootstrap import checked_start
 from feedapi_client.lineage.graph import checked_lineage
 from feedapi_client.model import MAX_PARTITION, Batch, Event, FeedKey, Partition, Payload

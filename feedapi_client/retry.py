@@ -1,7 +1,7 @@
 """When to try again: pauses and deadlines, on tenacity's wait and stop strategies.
 
-`Backoff` is the only place that computes them. Code that repeats a call in a loop uses `retry` or
-`retry_sync`. Code that schedules the next attempt itself (the runtime) calls `Backoff.pause`.
+`Backoff` is the only place that computes them. Code that repeats a call in a loop uses `retry`.
+Code that schedules the next attempt itself (the runtime) calls `Backoff.pause`.
 """
 
 from __future__ import annotations
@@ -173,28 +173,7 @@ async def retry(
         try:
             return await call()
         except Exception as error:  # noqa: BLE001 - the backoff raises what is final
-            pause = _next(backoff, error, on_retry)
+            pause = backoff.pause(error)
+            if on_retry is not None:
+                on_retry(error, backoff.failures + 1, pause)
         await sleep(pause)
-
-
-def retry_sync(
-    call: Callable[[], T],
-    backoff: Backoff,
-    *,
-    sleep: Callable[[float], object] = time.sleep,
-    on_retry: OnRetry | None = None,
-) -> T:
-    """Call `call()` until it succeeds or `backoff` gives up, whose error is raised."""
-    while True:
-        try:
-            return call()
-        except Exception as error:  # noqa: BLE001 - the backoff raises what is final
-            pause = _next(backoff, error, on_retry)
-        sleep(pause)
-
-
-def _next(backoff: Backoff, error: Exception, on_retry: OnRetry | None) -> float:
-    pause = backoff.pause(error)
-    if on_retry is not None:
-        on_retry(error, backoff.failures + 1, pause)
-    return pause

@@ -34,7 +34,7 @@ from feedapi_client.arguments import (
 from feedapi_client.causes import failure_of
 from feedapi_client.consumer import BatchIterator, EventIterator, FeedConsumer
 from feedapi_client.errors import CommitOrderError
-from feedapi_client.http.async_transport import AsyncHTTP
+from feedapi_client.http.io import AsyncHTTP
 from feedapi_client.model import (
     Batch,
     Event,

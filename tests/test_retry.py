@@ -8,7 +8,7 @@ import pytest
 
 from feedapi_client.errors import FeedError, FeedUnavailableError, NegotiationError
 from feedapi_client.options import RetryPolicy
-from feedapi_client.retry import Backoff, retry, retry_sync
+from feedapi_client.retry import Backoff, retry
 
 ERROR = FeedError("it failed")
 
@@ -188,12 +188,3 @@ async def test_retry_raises_the_error_that_came_behind_the_deadline(clock: Clock
             sleep=clock.async_sleep,
         )
     assert call.attempts == 3
-
-
-def test_retry_sync_does_the_same_without_awaiting(clock: Clock) -> None:
-    call = Call(clock, failures=3)
-    assert retry_sync(call, Backoff(clock=clock), sleep=clock.sleep) == 4
-    call = Call(clock, failures=3)
-    with pytest.raises(FeedError):
-        retry_sync(call, Backoff(attempts=3, clock=clock), sleep=clock.sleep)
-    assert (call.attempts, len(clock.pauses)) == (3, 3 + 2)

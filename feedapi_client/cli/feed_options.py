@@ -374,11 +374,15 @@ class Connection:
             return
         import httpx
 
+        from feedapi_client.http.environment import ByEnvironment, public_certificates
+
         limits = limits or Limits()
         size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
         pool = httpx.Limits(max_connections=size, max_keepalive_connections=size)
+        trust = public_certificates() if verify is True else verify
+        transport = ByEnvironment(httpx.AsyncHTTPTransport, verify=trust, limits=pool)
         async with httpx.AsyncClient(
-            headers=headers, timeout=limits.request_timeout, limits=pool, verify=verify, auth=auth
+            transport=transport, headers=headers, timeout=limits.request_timeout, auth=auth
         ) as client:
             yield client
 
@@ -404,13 +408,12 @@ class Connection:
         cert = None if anonymous else self.cert
         if self.ca_file is None and cert is None:
             return True
-        import httpx
-
-        from feedapi_client.http.trust import showing, trusted
+        from feedapi_client.http.auth import showing, trusted
+        from feedapi_client.http.environment import public_certificates
 
         try:
             given = self.ca_file
-            context = httpx.create_ssl_context() if given is None else trusted(given)
+            context = public_certificates() if given is None else trusted(given)
         except ValueError as error:
             raise typer.BadParameter(f"--ca-file: {error}") from None
         try:

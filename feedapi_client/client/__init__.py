@@ -1,12 +1,11 @@
 """One call for each operation of the protocol.
 
-`FeedClient` is asynchronous, `SyncFeedClient` its twin over `httpx.Client`. Neither schedules,
+`FeedClient` is asynchronous, `SyncFeedClient` the same over `httpx.Client`. Neither schedules,
 retries fetches or keeps cursors: `FeedConsumer` does that.
 """
 
-from feedapi_client.client.asynchronous import FeedClient, Fetch, FetchResponse
-from feedapi_client.client.page_batches import Page
-from feedapi_client.client.synchronous import SyncFeedClient, SyncFetch, SyncFetchResponse
+from feedapi_client.client.feed_client import FeedClient, Fetch, FetchResponse, Page
+from feedapi_client.client.sync_client import SyncFeedClient, SyncFetch, SyncFetchResponse
 
 __all__ = [
     "FeedClient",

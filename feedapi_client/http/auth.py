@@ -1,22 +1,28 @@
-"""Credentials that change while a consumer runs: `TokenFile`, `OAuthClientCredentials`."""
+"""Credentials: `TokenFile` and `OAuthClientCredentials`, which change while a consumer runs, and
+certificates.
+"""
 
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import anyio
 import httpx
 
 from feedapi_client.arguments import check_plain, check_seconds
 from feedapi_client.errors import AuthenticationError, FeedUnavailableError
+from feedapi_client.http.io import abandon
 
 _MAX_TOKEN = 64 * 1024
+"""Bytes of a token file, and of a token endpoint's answer."""
 _UNAUTHORIZED = 401
 _REFUSED = (401, 403)
 
@@ -152,11 +158,11 @@ class OAuthClientCredentials(httpx.Auth):
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
         """See `httpx.Auth`."""
-        token, response = "", None
+        token = ""
         for _ in range(2):
             async with self._lock:
                 if self._needs_token(token):
-                    answer = yield self._request(request)
+                    answer = self._bounded((yield self._request(request)))
                     await answer.aread()
                     self._take(answer)
                 token = self._token
@@ -169,11 +175,11 @@ class OAuthClientCredentials(httpx.Auth):
         self, request: httpx.Request
     ) -> Generator[httpx.Request, httpx.Response, None]:
         """See `httpx.Auth`."""
-        token, response = "", None
+        token = ""
         for _ in range(2):
             with self._thread_lock:
                 if self._needs_token(token):
-                    answer = yield self._request(request)
+                    answer = self._bounded((yield self._request(request)))
                     answer.read()
                     self._take(answer)
                 token = self._token
@@ -193,14 +199,29 @@ class OAuthClientCredentials(httpx.Auth):
     def _request(self, request: httpx.Request) -> httpx.Request:
         secret = self._client_secret
         secret = secret() if callable(secret) else secret
-        fields, headers = dict(self._fields), {"Accept": "application/json"}
+        fields = dict(self._fields)
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if self._in_body:
             fields |= {"client_id": self._client_id, "client_secret": secret}
         timeout = {k: v for k, v in request.extensions.items() if k == "timeout"}
         made = httpx.Request("POST", self._url, data=fields, headers=headers, extensions=timeout)
         if not self._in_body:
-            made = next(httpx.BasicAuth(self._client_id, secret).auth_flow(made))
+            # RFC 6749, 2.3.1: both are form-encoded before they are joined.
+            basic = httpx.BasicAuth(quote_plus(self._client_id), quote_plus(secret))
+            made = next(basic.auth_flow(made))
         return made
+
+    def _bounded(self, answer: httpx.Response) -> httpx.Response:
+        """The answer, whose reading fails beyond `_MAX_TOKEN` bytes. Its coding is not undone."""
+        if answer.headers.get("content-encoding", "identity").lower() != "identity":
+            raise self._no_token("compressed, which was not asked for")
+        if answer.is_stream_consumed:
+            return answer
+        answer.stream = _BoundedStream(answer.stream, lambda: self._no_token("too long"))
+        return answer
+
+    def _no_token(self, why: str) -> AuthenticationError:
+        return AuthenticationError(f"the token endpoint {self._shown} gave no token: {why}")
 
     def _take(self, answer: httpx.Response) -> None:
         """Keep the token of an answer. Raises what its status means."""
@@ -210,14 +231,12 @@ class OAuthClientCredentials(httpx.Auth):
                 f"the token endpoint {self._shown} answered with status {status}", status=status
             )
         found: Any = None
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found = answer.json()
         found = found if isinstance(found, dict) else {}
         token, kind = found.get("access_token"), str(found.get("token_type", "bearer"))
         if not answer.is_success or not isinstance(token, str) or kind.lower() != "bearer":
-            raise AuthenticationError(
-                f"the token endpoint {self._shown} gave no token: status {status}{_reason(found)}"
-            )
+            raise self._no_token(f"status {status}{_reason(found)}")
         if not token.isascii() or not token.isprintable():
             raise AuthenticationError(
                 f"the token endpoint {self._shown} gave a token that can't be sent"
@@ -228,7 +247,7 @@ class OAuthClientCredentials(httpx.Auth):
     def _lifetime(self, expires_in: object) -> float:
         try:
             seconds = float(expires_in)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return float("inf")  # until a request is refused
         return max(seconds - self._leeway, seconds / 2)
 
@@ -238,3 +257,67 @@ def _reason(found: dict[str, Any]) -> str:
     code = found.get("error")
     known = isinstance(code, str) and code.isascii() and code.replace("_", "").isalpha()
     return f", {str(code)[:60]}" if known else ""
+
+
+class _BoundedStream(httpx.AsyncByteStream, httpx.SyncByteStream):
+    """A body of at most `_MAX_TOKEN` bytes, as they are sent."""
+
+    def __init__(self, stream: Any, too_long: Callable[[], Exception]) -> None:
+        self._stream, self._too_long, self._left = stream, too_long, _MAX_TOKEN
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def _fits(self, chunk: bytes) -> bool:
+        self._left -= len(chunk)
+        return self._left >= 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            if not self._fits(chunk):
+                raise self._too_long()
+            yield chunk
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks = aiter(self._stream)
+        async for chunk in chunks:
+            if not self._fits(chunk):
+                await abandon(chunks)
+                raise self._too_long()
+            yield chunk
+
+
+def showing(context: ssl.SSLContext, cert: str, key: str | None) -> None:
+    """Let the clients of a context show a certificate, for mutual TLS.
+
+    Raises ValueError when the files hold no certificate and its key that can be read.
+    """
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except (OSError, ValueError):
+        files = cert if key is None else f"{cert} and {key}"
+        raise ValueError(
+            f"{files}: no certificate with its key, without a password, can be read from there"
+        ) from None
+
+
+def _no_password() -> str:
+    """Called for a key that needs a password: OpenSSL would ask the terminal."""
+    raise ValueError("the key needs a password")
+
+
+def trusted(ca_file: str) -> ssl.SSLContext:
+    """Return a context that trusts the certificates of a file only, for `verify` of httpx.
+
+    Raises ValueError when the file holds no certificates that can be read.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else ""
+        raise ValueError(
+            f"{ca_file} holds no certificates that can be read{f' ({reason})' if reason else ''}"
+        ) from None

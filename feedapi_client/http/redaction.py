@@ -6,7 +6,7 @@ import logging
 import re
 import weakref
 from collections.abc import Iterable
-from functools import lru_cache
+from itertools import pairwise
 from typing import Protocol
 
 import httpx
@@ -14,23 +14,25 @@ import httpx
 from feedapi_client.model import public_url
 
 _SHORTEST_SECRET = 4
-_CHANGED = r"(?i:\\+u[0-9a-f]{4}|\\+x[0-9a-f]{2}|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w+;|[^a-z0-9])"
-"""What stands for a character that is no ASCII letter or digit: itself, or an escape."""
+LONGEST_TEXT = 16 * 1024
+"""Characters of a text that are searched, and shown."""
+_WORDS = re.compile(r"([A-Za-z0-9]+)([^A-Za-z0-9]*)")
+_ESCAPED = re.compile(
+    r"(?i:\\+u[0-9a-f]{4}|\\+x[0-9a-f]{2}|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};|[^a-z0-9])+"
+)
+"""What encoders write for what is between two words of a secret."""
+_LONGEST_ESCAPE = 24
 _HTTP_LOGGERS = (
     "httpx",
-    "httpcore.connection",
-    "httpcore.http11",
-    "httpcore.http2",
-    "httpcore.proxy",
-    "httpcore.socks",
+    *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
     "hpack.hpack",
     "hpack.table",
 )
-
-
-# As httpcore logs the headers of a response: pairs of bytes.
-_SECRET_RESPONSE_HEADER = re.compile(
-    r"""(?i)(\(b'(?:set-cookie|location)', )b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_BYTES = r"""b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+# As httpcore logs the headers of a response, the reason of a proxy that refuses its credentials,
+# and the credentials of a SOCKS proxy.
+_SECRET_BYTES = re.compile(
+    rf"(?i)(\(b'(?:set-cookie|location)', |\(b'HTTP/[0-9.]+', 407, |auth=\({_BYTES}, ){_BYTES}"
 )
 
 
@@ -42,7 +44,7 @@ class SecretHolder(Protocol):
         ...
 
     def secrets(self) -> frozenset[str]:
-        """What must not be shown: of the URL, the client, and the headers of requests under way."""
+        """What must not be shown: of the URL, the client, the proxy, and of what was sent."""
         ...
 
 
@@ -52,26 +54,38 @@ _feeds_in_use: weakref.WeakSet[SecretHolder] = weakref.WeakSet()
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
     """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
 
-    Secrets of fewer than four characters are left.
+    The text is cut to `LONGEST_TEXT` first. Secrets of fewer than four characters are left.
     """
-    chosen = frozenset(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
-    return _pattern(chosen).sub("***", text) if chosen else text
-
-
-@lru_cache(maxsize=128)
-def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
+    text = text[:LONGEST_TEXT]
     # The longest first, so that no rest of one stays when another is a part of it.
-    longest_first = sorted(secrets, key=lambda secret: (-len(secret), secret))
-    return re.compile("|".join(map(_any_form, longest_first)))
+    for secret in sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True):
+        parts = _WORDS.findall(secret)
+        if sum(len(word) for word, _ in parts) < _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+            continue
+        at = 0
+        while (at := text.find(parts[0][0], at)) >= 0:
+            end = _end(text, at, parts)
+            text = text if end is None else f"{text[:at]}***{text[end:]}"
+            at += 1 if end is None else 3
+    return text
 
 
-def _any_form(secret: str) -> str:
-    """The regular expression of a secret, with what encoders change taken for any such thing."""
-    words = re.split(r"([^A-Za-z0-9]+)", secret)
-    if sum(map(len, words[::2])) < _SHORTEST_SECRET:
-        return re.escape(secret)
-    words[1::2] = [f"{_CHANGED}{{1,{8 * len(changed)}}}?" for changed in words[1::2]]
-    return "".join(words)
+def _end(text: str, at: int, parts: list[tuple[str, str]]) -> int | None:
+    """Where a secret ends whose first word is there; None if it goes on otherwise.
+
+    No pattern is made of a secret or of the text: both may be long, and chosen by others.
+    """
+    end = at + len(parts[0][0])
+    for (_, between), (word, _) in pairwise(parts):
+        most = end + _LONGEST_ESCAPE * len(between) + len(word)
+        start = text.find(word, end, most)
+        while start > end and not _ESCAPED.fullmatch(text, end, start):
+            start = text.find(word, start + 1, most)
+        if start <= end:
+            return None
+        end = start + len(word)
+    return end
 
 
 def register(holder: SecretHolder) -> None:
@@ -88,7 +102,7 @@ class _Redact(logging.Filter):
             record.args = tuple(_without_query(arg, feeds) for arg in record.args)
         text = record.getMessage()
         hidden = hide_secrets(text, {secret for feed in feeds for secret in feed.secrets()})
-        hidden = _SECRET_RESPONSE_HEADER.sub(r"\1b'***'", hidden)
+        hidden = _SECRET_BYTES.sub(r"\1b'***'", hidden)
         if hidden != text:
             record.msg, record.args = hidden, ()
         return True
@@ -104,7 +118,8 @@ def redact_http_logs() -> None:
     once at the start of an application that shows these logs: queries, credentials and values of
     sent headers of the feeds in use are replaced by ``***``. Calling it again changes nothing.
     Records about other requests are left as they are, apart from values that are secrets of a feed,
-    and from the values of Set-Cookie and Location, whose records do not name the request.
+    from what does not name the request (the values of Set-Cookie and Location, a proxy's reason for
+    status 407, the credentials for a SOCKS proxy), and from texts over 16,384 characters: cut.
     """
     for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_redact)

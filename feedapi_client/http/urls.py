@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -11,9 +11,10 @@ import httpx
 
 from feedapi_client.errors import NegotiationError
 from feedapi_client.model import public_url
-from feedapi_client.protocol.dialects import OWN_PARAMS, Params
+from feedapi_client.protocol.dialects import Params
 
-_PORTS = {"http": 80, "https": 443}
+PORTS = {"http": 80, "https": 443}
+_LONGEST_REMEMBERED = 1024
 
 Origin = tuple[str, str, int | None]
 
@@ -37,6 +38,10 @@ class FeedURL:
         """Take the URL apart. Raises `NegotiationError` for one that can't be a feed's."""
         base = parse_url(url)
         path, _, query = base.raw_path.decode("ascii").partition("?")
+        try:
+            public = public_url(url)
+        except ValueError as error:
+            raise _unreadable(error) from None
         return cls(
             site=f"{base.scheme}://{base.netloc.decode('ascii')}",
             path=path,
@@ -44,66 +49,34 @@ class FeedURL:
             origin=origin(base),
             basic_auth=(base.username, base.password) if base.userinfo else None,
             secrets=query_secrets(query) | decoded([base.password, base.userinfo.decode("ascii")]),
-            public=_public(url),
+            public=public,
         )
 
-    def request_url(
-        self, suffix: str, params: Sequence[tuple[str, str]], client_params: str = ""
-    ) -> httpx.URL:
-        """The URL of one request: the feed's query, the client's parameters, then `params`.
-
-        Raises httpx.InvalidURL when it is longer than 64 KiB.
-        """
+    def target(self, suffix: str, params: Params, client_params: str = "") -> str:
+        """Path and query of one request: the feed's, the client's parameters, then `params`."""
         path = self.path.rstrip("/") + suffix if suffix else self.path
         own = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in params]
         query = "&".join(filter(None, [self.query, client_params, *own]))
-        return httpx.URL(f"{self.site}{path}?{query}" if query else self.site + path)
+        return f"{path}?{query}" if query else path
+
+    def request_url(self, suffix: str, params: Params, client_params: str = "") -> httpx.URL:
+        """The URL of one request. Raises httpx.InvalidURL when it is longer than 64 KiB.
+
+        A partition at its end is asked with the same URL again and again, and httpx takes about 30
+        microseconds to read one. So the last few thousand short ones are remembered.
+        """
+        url = self.site + self.target(suffix, params, client_params)
+        return _remembered(url) if len(url) <= _LONGEST_REMEMBERED else httpx.URL(url)
 
 
-_REMEMBERED = 4096
-_LONGEST_REMEMBERED = 512
-_FEEDS_REMEMBERED = 4
+_remembered = lru_cache(4096)(httpx.URL)
 
 
-class RequestURLs:
-    """The URLs of one feed's requests. Several threads may use it.
-
-    A partition at its end is asked with the same URL again and again, and httpx takes about 30
-    microseconds to read one. So the last few thousand short ones are remembered.
-    """
-
-    def __init__(self, feed: FeedURL) -> None:
-        self.feed = feed
-        self._remembered = lru_cache(_REMEMBERED)(feed.request_url)
-
-    def url(self, suffix: str, params: Params, client_params: str) -> httpx.URL:
-        """Return what `FeedURL.request_url` does. Raises httpx.InvalidURL."""
-        length = 0
-        for _, value in params:
-            length += len(value)
-        read = self._remembered if length <= _LONGEST_REMEMBERED else self.feed.request_url
-        return read(suffix, tuple(params), client_params)
-
-
-@lru_cache(_FEEDS_REMEMBERED)
-def feed_urls(url: str) -> RequestURLs:
-    """The URLs of the feed at `url`, the same ones for all clients that read it.
-
-    An application that makes a new client for each run reads the URLs of before. Only the last few
-    feeds are remembered. Raises `NegotiationError` for a URL that can't be a feed's.
-    """
-    return RequestURLs(FeedURL.parse(url))
-
-
+@lru_cache(4)
 def parse_url(url: str) -> httpx.URL:
     """The parsed URL. Raises `NegotiationError` for one that can't be a feed's."""
     if not isinstance(url, str):
         raise NegotiationError(f"the feed's URL must be a string, not {type(url).__name__}")
-    return _parsed(url)
-
-
-@lru_cache(_FEEDS_REMEMBERED)
-def _parsed(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
         host = parsed.host
@@ -113,18 +86,11 @@ def _parsed(url: str) -> httpx.URL:
         name.encode("idna")
     except (httpx.InvalidURL, ValueError) as error:
         raise _unreadable(error) from None
-    if parsed.scheme not in _PORTS or not host or ("%" in name and ":" not in name):
+    if parsed.scheme not in PORTS or not host or ("%" in name and ":" not in name):
         raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
     if parsed.port is not None and not 0 < parsed.port < 65536:
         raise NegotiationError("the feed's URL names a port that is not from 1 to 65535")
     return parsed
-
-
-def _public(url: str) -> str:
-    try:
-        return public_url(url)
-    except ValueError as error:
-        raise _unreadable(error) from None
 
 
 def _unreadable(error: Exception) -> NegotiationError:
@@ -134,7 +100,7 @@ def _unreadable(error: Exception) -> NegotiationError:
 
 def origin(url: httpx.URL) -> Origin:
     """Scheme, host and port, which together decide what credentials may be sent to."""
-    return url.scheme, url.host, url.port or _PORTS.get(url.scheme)
+    return url.scheme, url.host, url.port or PORTS.get(url.scheme)
 
 
 def shown_origin(url: httpx.URL) -> str:
@@ -142,17 +108,16 @@ def shown_origin(url: httpx.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
 
 
-@lru_cache(_FEEDS_REMEMBERED)
+@lru_cache(8)
 def query_secrets(query: str) -> frozenset[str]:
-    """The query and its values."""
-    return decoded([query, *(pair.partition("=")[2] for pair in query.split("&"))])
+    """A query, and its values. A key without a name is a value, too."""
+    return decoded([query, *query_values(query)])
 
 
-@lru_cache(128)
-def foreign_secrets(query: bytes) -> frozenset[str]:
-    """The values of all parameters but the protocol's own, as an auth may add them."""
-    pairs = (pair.partition("=") for pair in query.decode("ascii", "replace").split("&"))
-    return decoded(value for name, _, value in pairs if not OWN_PARAMS.fullmatch(unquote(name)))
+def query_values(query: str) -> list[str]:
+    """The values of a query as they are sent, and what stands there without a name."""
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    return [value if equals else name for name, equals, value in pairs]
 
 
 def decoded(texts: Iterable[str]) -> frozenset[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 import anyio
 
 from feedapi_client.client import FeedClient
+from feedapi_client.client.feed_client import log_attempt
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
@@ -20,10 +22,11 @@ from feedapi_client.errors import (
     StoreError,
 )
 from feedapi_client.lineage.planner import Action
-from feedapi_client.model import FeedInfo
+from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
 from feedapi_client.pace import limits_requests
-from feedapi_client.protocol.page import MIN_EMPTY_ANSWERS
+from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import MIN_EMPTY_ANSWERS, Outcome, unrecognized_error
 from feedapi_client.retry import Backoff, gives_up_after, retry
 from feedapi_client.runtime.discovery_timer import INTERVAL
 from feedapi_client.runtime.driver import Driver
@@ -36,6 +39,7 @@ log = logging.getLogger(__name__)
 _ROLLBACK_PAUSE = 0.5
 """Seconds until the feed is discovered again at first, when a partition seems to be rolled back."""
 T = TypeVar("T")
+AskedEnd = Callable[[], Awaitable[CheckpointedEvents | None]]
 
 
 class Discovery:
@@ -354,9 +358,11 @@ class Discovery:
         ends: dict[int, str] = {}
         limiter = anyio.CapacityLimiter(self._driver.limits.max_concurrent_fetches)
 
+        asked = PresentEnds(self._client)
+
         async def ask(partition: int) -> None:
             async with limiter:
-                ends[partition] = await self._client.end_of(partition, within=self._in_turn)
+                ends[partition] = await asked.end_of(partition, within=self._in_turn)
 
         try:
             async with anyio.create_task_group() as tasks:
@@ -408,3 +414,80 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+class PresentEnds:
+    """Asks partitions for their present ends. Several tasks may use it at once."""
+
+    def __init__(self, client: FeedClient) -> None:
+        self._client = client
+        self._lock = anyio.Lock()
+
+    async def end_of(
+        self,
+        partition: int,
+        *,
+        within: Callable[[AskedEnd], Awaitable[CheckpointedEvents | None]] | None = None,
+    ) -> str:
+        """Return the cursor of the partition's present end: the first checkpoint behind `_last`.
+
+        Events before that checkpoint came after the question, as from a publisher that waits for
+        news: the question is asked again (R7).
+
+        Retried as the policy says; raises what `open` does, and `NoProgressError` when the
+        publisher gives no cursor, or none without events, again and again. `within` awaits each
+        request, and may wait before it.
+        """
+        client, policy = self._client, self._client.retry
+
+        async def ask() -> str:
+            info = client.info or await client.discover()
+            checkpoint = partial(self._first_checkpoint, info, partition)
+            try:
+                end = await retry(
+                    checkpoint if within is None else partial(within, checkpoint),
+                    Backoff.of(policy, clock=anyio.current_time),
+                    sleep=anyio.sleep,
+                    on_retry=log_attempt,
+                )
+            except RequestRefusedError:
+                await self._discover_after(info)
+                raise
+            if end is None or end.events:
+                raise NoProgressError(
+                    "the publisher answers a fetch from _last "
+                    f"{'without a cursor of its own' if end is None else 'with events'}: a "
+                    "consumer can't start at its end. 'feedapi cursors skip' reads to the end "
+                    "without delivering",
+                    feed=self._client.feed,
+                    partition=partition,
+                )
+            return end.cursor
+
+        backoff = Backoff(
+            base_delay=policy.base_delay,
+            max_delay=policy.max_delay,
+            attempts=client.limits.max_attempts_without_progress,
+            retry_if=lambda error: isinstance(error, (RequestRefusedError, NoProgressError)),
+        )
+        return await retry(ask, backoff, sleep=anyio.sleep)
+
+    async def _discover_after(self, asked_of: FeedInfo) -> None:
+        """Discover, unless it was done since `asked_of`: thousands may be refused at once."""
+        async with self._lock:
+            if self._client.info is asked_of:
+                await self._client.discover()
+
+    async def _first_checkpoint(self, info: FeedInfo, partition: int) -> CheckpointedEvents | None:
+        async with self._client.open(info, partition, LAST) as response:
+            reader = response.reader
+            async for chunk in response:
+                # Line by line: the first checkpoint counts, and a chunk may hold several.
+                for line in chunk.splitlines(keepends=True):
+                    for batch in reader.feed(line):
+                        return batch
+                reader.check()
+            finished = reader.finish()
+            if finished.outcome is Outcome.UNRECOGNIZED:
+                raise unrecognized_error(feed=self._client.feed, partition=partition)
+        return finished.batches[0] if finished.batches else None

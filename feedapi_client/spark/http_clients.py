@@ -18,8 +18,8 @@ import httpx
 
 from feedapi_client.arguments import environment_value, import_function
 from feedapi_client.errors import AuthenticationError
-from feedapi_client.http.sync_transport import SyncTransport
-from feedapi_client.http.trust import trusted
+from feedapi_client.http.auth import trusted
+from feedapi_client.http.io import BlockingIO
 from feedapi_client.options import Limits
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 
@@ -36,9 +36,9 @@ class SharedClient:
     It is closed when nobody holds this object any more.
     """
 
-    def __init__(self, transport: SyncTransport) -> None:
-        self.http: Any = transport.client
-        weakref.finalize(self, transport.close).atexit = False
+    def __init__(self, io: BlockingIO) -> None:
+        self.http: Any = io.client
+        weakref.finalize(self, io.client.close).atexit = False
 
 
 def shared_client(options: SourceOptions) -> SharedClient:
@@ -70,7 +70,7 @@ def kept_client(url: str, limits: Limits, ca_file: str | None, _credentials: Any
         verify = None if ca_file is None else trusted(ca_file)
     except ValueError as error:
         raise OptionError(f"feedapi source: option caFile: {error}") from None
-    return SharedClient(SyncTransport(url, limits=limits, verify=verify))
+    return SharedClient(BlockingIO(url, limits=limits, verify=verify))
 
 
 def authorize(http: Any, options: SourceOptions) -> None:

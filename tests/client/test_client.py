@@ -1,8 +1,9 @@
-"""`FeedClient` and `SyncFeedClient`."""
+"""`FeedClient` and `SyncFeedClient`: the same tests for both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -15,20 +16,20 @@ from feedapi_client.errors import (
     AuthenticationError,
     BufferLimitError,
     CommitOrderError,
+    FeedError,
     FeedUnavailableError,
     LineageError,
     LineTooLongError,
     NegotiationError,
-    NoProgressError,
     ProtocolError,
     RequestRefusedError,
     TornResponseError,
 )
-from feedapi_client.model import FeedInfo
+from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from tests.client.wire import DISCOVERY, Reply, Request, chunk, feed, ok, start, wire
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("sync", [False, True])]
 
 URL = "https://service/myfeed"
 DRAFT = '{"partitions":[{"id":"0"}]}'
@@ -39,89 +40,88 @@ PAGE = (
 )
 
 
-async def discover(**options: Any) -> FeedInfo:
-    async with FeedClient(URL, retry=QUICK, **options) as client:
+class Client:
+    """Either client. The one that blocks is called in a thread."""
+
+    def __init__(self, url: str, sync: bool, **options: Any) -> None:
+        self.sync = sync
+        options = {"retry": QUICK, **options}
+        self.client: Any = (SyncFeedClient if sync else FeedClient)(url, **options)
+
+    async def _call(self, function: Any) -> Any:
+        return await anyio.to_thread.run_sync(function) if self.sync else await function()
+
+    async def discover(self) -> FeedInfo:
+        found: FeedInfo = await self._call(self.client.discover)
+        return found
+
+    async def fetch(self, partition: int, cursor: str) -> Page:
+        page: Page = await self._call(self.client.fetch(partition, cursor).read)
+        return page
+
+    async def batches(
+        self, partition: int, cursor: str, first: int | None = None
+    ) -> tuple[list[Batch], FeedError | None]:
+        """The batches of a fetch, or the first few, and the error behind them."""
+        found: list[Batch] = []
+        fetch = self.client.fetch(partition, cursor)
+
+        def blocking() -> None:
+            with fetch as batches:
+                for batch in batches:
+                    found.append(batch)
+                    if len(found) == first:
+                        return
+
+        async def suspending() -> None:
+            async with fetch as batches:
+                async for batch in batches:
+                    found.append(batch)
+                    if len(found) == first:
+                        return
+
+        try:
+            await self._call(blocking if self.sync else suspending)
+        except FeedError as error:
+            return found, error
+        return found, None
+
+
+@asynccontextmanager
+async def opened(url: str, sync: bool, **options: Any) -> AsyncIterator[Client]:
+    with anyio.fail_after(60):
+        client = Client(url, sync, **options)
+        try:
+            yield client
+        finally:
+            client.client.close() if sync else await client.client.aclose()
+
+
+async def discover(sync: bool, **options: Any) -> FeedInfo:
+    async with opened(URL, sync, **options) as client:
         return await client.discover()
 
 
-def sync_discover(**options: Any) -> FeedInfo:
-    with SyncFeedClient(URL, retry=QUICK, **options) as client:
-        return client.discover()
-
-
-async def both(sync: bool, **options: Any) -> FeedInfo:
-    return sync_discover(**options) if sync else await discover(**options)
-
-
-async def fetch(sync: bool, **options: Any) -> Page:
-    if sync:
-        with SyncFeedClient(URL, retry=QUICK, **options) as blocking:
-            return blocking.fetch(1, "x").read()
-    async with FeedClient(URL, retry=QUICK, **options) as client:
-        return await client.fetch(1, "x")
-
-
-@pytest.mark.parametrize("sync", [False, True])
-class TestNegotiation:
-    async def test_r01_discovery_has_no_arguments(self, httpx_mock: HTTPXMock, sync: bool) -> None:
-        httpx_mock.add_response(url=URL, text=DRAFT)
-        assert (await both(sync)).dialect == "v2-draft"
-
-    async def test_r01_a_token_is_the_published_dialect(
-        self, httpx_mock: HTTPXMock, sync: bool
+class TestDiscovery:
+    @pytest.mark.parametrize(
+        ("answer", "dialect", "partitions"),
+        [
+            ({"text": DRAFT}, "v2-draft", [0]),
+            ({"content": DISCOVERY}, "v2-token", [0, 1]),
+            ({"status_code": 400, "text": "partition count missing"}, "v1", [0, 1, 2, 3]),
+        ],
+    )
+    async def test_r01_what_is_answered_without_arguments_decides(
+        self,
+        httpx_mock: HTTPXMock,
+        sync: bool,
+        answer: dict[str, Any],
+        dialect: str,
+        partitions: list[int],
     ) -> None:
-        httpx_mock.add_response(url=URL, content=DISCOVERY)
-        found = await both(sync)
-        assert (found.dialect, found.token, sorted(found.partitions)) == ("v2-token", "t", [0, 1])
-
-    @pytest.mark.parametrize("words", ["partition count mismatch", "Partition count doesn't match"])
-    async def test_r01_a_wrong_v1_partitions_gives_the_publishers_words_first(
-        self, httpx_mock: HTTPXMock, sync: bool, words: str
-    ) -> None:
-        httpx_mock.add_response(url=URL, status_code=400, text="partition count missing")
-        httpx_mock.add_response(
-            url=httpx.URL(URL, params={"n": 4, "cursor1": "x"}), status_code=400, text=words
-        )
-        with pytest.raises(ProtocolError) as caught:
-            await fetch(sync, v1_partitions=4)
-        assert not isinstance(caught.value, RequestRefusedError)
-        message = str(caught.value)
-        assert 0 < message.index(words) < message.index("v1_partitions=4")
-        assert "cursor" not in message
-
-    async def test_r01_another_400_of_a_v1_feed_is_a_refusal(
-        self, httpx_mock: HTTPXMock, sync: bool
-    ) -> None:
-        httpx_mock.add_response(url=URL, status_code=400, text="partition count missing")
-        httpx_mock.add_response(
-            url=httpx.URL(URL, params={"n": 4, "cursor1": "x"}), status_code=400, text="no cursor"
-        )
-        with pytest.raises(RequestRefusedError, match="no cursor"):
-            await fetch(sync, v1_partitions=4)
-
-    async def test_r01_400_is_v1_when_the_partitions_are_given(
-        self, httpx_mock: HTTPXMock, sync: bool
-    ) -> None:
-        httpx_mock.add_response(
-            url=URL, status_code=400, text="handshake error: partition count missing"
-        )
-        found = await both(sync, v1_partitions=4)
-        assert (found.dialect, sorted(found.partitions)) == ("v1", [0, 1, 2, 3])
-
-    async def test_r01_400_is_an_error_when_they_are_not(
-        self, httpx_mock: HTTPXMock, sync: bool
-    ) -> None:
-        httpx_mock.add_response(url=URL, status_code=400, text="handshake error")
-        with pytest.raises(NegotiationError, match="give v1_partitions"):
-            await both(sync)
-
-    @pytest.mark.parametrize("status", [401, 403])
-    async def test_r01_401_and_403_are_authentication_errors(
-        self, httpx_mock: HTTPXMock, sync: bool, status: int
-    ) -> None:
-        httpx_mock.add_response(url=URL, status_code=status)
-        with pytest.raises(AuthenticationError, match=f"^feed {URL}: .*{status}"):
-            await both(sync)
+        httpx_mock.add_response(url=URL, **answer)
+        found = await discover(sync, v1_partitions=4)
+        assert (found.dialect, sorted(found.partitions)) == (dialect, partitions)
 
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 521])
     async def test_r01_temporary_failures_are_retried(
@@ -131,87 +131,84 @@ class TestNegotiation:
         httpx_mock.add_exception(httpx.ConnectError("refused"))
         httpx_mock.add_exception(httpx.ReadTimeout("slow"))
         httpx_mock.add_response(url=URL, text=DRAFT)
-        assert (await both(sync)).dialect == "v2-draft"
+        assert (await discover(sync)).dialect == "v2-draft"
 
     @pytest.mark.parametrize(
-        ("status", "text"),
+        ("answer", "kind", "says"),
         [
-            (404, "no such page"),
-            (200, "<html>please log in</html>"),
-            (200, '{"events":[]}'),
-            (200, ""),
+            ((401, "who"), AuthenticationError, f"^feed {URL}: .*status 401: 'who'"),
+            ((403, ""), AuthenticationError, "status 403"),
+            ((400, "handshake error"), NegotiationError, "give v1_partitions"),
+            ((404, "no such page"), NegotiationError, "status 404.*no such page"),
+            ((200, "<html>log in</html>"), NegotiationError, "status 200.*<html>log in</html>"),
+            ((200, '{"events":[]}'), NegotiationError, r'status 200.*{"events":\[\]}'),
+            ((200, ""), NegotiationError, "status 200"),
+            (
+                (200, '{"partitions":[{"id":"3","startsAfterPartition":"3"}]}'),
+                LineageError,
+                "partition 3",
+            ),
         ],
+        ids=str,
     )
-    async def test_r01_any_other_response_is_an_error_that_quotes_it(
-        self, httpx_mock: HTTPXMock, sync: bool, status: int, text: str
+    async def test_r01_r12_any_other_answer_is_an_error_that_quotes_it(
+        self,
+        httpx_mock: HTTPXMock,
+        sync: bool,
+        answer: tuple[int, str],
+        kind: type[FeedError],
+        says: str,
     ) -> None:
-        httpx_mock.add_response(url=URL, status_code=status, text=text)
-        with pytest.raises(NegotiationError) as caught:
-            await both(sync, v1_partitions=2)
-        assert f"status {status}" in str(caught.value)
-        assert text in str(caught.value)
-
-    async def test_r12_lineage_is_validated(self, httpx_mock: HTTPXMock, sync: bool) -> None:
-        httpx_mock.add_response(
-            url=URL, text='{"partitions":[{"id":"3","startsAfterPartition":"3"}]}'
-        )
-        with pytest.raises(LineageError, match="partition 3"):
-            await both(sync)
+        httpx_mock.add_response(url=URL, status_code=answer[0], text=answer[1])
+        with pytest.raises(kind, match=says):
+            await discover(sync)
 
     async def test_options_that_the_feed_can_not_carry_are_an_error(
         self, httpx_mock: HTTPXMock, sync: bool
     ) -> None:
         httpx_mock.add_response(url=URL, text=DRAFT)
         with pytest.raises(ProtocolError, match="does not offer filter 'subject'"):
-            await both(sync, fetch=FetchOptions(filters={"subject": "a"}))
+            await discover(sync, fetch=FetchOptions(filters={"subject": "a"}))
 
     async def test_the_callers_client_is_used_and_stays_open(
         self, httpx_mock: HTTPXMock, sync: bool
     ) -> None:
         httpx_mock.add_response(url=URL, text=DRAFT, match_headers={"authorization": "Bearer t"})
-        kind = httpx.Client if sync else httpx.AsyncClient
-        http = kind(headers={"authorization": "Bearer t"})
-        await both(sync, http=http)
+        http: Any = (httpx.Client if sync else httpx.AsyncClient)(
+            headers={"authorization": "Bearer t"}
+        )
+        await discover(sync, http=http)
         assert not http.is_closed
 
-
-class TestDiscovery:
-    @pytest.mark.parametrize("kind", [FeedClient, SyncFeedClient])
-    def test_an_invalid_number_of_v1_partitions_is_refused_at_once(
-        self, kind: Callable[..., Any]
-    ) -> None:
+    async def test_an_invalid_number_of_v1_partitions_is_refused_at_once(self, sync: bool) -> None:
         with pytest.raises(ValueError, match="v1_partitions"):
-            kind(URL, v1_partitions=0)
+            Client(URL, sync, v1_partitions=0)
 
-    async def test_r02_each_discovery_negotiates_again(self, httpx_mock: HTTPXMock) -> None:
+    async def test_r02_each_discovery_negotiates_again(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
         httpx_mock.add_response(url=URL, status_code=400)
-        httpx_mock.add_response(url=URL, text=DRAFT)
-        httpx_mock.add_response(url=URL, content=DISCOVERY)
-        httpx_mock.add_response(url=URL, text=DRAFT)
-        async with FeedClient(URL, v1_partitions=2) as client:
-            assert [(await client.discover()).dialect for _ in range(4)] == [
-                "v1",
-                "v2-draft",
-                "v2-token",
-                "v2-draft",
-            ]
+        for text in (DRAFT, DISCOVERY.decode(), DRAFT):
+            httpx_mock.add_response(url=URL, text=text)
+        async with opened(URL, sync, v1_partitions=2) as client:
+            found = [(await client.discover()).dialect for _ in range(4)]
+        assert found == ["v1", "v2-draft", "v2-token", "v2-draft"]
 
-    @pytest.mark.parametrize("sync", [False, True])
     async def test_a_discovery_that_says_the_same_is_not_read_again(
         self, httpx_mock: HTTPXMock, sync: bool
     ) -> None:
         wrong = b'{"token":"t","partitions":[{"id":"0","startsAfterPartition":"0"}]}'
         bodies = [DISCOVERY, DISCOVERY, wrong, wrong, DISCOVERY, DRAFT.encode(), DISCOVERY]
-        for body in bodies:
-            httpx_mock.add_response(url=URL, content=body)
         found: list[Any] = []
-        client = SyncFeedClient(URL) if sync else FeedClient(URL)
-        for _ in bodies:
-            try:
-                result = client.discover()
-                found.append(result if isinstance(result, FeedInfo) else await result)
-            except LineageError:
-                found.append(None)
+        async with opened(URL, sync) as client:
+            for body in bodies:
+                httpx_mock.add_response(url=URL, content=body)
+                try:
+                    found.append(await client.discover())
+                except LineageError:
+                    found.append(None)
+                    assert client.client.info is found[1]  # the last good one is kept
+            assert client.client.info is found[-1]
         first, second, *refused, third, draft, last = found
         assert first is not second
         assert first.partitions is second.partitions is third.partitions
@@ -219,109 +216,70 @@ class TestDiscovery:
         assert draft.dialect == "v2-draft"
         assert last == first
         assert last.partitions is not first.partitions
-        assert client.info is last
 
-    async def test_r12_the_last_good_discovery_is_kept(self, httpx_mock: HTTPXMock) -> None:
-        httpx_mock.add_response(url=URL, text=DRAFT)
-        httpx_mock.add_response(url=URL, text='{"partitions":[{"id":"x"}]}')
-        async with FeedClient(URL) as client:
-            good = await client.discover()
-            with pytest.raises(LineageError):
-                await client.discover()
-            assert client.info is good
-
-    async def test_r14_a_torn_discovery_is_retried(self) -> None:
+    async def test_r14_a_torn_discovery_is_retried(self, sync: bool) -> None:
         replies = [
             Reply(start(DISCOVERY[:10], length=100), close=True),
             Reply(start(DISCOVERY), close=True),
             ok(DISCOVERY),
         ]
-        async with (
-            wire(lambda _: replies.pop(0)) as server,
-            FeedClient(server.url, retry=QUICK) as client,
-        ):
+        async with wire(lambda _: replies.pop(0)) as server, opened(server.url, sync) as client:
             assert len((await client.discover()).partitions) == 2
         assert replies == []
 
-    async def test_a_discovery_over_the_limit_is_an_error(self) -> None:
-        async with (
-            wire(lambda _: ok(DISCOVERY)) as server,
-            FeedClient(server.url, limits=Limits(max_discovery_bytes=20)) as client,
-        ):
-            with pytest.raises(NegotiationError, match=r"raise Limits\.max_discovery_bytes"):
-                await client.discover()
-
-    async def test_r19_an_echoed_secret_is_not_quoted(self) -> None:
-        async with (
-            wire(lambda request: ok(f"<a href='{request.target}'>".encode())) as server,
-            FeedClient(server.url + "?key=sesame") as client,
-        ):
-            with pytest.raises(NegotiationError) as caught:
-                await client.discover()
-        assert "sesame" not in str(caught.value)
-        assert "***" in str(caught.value)
-
-    @pytest.mark.parametrize("padding", [0, 180, 190, 197])
-    async def test_r19_no_part_of_an_echoed_secret_is_quoted(self, padding: int) -> None:
+    @pytest.mark.parametrize("padding", [None, 0, 180, 190, 197])
+    async def test_r19_no_part_of_an_echoed_secret_is_quoted(
+        self, padding: int | None, sync: bool
+    ) -> None:
         def reply_to(request: Request) -> Reply:
-            text = b"x" * padding + request.target.encode()
-            return ok(text) if "/events" in request.path else ok(DISCOVERY)
+            text = b"x" * (padding or 0) + request.target.encode()
+            return (
+                ok(DISCOVERY) if padding is not None and "/events" not in request.path else ok(text)
+            )
 
         async with (
             wire(reply_to) as server,
-            FeedClient(server.url + "?key=sesame&other=1") as client,
+            opened(server.url + "?key=sesame&other=1", sync) as client,
         ):
-            with pytest.raises(TornResponseError) as caught:
+            assert "sesame" not in repr(client.client)
+            kind = NegotiationError if padding is None else TornResponseError
+            with pytest.raises(kind) as caught:
                 await client.fetch(0, "_first")
         assert "ses" not in str(caught.value)
 
     async def test_its_repr_shows_the_dialect_and_the_partitions(
-        self, httpx_mock: HTTPXMock
+        self, httpx_mock: HTTPXMock, sync: bool
     ) -> None:
         httpx_mock.add_response(text=DRAFT)
-        async with FeedClient(URL + "?key=sesame") as client:
-            before = repr(client)
+        name = "SyncFeedClient" if sync else "FeedClient"
+        async with opened(URL + "?key=sesame", sync) as client:
+            assert repr(client.client) == f"<{name} {URL}: not discovered yet>"
             await client.discover()
-            assert (before, repr(client)) == (
-                f"<FeedClient {URL}: not discovered yet>",
-                f"<FeedClient {URL}: v2-draft, 1 partitions>",
-            )
+            assert repr(client.client) == f"<{name} {URL}: v2-draft, 1 partitions>"
 
 
 class TestFetch:
-    async def test_a_fetch_discovers_first(self) -> None:
-        async with wire(feed(PAGE)) as server, FeedClient(server.url) as client:
-            await client.fetch(1, "_first")
-            assert [request.target for request in server.requests] == [
-                "/feed",
-                "/feed/events?token=t&partition=1&cursor=_first",
-            ]
-
-    async def test_a_fetch_is_awaited_for_a_page(self) -> None:
-        async with wire(feed(PAGE)) as server, FeedClient(server.url) as client:
+    async def test_a_fetch_discovers_first_and_is_read_for_a_page(self, sync: bool) -> None:
+        async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
             page = await client.fetch(1, "_first")
-        assert (page.partition, page.asked, page.cursor, page.caught_up) == (
-            1,
-            "_first",
-            "b",
-            False,
-        )
-        assert [(event.partition, event.json()) for event in page.events] == [
-            (1, {"n": 1}),
-            (1, {"n": 2}),
-            (1, {"n": 3}),
+        assert [request.target for request in server.requests] == [
+            "/feed",
+            "/feed/events?token=t&partition=1&cursor=_first",
         ]
+        assert (page.partition, page.asked, page.cursor) == (1, "_first", "b")
+        assert not page.caught_up
+        events = [(event.partition, event.json()["n"]) for event in page.events]
+        assert events == [(1, 1), (1, 2), (1, 3)]
 
-    async def test_r03_a_fetch_is_iterated_for_batches_as_checkpoints_arrive(self) -> None:
-        body = start(PAGE[:51])
-        async with (
-            wire(feed(lambda _: Reply(body, hold=True))) as server,
-            FeedClient(server.url) as client,
-            client.fetch(1, "_first") as batches,
-        ):
-            with anyio.fail_after(60):
-                batch = await anext(batches)
+    async def test_r03_a_fetch_is_iterated_for_batches_as_checkpoints_arrive(
+        self, sync: bool
+    ) -> None:
+        """And left early."""
+        page = feed(lambda _: Reply(start(PAGE[:51]), hold=True))
+        async with wire(page) as server, opened(server.url, sync) as client:
+            (batch,), error = await client.batches(1, "_first", first=1)
         assert (batch.partition, len(batch.events), batch.cursor) == (1, 2, "a")
+        assert error is None
 
     @pytest.mark.parametrize(
         ("body", "caught_up"),
@@ -333,43 +291,62 @@ class TestFetch:
         ],
     )
     async def test_r06_a_page_says_whether_it_is_the_end(
-        self, body: bytes, caught_up: bool
+        self, body: bytes, caught_up: bool, sync: bool
     ) -> None:
-        async with wire(feed(body)) as server, FeedClient(server.url) as client:
+        async with wire(feed(body)) as server, opened(server.url, sync) as client:
             assert (await client.fetch(0, "x")).caught_up is caught_up
 
-    async def test_a_batch_of_a_client_can_not_be_committed(self) -> None:
-        async with wire(feed(PAGE)) as server, FeedClient(server.url) as client:
-            batches = [batch async for batch in client.fetch(0, "_first")]
+    async def test_a_batch_of_a_client_can_not_be_committed(self, sync: bool) -> None:
+        async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
+            batches, _ = await client.batches(0, "_first")
         with pytest.raises(CommitOrderError, match="without a consumer"):
             await batches[0].commit()
 
-    async def test_a_fetch_is_read_once(self) -> None:
-        async with wire(feed(PAGE)) as server, FeedClient(server.url) as client:
-            fetch = client.fetch(0, "_first")
-            await fetch
+    async def test_a_fetch_is_read_once(self, sync: bool) -> None:
+        async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
+            fetch = client.client.fetch(0, "_first")
+            await client._call(fetch.read)
             with pytest.raises(RuntimeError, match="once"):
-                await fetch
+                await client._call(fetch.read)
 
-    async def test_a_fetch_is_not_retried(self) -> None:
-        async with (
-            wire(feed(lambda _: ok(b"", status="503 Later"))) as server,
-            FeedClient(server.url, retry=QUICK) as client,
-        ):
+    async def test_a_fetch_is_not_retried(self, sync: bool) -> None:
+        later = feed(lambda _: ok(b"", status="503 Later"))
+        async with wire(later) as server, opened(server.url, sync) as client:
             with pytest.raises(FeedUnavailableError):
                 await client.fetch(0, "_first")
             assert len(server.requests) == 2
 
-    async def test_r10_a_refused_fetch_says_the_status(self) -> None:
-        async with (
-            wire(feed(lambda _: ok(b"token expired", status="409 Conflict"))) as server,
-            FeedClient(server.url) as client,
-        ):
+    async def test_r10_a_refused_fetch_says_the_status(self, sync: bool) -> None:
+        refused = feed(lambda _: ok(b"token expired", status="409 Conflict"))
+        async with wire(refused) as server, opened(server.url, sync) as client:
             with pytest.raises(
                 RequestRefusedError, match=r"partition 0: .*status 409: 'token expired'"
             ) as caught:
                 await client.fetch(0, "_first")
-            assert caught.value.status == 409
+        assert caught.value.status == 409
+
+    @pytest.mark.parametrize(
+        ("words", "kind"),
+        [
+            ("partition count mismatch", ProtocolError),
+            ("Partition count doesn't match", ProtocolError),
+            ("no cursor", RequestRefusedError),
+        ],
+    )
+    async def test_r01_a_wrong_v1_partitions_gives_the_publishers_words_first(
+        self, httpx_mock: HTTPXMock, sync: bool, words: str, kind: type[FeedError]
+    ) -> None:
+        httpx_mock.add_response(url=URL, status_code=400, text="partition count missing")
+        url = httpx.URL(URL, params={"n": 4, "cursor1": "x"})
+        httpx_mock.add_response(url=url, status_code=400, text=words)
+        async with opened(URL, sync, v1_partitions=4) as client:
+            with pytest.raises(FeedError) as caught:
+                await client.fetch(1, "x")
+        assert type(caught.value) is kind
+        message = str(caught.value)
+        if kind is ProtocolError:
+            assert 0 < message.index(words) < message.index("v1_partitions=4")
+            assert "cursor" not in message
 
     @pytest.mark.parametrize(
         ("tail", "kind"),
@@ -377,218 +354,70 @@ class TestFetch:
             (b"Internal server error\n", TornResponseError),
             (b'{"data":[1]}\n', ProtocolError),
             (b'{"data":"' + b"x" * 2000 + b'"}\n', LineTooLongError),
+            (None, TornResponseError),
         ],
+        ids=["text", "payload", "long", "torn"],
     )
     async def test_r03_checkpointed_events_come_before_the_error(
-        self, tail: bytes, kind: type[Exception]
+        self, tail: bytes | None, kind: type[Exception], sync: bool
     ) -> None:
-        async with (
-            wire(feed(PAGE + tail)) as server,
-            FeedClient(server.url, limits=Limits(max_line_bytes=1000)) as client,
-        ):
-            batches = client.fetch(0, "_first")
-            assert (await anext(batches)).cursor == "b"
-            with pytest.raises(kind):
-                await anext(batches)
+        torn = Reply(start(PAGE), close=True)
+        page = feed((lambda _: torn) if tail is None else PAGE + tail)
+        limits = Limits(max_line_bytes=1000)
+        async with wire(page) as server, opened(server.url, sync, limits=limits) as client:
+            batches, error = await client.batches(0, "_first")
+        assert [batch.cursor for batch in batches] == ["b"]
+        assert type(error) is kind
 
-    async def test_r03_bytes_without_a_checkpoint_are_bounded(self) -> None:
+    async def test_r03_bytes_without_a_checkpoint_are_bounded(self, sync: bool) -> None:
         event = b'{"data":"' + b"x" * 500 + b'"}\n'
         body = start(PAGE) + b"".join(chunk(event) for _ in range(100))
         limits = Limits(max_line_bytes=1000, max_buffered_bytes=5000)
-        async with (
-            wire(feed(lambda _: Reply(body, hold=True))) as server,
-            FeedClient(server.url, limits=limits) as client,
-        ):
+        endless = feed(lambda _: Reply(body, hold=True))
+        async with wire(endless) as server, opened(server.url, sync, limits=limits) as client:
             with pytest.raises(
                 BufferLimitError, match=r"Limits\.max_buffered_bytes is 5000\. Raise it"
             ):
                 await client.fetch(0, "_first")
 
-    async def test_r15_a_stream_is_asked_for_when_iterating(self, httpx_mock: HTTPXMock) -> None:
+    async def test_r15_a_stream_is_asked_for_when_iterating(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
         httpx_mock.add_response(url=URL, text='{"partitions":[{"id":"0"}],"stream":true}')
         httpx_mock.add_response(url=URL + "?partition=0&cursor=a&stream=y", text='{"cursor":"a"}\n')
         httpx_mock.add_response(url=URL + "?partition=0&cursor=a", text='{"cursor":"a"}\n')
-        async with FeedClient(URL, fetch=FetchOptions(stream=True)) as client:
-            assert [batch.cursor async for batch in client.fetch(0, "a")] == ["a"]
+        async with opened(URL, sync, fetch=FetchOptions(stream=True)) as client:
+            batches, _ = await client.batches(0, "a")
+            assert [batch.cursor for batch in batches] == ["a"]
             assert (await client.fetch(0, "a")).caught_up
 
-    async def test_v1_is_fetched_one_partition_at_a_time(self, httpx_mock: HTTPXMock) -> None:
+    async def test_v1_is_fetched_one_partition_at_a_time(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
         httpx_mock.add_response(url=URL, status_code=400)
         httpx_mock.add_response(
             url=URL + "?n=3&cursor2=a&pagesizehint=7&headers=_all",
             text='{"partition":2,"headers":{"h":"1"},"data":"x"}\n{"partition":2,"cursor":"b"}\n',
         )
-        async with FeedClient(
-            URL, v1_partitions=3, fetch=FetchOptions(page_size_hint=7, v1_headers=["_all"])
-        ) as client:
+        options = FetchOptions(page_size_hint=7, v1_headers=["_all"])
+        async with opened(URL, sync, fetch=options, v1_partitions=3) as client:
             page = await client.fetch(2, "a")
-        assert ([(event.raw, event.headers) for event in page.events], page.cursor) == (
-            [(b'"x"', {"h": "1"})],
-            "b",
-        )
+        assert [(event.json(), event.headers) for event in page.events] == [("x", {"h": "1"})]
+        assert page.cursor == "b"
 
-    async def test_fetches_may_run_at_once(self) -> None:
-        pages: dict[int, Page] = {}
+    async def test_an_open_response_gives_chunks_and_a_reader(self, sync: bool) -> None:
+        async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
+            response = client.client.open(await client.discover(), 0, "_first")
 
-        def reply_to(request: Request) -> Reply:
-            return ok(b'{"data":{}}\n{"cursor":"%s"}' % request.query["partition"].encode())
+            def blocking() -> None:
+                with response:
+                    for piece in response.chunks():
+                        response.reader.feed(piece)
 
-        async with wire(feed(reply_to)) as server, FeedClient(server.url) as client:
-            await client.discover()
+            async def suspending() -> None:
+                async with response:
+                    async for piece in response.chunks():
+                        response.reader.feed(piece)
 
-            async def fetch(partition: int) -> None:
-                pages[partition] = await client.fetch(partition, "_first")
-
-            async with anyio.create_task_group() as tasks:
-                for partition in range(20):
-                    tasks.start_soon(fetch, partition)
-        assert {partition: page.cursor for partition, page in pages.items()} == {
-            number: str(number) for number in range(20)
-        }
-
-    async def test_leaving_a_fetch_early_ends_its_connection(self) -> None:
-        async with (
-            wire(feed(lambda _: Reply(start(PAGE), hold=True))) as server,
-            FeedClient(server.url) as client,
-        ):
-            async with client.fetch(0, "_first") as batches:
-                async for _ in batches:
-                    break
-            with anyio.fail_after(60):
-                await server.closed.wait()
-
-    @pytest.mark.parametrize("partition_cursor", ["+ & = % / ? #", "x" * 10_000])
-    async def test_an_awkward_cursor_is_sent_and_received_unchanged(
-        self, partition_cursor: str
-    ) -> None:
-        def page(request: Request) -> Reply:
-            return ok(b'{"cursor":"%s"}\n' % request.query["cursor"].encode())
-
-        async with wire(feed(page)) as server, FeedClient(server.url) as client:
-            assert (await client.fetch(0, partition_cursor)).cursor == partition_cursor
-
-
-class TestEndOf:
-    async def test_r07_the_end_is_the_first_checkpoint_after_last(self) -> None:
-        async with (
-            wire(feed(b'{"cursor":"x"}\n{"data":{}}\n{"cursor":"y"}\n')) as server,
-            FeedClient(server.url) as client,
-        ):
-            assert await client.end_of(1) == "x"
-            assert server.requests[-1].query == {"token": "t", "partition": "1", "cursor": "_last"}
-
-    async def test_r07_failures_are_retried_and_refusals_lead_to_a_discovery(self) -> None:
-        replies = [
-            ok(b"", status="503 Later"),
-            ok(b"", status="409 Conflict"),
-            ok(b""),
-            Reply(start(b"{"), close=True),
-            ok(b'{"cursor":"x"}'),
-        ]
-        async with (
-            wire(feed(lambda _: replies.pop(0))) as server,
-            FeedClient(server.url, retry=QUICK) as client,
-        ):
-            assert await client.end_of(0) == "x"
-            assert [request.path for request in server.requests].count("/feed") == 2
-
-    async def test_r13_a_publisher_without_a_cursor_is_an_error(self) -> None:
-        async with (
-            wire(feed(b'{"data":{}}\n')) as server,
-            FeedClient(server.url, retry=QUICK) as client,
-        ):
-            with pytest.raises(
-                NoProgressError,
-                match=r"partition 1: the publisher answers a fetch from _last without a cursor",
-            ):
-                await client.end_of(1)
-            assert len(server.requests) == 1 + Limits().max_attempts_without_progress
-
-    async def test_r10_partitions_that_are_refused_together_share_a_discovery(self) -> None:
-        def page(_: Request) -> Reply:
-            outdated = [request.path for request in server.requests].count("/feed") < 2
-            return ok(b"", status="409 Conflict") if outdated else ok(b'{"cursor":"x"}')
-
-        async with wire(feed(page)) as server, FeedClient(server.url, retry=QUICK) as client:
-            await client.discover()
-            async with anyio.create_task_group() as tasks:
-                for _ in range(32):
-                    tasks.start_soon(client.end_of, 0)
-            assert [request.path for request in server.requests].count("/feed") == 2
-
-    async def test_r10_a_refusal_that_persists_is_raised(self) -> None:
-        async with (
-            wire(feed(lambda _: ok(b"", status="404 Gone"))) as server,
-            FeedClient(server.url, retry=QUICK) as client,
-        ):
-            with pytest.raises(RequestRefusedError):
-                await client.end_of(0)
-
-
-class TestSyncFetch:
-    """Over real sockets, in a thread."""
-
-    async def run(
-        self,
-        reply_to: Callable[[Request], Reply],
-        use: Callable[[SyncFeedClient], Any],
-        **options: Any,
-    ) -> Any:
-        async with wire(reply_to) as server:
-
-            def work() -> Any:
-                with SyncFeedClient(server.url, retry=QUICK, **options) as client:
-                    return use(client)
-
-            return await anyio.to_thread.run_sync(work)
-
-    async def test_it_is_read_for_a_page(self) -> None:
-        page = await self.run(feed(PAGE), lambda client: client.fetch(1, "_first").read())
-        assert ([event.json()["n"] for event in page.events], page.cursor) == ([1, 2, 3], "b")
-
-    async def test_it_is_iterated_for_batches(self) -> None:
-        batches = await self.run(
-            feed(lambda _: Reply(start(PAGE[:51]) + chunk(PAGE[51:]) + b"0\r\n\r\n")),
-            lambda client: list(client.fetch(1, "_first")),
-        )
-        assert batches[-1].cursor == "b"
-        assert sum(len(batch) for batch in batches) == 3
-
-    async def test_checkpointed_events_come_before_the_error(self) -> None:
-        def use(client: SyncFeedClient) -> str:
-            batches = client.fetch(0, "_first")
-            first = next(batches)
-            with pytest.raises(TornResponseError):
-                next(batches)
-            return first.cursor
-
-        assert await self.run(feed(lambda _: Reply(start(PAGE), close=True)), use) == "b"
-
-    async def test_it_can_be_left_early(self) -> None:
-        def use(client: SyncFeedClient) -> str:
-            with client.fetch(0, "_first") as batches:
-                for batch in batches:
-                    return batch.cursor
-            return ""
-
-        assert await self.run(feed(lambda _: Reply(start(PAGE), hold=True)), use) == "b"
-
-    async def test_it_is_read_once(self) -> None:
-        def use(client: SyncFeedClient) -> None:
-            fetch = client.fetch(0, "_first")
-            fetch.read()
-            with pytest.raises(RuntimeError, match="once"):
-                fetch.read()
-
-        await self.run(feed(PAGE), use)
-
-    async def test_an_open_response_gives_chunks_and_a_reader(self) -> None:
-        def use(client: SyncFeedClient) -> list[str | None]:
-            cursors = []
-            with client.open(client.discover(), 0, "_first") as response:
-                for piece in response.chunks():
-                    response.reader.feed(piece)
-                    cursors.append(response.reader.last_checkpoint)
-            return cursors
-
-        assert (await self.run(feed(PAGE), use))[-1] == "b"
+            await client._call(blocking if sync else suspending)
+        assert response.reader.last_checkpoint == "b"

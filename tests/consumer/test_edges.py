@@ -31,6 +31,7 @@ from feedapi_client import (
 )
 from feedapi_client.causes import StrayCancellationError
 from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
+from feedapi_client.runtime.discovery import PresentEnds
 from tests.consumer.helpers import RETRY, SAFETY_LIMIT, SHORT, limits
 
 pytestmark = pytest.mark.anyio
@@ -425,7 +426,7 @@ async def test_r07_the_end_for_a_client_is_asked_again_while_events_come() -> No
 
     async with consumer_of(feed_of(page)) as consumer:
         assert consumer._client is not None
-        assert await consumer._client.end_of(0) == "2"
+        assert await PresentEnds(consumer._client).end_of(0) == "2"
 
 
 # ---------------------------------------------------------------- saves (R5)

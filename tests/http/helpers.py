@@ -1,17 +1,19 @@
-"""Transports against a scripted server, and what they read or raise."""
+"""Both faces of the transport against a scripted server, and what they read or raise."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from feedapi_client.errors import FeedError
-from feedapi_client.http.async_transport import Transport
-from feedapi_client.http.sync_transport import SyncTransport
+from feedapi_client.http.endpoint import Endpoint, run_now
+from feedapi_client.http.io import AsyncIO, BlockingIO
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, wire
 
@@ -24,51 +26,68 @@ def basic_auth(user: str, password: str) -> str:
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
-async def body_of(
-    transport: Transport, params: list[tuple[str, str]] | None = None, **more: Any
-) -> bytes:
-    async with transport.stream("/events", params or [], partition=3, **more) as body:
-        return b"".join([piece async for piece in body])
+made: list[Any] = []
 
 
-def sync_body_of(transport: SyncTransport) -> bytes:
-    with transport.stream("/events", [], partition=3) as body:
-        return b"".join(body)
+def a_client(sync: bool, **settings: Any) -> Any:
+    """An HTTP client of the caller's, which is closed after the test."""
+    made.append(httpx.Client(**settings) if sync else httpx.AsyncClient(**settings))
+    return made[-1]
 
 
-def opened(url: str, **more: Any) -> aclosing[Transport]:
-    return aclosing(Transport(url, **more))
+def endpoint(url: str, *, sync: bool = False, http: Any = None, **more: Any) -> Endpoint:
+    io: Any = BlockingIO if sync else AsyncIO
+    return Endpoint(url, io(url, http, **more))
+
+
+async def run(at: Endpoint, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine of an endpoint: one that blocks has a thread for it, and no event loop."""
+    if isinstance(at.io, BlockingIO):
+        return await anyio.to_thread.run_sync(run_now, coroutine)
+    return await coroutine
+
+
+@asynccontextmanager
+async def opened(url: str, **more: Any) -> AsyncIterator[Endpoint]:
+    at = endpoint(url, **more)
+    try:
+        yield at
+    finally:
+        await run(at, at.io.aclose())
+
+
+async def body_of(at: Endpoint, params: list[tuple[str, str]] | None = None, **more: Any) -> bytes:
+    """The body of a fetch."""
+
+    async def read() -> bytes:
+        async with at.stream("/events", params or [], partition=3, **more) as body:
+            return b"".join([piece async for piece in body])
+
+    body: bytes = await run(at, read())
+    return body
+
+
+async def get(at: Endpoint, max_bytes: int = LIMIT) -> tuple[int, bytes]:
+    """Status and body of a discovery."""
+    found: tuple[int, bytes] = await run(at, at.get("", [], max_bytes=max_bytes))
+    return found
 
 
 async def page_of(url: str, *, sync: bool, **more: Any) -> bytes:
-    """The body of a fetch, by the transport of either kind."""
-    if sync:
-        with closing(SyncTransport(url, **more)) as transport:
-            return await anyio.to_thread.run_sync(sync_body_of, transport)
-    async with opened(url, **more) as transport:
-        return await body_of(transport)
+    async with opened(url, sync=sync, **more) as at:
+        return await body_of(at)
 
 
 async def discovery_of(url: str, *, sync: bool, **more: Any) -> tuple[int, bytes]:
-    """Status and body of a discovery, by the transport of either kind."""
-    if sync:
-        with closing(SyncTransport(url, **more)) as transport:
-            return await anyio.to_thread.run_sync(lambda: transport.get("", [], max_bytes=LIMIT))
-    async with opened(url, **more) as transport:
-        return await transport.get("", [], max_bytes=LIMIT)
+    async with opened(url, sync=sync, **more) as at:
+        return await get(at)
 
 
 async def fetch_error(
     reply: Reply, *, sync: bool = False, limits: Limits | None = None
 ) -> FeedError:
     async with wire(lambda _: reply) as server:
-        with closing(SyncTransport(server.url, limits=limits)) as blocking:
-            async with opened(server.url, limits=limits) as transport:
-                with pytest.raises(FeedError) as caught:
-                    await (
-                        anyio.to_thread.run_sync(sync_body_of, blocking)
-                        if sync
-                        else body_of(transport)
-                    )
+        with pytest.raises(FeedError) as caught:
+            await page_of(server.url, sync=sync, limits=limits)
         assert (caught.value.feed, caught.value.partition) == (server.url, 3)
         return caught.value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote_plus
 
 import anyio
 import httpx
@@ -20,8 +22,9 @@ from feedapi_client import (
     TokenFile,
 )
 from feedapi_client.testing import Publisher
+from tests.client.wire import ok, wire
 from tests.consumer.helpers import RETRY, fill, limits, read
-from tests.http.helpers import basic_auth
+from tests.http.helpers import LINE, a_client, basic_auth, page_of
 
 pytestmark = pytest.mark.anyio
 TOKENS = "http://login.example/token"
@@ -135,6 +138,55 @@ async def test_what_the_token_endpoint_refuses_is_an_error_without_secrets(
     assert "s3cret" not in str(caught.value)
     assert "<secret>" not in str(caught.value)
     assert "s3cret" not in repr(credentials())
+
+
+@pytest.mark.parametrize("secret", ["plain-secret_1.2~x", "a+b", "50%25off", "c:d/e", "pässword"])
+async def test_id_and_secret_are_form_encoded_in_basic_auth(
+    publisher: Publisher, secret: str
+) -> None:
+    """RFC 6749, section 2.3.1."""
+    login = Login(publisher)
+    async with login.client(credentials(client_id="a b:c", client_secret=secret)) as http:
+        await http.get("http://feed/feed")
+    basic = b64decode(login.asked[0].headers["authorization"].split()[1]).decode()
+    user, _, password = basic.partition(":")
+    assert (unquote_plus(user), unquote_plus(password)) == ("a b:c", secret)
+
+
+BOMB = gzip.compress(b" " * 50_000_000)
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "says"),
+    [
+        ("Content-Encoding: gzip", BOMB, "compressed, which was not asked for"),
+        ("X: y", b" " * 70_000, "too long"),
+        ("X: y", b"[" * 60_000, "status 200"),
+        ("X: y", b'{"access_token":"t","expires_in":' + b"9" * 5000 + b"}", "status 200"),
+    ],
+    ids=["gzip", "too long", "deep", "a number of 5,000 digits"],
+)
+async def test_r16_the_answer_of_a_token_endpoint_is_bounded(
+    head: str, body: bytes, says: str, sync: bool
+) -> None:
+    async with wire(lambda _: ok(body, head)) as login:
+        http = a_client(
+            sync, auth=OAuthClientCredentials(login.url, client_id="a", client_secret="b")
+        )
+        with pytest.raises(AuthenticationError, match=f"gave no token: {says}"):
+            await page_of("http://127.0.0.1:9/feed", sync=sync, http=http)
+    assert login.requests[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("expires_in", [b"9" * 400, b"1e400", b"-1e400", b"NaN", b'"x"', b"[]"])
+async def test_a_token_may_expire_whenever(expires_in: bytes, sync: bool) -> None:
+    answer = b'{"access_token":"t","expires_in":%b}' % expires_in
+    async with wire(lambda _: ok(answer)) as login, wire(lambda _: ok(LINE)) as server:
+        http = a_client(
+            sync, auth=OAuthClientCredentials(login.url, client_id="a", client_secret="b")
+        )
+        assert await page_of(server.url, sync=sync, http=http) == LINE
+    assert server.requests[0].headers["authorization"] == "Bearer t"
 
 
 def test_a_client_without_async_gets_tokens_too(feedapi_publisher: Publisher) -> None:

@@ -87,11 +87,7 @@ def outcome(url: str, kind: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("place", "coding", "kind"),
-    [
-        (place, coding, ("sync", "async")[number % 2])  # each pair of any two of them
-        for number, (place, coding) in enumerate(itertools.product(PLACES, CODINGS))
-    ],
+    ("place", "coding", "kind"), [*itertools.product(PLACES, CODINGS, ("sync", "async"))]
 )
 async def test_r16_a_bomb_costs_no_more_than_the_limits(place: str, coding: str, kind: str) -> None:
     status = "503 Later" if place == "error" else "200 OK"

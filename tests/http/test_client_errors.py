@@ -33,11 +33,9 @@ from feedapi_client.errors import (
 )
 from feedapi_client.options import Limits, default_decision, entry_decision
 from tests.client.wire import Request, ok, wire
-from tests.http.helpers import LINE, discovery_of, page_of
+from tests.http.helpers import LINE, a_client, discovery_of, page_of
 
 pytestmark = pytest.mark.anyio
-
-both = pytest.mark.parametrize("sync", [False, True])
 
 
 class Caller(httpx.Auth):
@@ -49,23 +47,6 @@ class Caller(httpx.Auth):
     def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:  # type: ignore[override]
         raise self.error
         yield request
-
-
-made: list[Any] = []
-
-
-def client(sync: bool, **settings: Any) -> Any:
-    """An HTTP client of the caller's, which is closed after the test."""
-    made.append(httpx.Client(**settings) if sync else httpx.AsyncClient(**settings))
-    return made[-1]
-
-
-@pytest.fixture(autouse=True)
-async def clients_closed() -> AsyncIterator[None]:
-    yield
-    while made:
-        closed = made.pop()
-        closed.close() if isinstance(closed, httpx.Client) else await closed.aclose()
 
 
 async def failure(url: str, sync: bool, http: Any, *, discovery: bool = False) -> FeedError:
@@ -102,10 +83,9 @@ CLIENT = [
 BUGS = [TypeError("x"), AttributeError("x"), AssertionError("x")]
 
 
-@both
 @pytest.mark.parametrize("error", NETWORK, ids=repr)
 async def test_r14_an_error_beneath_the_client_is_no_answer(error: Exception, sync: bool) -> None:
-    found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=Caller(error)))
+    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
     assert isinstance(found, FeedUnavailableError)
     name = type(getattr(error, "exceptions", [error])[0]).__name__
     assert found.message.startswith(f"no answer: {name}")
@@ -113,13 +93,12 @@ async def test_r14_an_error_beneath_the_client_is_no_answer(error: Exception, sy
     assert entry_decision(found) == default_decision(found) == "retry"
 
 
-@both
 @pytest.mark.parametrize("error", CLIENT, ids=repr)
 async def test_r14_an_error_of_the_callers_client_names_its_type_and_the_client(
     error: Exception, sync: bool
 ) -> None:
     for discovery in (False, True):
-        http = client(sync, auth=Caller(error))
+        http = a_client(sync, auth=Caller(error))
         found = await failure("http://127.0.0.1:9/feed", sync, http, discovery=discovery)
         assert isinstance(found, FeedUnavailableError)
         assert f"the http client failed with {type(error).__name__}: look" in found.message
@@ -128,17 +107,15 @@ async def test_r14_an_error_of_the_callers_client_names_its_type_and_the_client(
         assert entry_decision(found) == default_decision(found) == "retry"
 
 
-@both
 @pytest.mark.parametrize("error", BUGS, ids=repr)
 async def test_r14_a_bug_of_the_callers_client_ends_the_entry_only(
     error: Exception, sync: bool
 ) -> None:
-    found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=Caller(error)))
+    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
     assert f"the http client failed with {type(error).__name__}" in found.message
     assert (entry_decision(found), default_decision(found)) == ("fatal", "retry")
 
 
-@both
 @pytest.mark.parametrize("library", ["requests.exceptions", "aiohttp.client_exceptions"])
 async def test_r19_a_library_of_the_callers_auth_may_quote_a_url_with_its_secret(
     library: str, sync: bool
@@ -146,38 +123,34 @@ async def test_r19_a_library_of_the_callers_auth_may_quote_a_url_with_its_secret
     error = type("HTTPError", (OSError,), {"__module__": library})(
         "401 Client Error: Unauthorized for url: https://tokens/new?client_secret=sesame"
     )
-    found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=Caller(error)))
+    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
     assert "HTTPError" in found.message
     assert "sesame" not in "".join(traceback.format_exception(found))
 
 
-@both
 async def test_r14_a_request_of_the_auth_that_can_not_be_sent_is_retried(sync: bool) -> None:
-    http = client(sync, auth=AsksForToken(""))
+    http = a_client(sync, auth=AsksForToken(""))
     found = await failure("http://127.0.0.1:9/feed", sync, http)
     assert (entry_decision(found), default_decision(found)) == ("fatal", "retry")
 
 
-@both
 @pytest.mark.parametrize("others", [[], [ValueError("x")]])
 async def test_r20_a_group_of_stray_cancellations_is_a_failure_of_the_request(
     others: list[Exception], sync: bool
 ) -> None:
     error = BaseExceptionGroup("x", [asyncio.CancelledError(), *others])
-    found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=Caller(error)))
+    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
     assert default_decision(found) == "retry"
 
 
-@both
 async def test_r14_a_closed_client_is_final(sync: bool) -> None:
-    http = client(sync)
+    http = a_client(sync)
     await http.aclose() if not sync else http.close()
     found = await failure("http://127.0.0.1:9/feed", sync, http)
     assert type(found) is TransportError
     assert "the http client is closed" in found.message
 
 
-@both
 @pytest.mark.parametrize("error", [*NETWORK[:5], *CLIENT[:4]], ids=repr)
 async def test_r14_an_error_within_the_body_is_a_response_that_broke_off(
     error: Exception, sync: bool
@@ -191,7 +164,9 @@ async def test_r14_an_error_within_the_body_is_a_response_that_broke_off(
             yield LINE
             raise error
 
-    http = client(sync, transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=Body())))
+    http = a_client(
+        sync, transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=Body()))
+    )
     for discovery in (False, True):
         found = await failure("http://127.0.0.1:9/feed", sync, http, discovery=discovery)
         assert type(found) is TornResponseError
@@ -206,10 +181,9 @@ def raises_for_status(sync: bool, **settings: Any) -> Any:
         response.raise_for_status()
 
     hooks = {"response": [httpx.Response.raise_for_status if sync else hook]}
-    return client(sync, event_hooks=hooks, **settings)
+    return a_client(sync, event_hooks=hooks, **settings)
 
 
-@both
 @pytest.mark.parametrize(
     ("status", "of_fetch"),
     [
@@ -238,7 +212,6 @@ async def test_r10_a_hook_that_raises_for_a_status_does_not_hide_it(
     assert "sesame" not in "".join(traceback.format_exception(found))
 
 
-@both
 async def test_r19_a_redirect_is_followed_although_a_hook_raises_for_it(sync: bool) -> None:
     def reply_to(request: Request) -> Any:
         moved = ok(b"", "Location: /new?k=1", status="307 Elsewhere")
@@ -267,7 +240,6 @@ class AsksForToken(httpx.Auth):
         yield request
 
 
-@both
 @pytest.mark.parametrize(
     ("status", "kind", "says"),
     [
@@ -281,26 +253,24 @@ async def test_r14_a_status_of_the_token_endpoint_is_not_that_of_the_feed(
 ) -> None:
     async with wire(lambda _: ok(b"{}", status=f"{status} No")) as tokens:
         auth = AsksForToken(f"http://127.0.0.1:{tokens.port}/token?secret=sesame-1234")
-        found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=auth))
+        found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=auth))
     assert type(found) is kind
     assert says in found.message
     assert f"http://127.0.0.1:{tokens.port}" in found.message
     assert "sesame" not in "".join(traceback.format_exception(found))
 
 
-@both
 async def test_r14_a_token_endpoint_beneath_the_feeds_path_is_not_the_feed(sync: bool) -> None:
     async with wire(lambda _: ok(b"{}", status="400 No")) as server:
         root = server.url.removesuffix("feed")
-        http = client(sync, auth=AsksForToken(f"{root}token"))
+        http = a_client(sync, auth=AsksForToken(f"{root}token"))
         assert isinstance(await failure(root, sync, http), FeedUnavailableError)
 
 
-@both
 async def test_r14_a_location_of_the_token_endpoint_is_not_that_of_the_feed(sync: bool) -> None:
     async with wire(lambda _: ok(b"", "Location: http://a:port/", status="302 No")) as tokens:
         auth = AsksForToken(f"http://127.0.0.1:{tokens.port}/token", checks=False)
-        found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=auth))
+        found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=auth))
     assert isinstance(found, FeedUnavailableError)
     assert "redirect" not in found.message
 

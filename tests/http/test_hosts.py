@@ -27,7 +27,7 @@ from feedapi_client import (
 from feedapi_client.options import Decision, default_decision
 from tests.client.wire import Reply, Request, ok, wire
 from tests.http.certificates import Certificate, self_signed
-from tests.http.helpers import discovery_of, page_of
+from tests.http.helpers import a_client, discovery_of, page_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -48,7 +48,6 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return self_signed(tmp_path_factory.mktemp("foreign"), "elsewhere.test")
 
 
-@pytest.mark.parametrize("sync", [False, True])
 class TestTransport:
     @pytest.mark.parametrize("ask", [page_of, discovery_of])
     async def test_r14_an_unknown_host_is_about_the_host(self, ask: Any, sync: bool) -> None:
@@ -69,8 +68,7 @@ class TestTransport:
     async def test_r14_a_certificate_of_another_host_is_about_the_host(
         self, foreign: Certificate, sync: bool
     ) -> None:
-        kind: Any = httpx.Client if sync else httpx.AsyncClient
-        client = kind(verify=foreign.client())
+        client = a_client(sync, verify=foreign.client())
         async with wire(lambda _: ok(b""), tls=foreign.server()) as server:
             with pytest.raises(HostError, match=r"not valid for '127\.0\.0\.1'"):
                 await page_of(server.url, sync=sync, http=client)
@@ -79,17 +77,16 @@ class TestTransport:
     async def test_r14_an_alert_about_our_certificate_is_about_the_host(
         self, ask: Any, sync: bool
     ) -> None:
-        client = httpx.Client if sync else httpx.AsyncClient
         with pytest.raises(HostError, match="the server wants another client certificate"):
-            await ask(UNKNOWN, sync=sync, http=client(transport=httpx.MockTransport(alert)))
+            await ask(UNKNOWN, sync=sync, http=a_client(sync, transport=httpx.MockTransport(alert)))
 
     async def test_r14_an_alert_within_a_body_tears_it(self, sync: bool) -> None:
         def reply(_: httpx.Request) -> httpx.Response:
             return httpx.Response(200, stream=Alerting())
 
-        client = httpx.Client if sync else httpx.AsyncClient
+        http = a_client(sync, transport=httpx.MockTransport(reply))
         with pytest.raises(TornResponseError, match="TLS: TLSV13_ALERT_CERTIFICATE_REQUIRED"):
-            await page_of(UNKNOWN, sync=sync, http=client(transport=httpx.MockTransport(reply)))
+            await page_of(UNKNOWN, sync=sync, http=http)
 
     async def test_r14_a_server_that_hangs_up_for_want_of_a_certificate_is_explained(
         self, trusted: Certificate, sync: bool
@@ -97,10 +94,10 @@ class TestTransport:
         context = trusted.server()
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(trusted.path)
-        client = httpx.Client if sync else httpx.AsyncClient
         async with wire(lambda _: ok(b""), tls=context) as server:
+            http = a_client(sync, verify=trusted.client())
             with pytest.raises(FeedError, match="client certificate"):
-                await discovery_of(server.url, sync=sync, http=client(verify=trusted.client()))
+                await discovery_of(server.url, sync=sync, http=http)
 
     async def test_r14_a_server_without_tls_is_an_outage(self, sync: bool) -> None:
         short = Limits(request_timeout=1)  # both sides of the handshake wait for the other
@@ -139,7 +136,6 @@ async def discover(url: str, *, sync: bool, known: bool, retry: RetryPolicy) -> 
             await client.discover()
 
 
-@pytest.mark.parametrize("sync", [False, True])
 class TestDiscovery:
     async def test_r14_the_first_discovery_fails_at_once(self, sync: bool) -> None:
         with pytest.raises(HostError):

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Generator
-from contextlib import ExitStack
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
+from feedapi_client import OAuthClientCredentials
 from feedapi_client.errors import FeedError, TransportError
-from feedapi_client.http.redaction import redact_http_logs
-from feedapi_client.http.sync_transport import SyncTransport
-from tests.client.wire import Reply, ok, start, wire
-from tests.http.helpers import LIMIT, LINE, basic_auth, body_of, opened
+from feedapi_client.http.redaction import LONGEST_TEXT, hide_secrets, redact_http_logs
+from tests.client.wire import Reply, Request, ok, start, wire
+from tests.http.helpers import (
+    LINE,
+    a_client,
+    basic_auth,
+    body_of,
+    endpoint,
+    get,
+    opened,
+    page_of,
+    run,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -28,79 +40,90 @@ def redacted() -> None:
 
 
 URL = "http://me:pa55word@127.0.0.1:{port}/feed?key=sesame&tenant=a%20b%2Fc"
+REPLIES: dict[str, Any] = {
+    "fine": lambda request: ok(LINE),
+    "echoed by 404": lambda request: ok(
+        f"no such page: {request.target} {request.headers['authorization']}".encode(),
+        status="404 No",
+    ),
+    "echoed by 500": lambda request: ok(f"bad: {request.query}".encode(), status="500 No"),
+    "redirects": lambda request: ok(b"", "Location: /feed?key=sesame", status="302 Again"),
+    "garbage": lambda request: Reply(b"HTTP/1.1 sesame\r\n\r\n", close=True),
+    "torn": lambda request: Reply(start(LINE) + b"sesame\r\n", close=True),
+}
 
 
-async def texts_shown(url: str) -> list[str]:
-    """All text that a transport in use shows."""
+@pytest.mark.parametrize("reply", REPLIES)
+async def test_r19_no_secret_in_log_records_and_errors(
+    reply: str, caplog: pytest.LogCaptureFixture, sync: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
     shown = []
-    async with opened(url) as transport:
-        shown += [repr(transport), str(transport)]
-        for call in (
-            transport.get("", [], max_bytes=LIMIT),
-            body_of(transport, [("cursor", "c")]),
-        ):
-            try:
-                await call
-            except FeedError as error:
-                shown += [str(error), repr(error), str(error.__cause__)]
-    return shown
+    async with wire(REPLIES[reply]) as server:
+        url, http = URL.format(port=server.port), a_client(sync)
+        for own in (None, http):
+            async with opened(url, sync=sync, http=own) as at:
+                shown += [repr(at), str(at)]
+                for call in (get(at), body_of(at, [("cursor", "c")])):
+                    try:
+                        await call
+                    except FeedError as error:
+                        shown += [str(error), repr(error), str(error.__cause__)]
+    shown += [f"{record.getMessage()} {record.args}" for record in caplog.records]
+    assert any(record.name.startswith("httpcore") for record in caplog.records)
+    encoded = basic_auth("me", "pa55word").split()[1]
+    for secret in ("sesame", "pa55word", "a%20b%2Fc", "a b/c", encoded):
+        assert secret not in "\n".join(shown), secret
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("said", "secrets", "shown"),
     [
-        lambda request: ok(LINE),
-        lambda request: ok(
-            f"no such page: {request.target} {request.headers['authorization']}".encode(),
-            status="404 No",
-        ),
-        lambda request: ok(f"bad: {request.query}".encode(), status="500 No"),
-        lambda request: ok(b"", "Location: /feed?key=sesame", status="302 Again"),
-        lambda request: Reply(b"HTTP/1.1 sesame\r\n\r\n", close=True),
-        lambda request: Reply(start(LINE) + b"sesame\r\n", close=True),
+        ("<sesame street>", ["sesame street"], "<***>"),
+        ("ab%2fcd%20e and ab%2Fcd+e", ["ab/cd e"], "*** and ***"),
+        ("sesame-street sesame", ["sesame", "sesame-street"], "*** ***"),
+        ("abc", ["abc"], "abc"),
+        ("/+-é", ["/+-é"], "***"),
+        (r"a\\u002Fbc%2520d or a&amp;sol;bc d", ["a/bc d"], "*** or ***"),
+        ("a/bcd a/b", ["a/bc d"], "a/bcd a/b"),
+        ("ab-" * 5000, ["ab-" * 3000 + "x"], "ab-" * 5000),
+        ("x" * 10 * LONGEST_TEXT, [f"secret-{n}" for n in range(1000)], "x" * LONGEST_TEXT),
     ],
-    ids=["fine", "echoed by 404", "echoed by 500", "redirects", "garbage", "torn"],
+    ids=range(9),
 )
-async def test_r19_no_secret_in_log_records_and_errors(
-    reply: Any, caplog: pytest.LogCaptureFixture
+def test_r19_hiding_secrets(said: str, secrets: list[str], shown: str) -> None:
+    assert hide_secrets(said, secrets) == shown
+
+
+RECORDS = [
+    (
+        "Adding %s to the header table",
+        (b":path", b"/feed?key=sesame&tenant=a%20b%2Fc"),
+        "Adding (b':path', b'/feed?***') to the header table",
+    ),
+    (
+        "setup_socks5_connection.started host=%s",
+        "b'feed' auth=(b'proxyuser', b'open it\\'s')",
+        "host=b'feed' auth=(b'proxyuser', b'***')",
+    ),
+    (
+        "receive_response_headers.complete return_value=%s",
+        (b"HTTP/1.1", 407, b"refused open-it", [(b"Set-Cookie", b"open-it")]),
+        "(b'HTTP/1.1', 407, b'***', [(b'Set-Cookie', b'***')])",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "argument", "shown"), RECORDS, ids=range(len(RECORDS)))
+@pytest.mark.parametrize("logger", ["hpack.hpack", "httpcore.socks", "httpcore.proxy"])
+def test_r19_no_secret_in_what_libraries_log(
+    caplog: pytest.LogCaptureFixture, message: str, argument: Any, shown: str, logger: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with wire(reply) as server:
-        shown = await texts_shown(URL.format(port=server.port))
-    records = [f"{record.getMessage()} {record.args}" for record in caplog.records]
-    assert any(record.name.startswith("httpcore") for record in caplog.records)
-    for secret in (
-        "sesame",
-        "pa55word",
-        "a%20b%2Fc",
-        "a b/c",
-        basic_auth("me", "pa55word").split()[1],
-    ):
-        assert secret not in "\n".join(shown + records), secret
-
-
-async def test_r19_no_secret_in_what_http2_logs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    transport = SyncTransport(URL.format(port=9))
-    logging.getLogger("hpack.hpack").debug(
-        "Adding %s to the header table", (b":path", b"/feed?key=sesame&tenant=a%20b%2Fc")
-    )
-    assert "Adding (b':path', b'/feed?***') to the header table" in caplog.text
-    transport.close()
-
-
-async def test_r19_a_secret_that_begins_with_the_secret_of_another_feed_is_hidden_whole(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    # Several, since a set has no order.
-    transports = [
-        SyncTransport(f"http://127.0.0.1:9/feed?key=sesame{'-street' * n}") for n in range(8)
-    ]
-    logging.getLogger("hpack.hpack").debug("Adding %s", "sesame" + "-street" * 7)
-    assert "street" not in caplog.text
-    for transport in transports:
-        transport.close()
+    at = endpoint(URL.format(port=9), sync=True)
+    logging.getLogger(logger).debug(message, argument)
+    assert shown in caplog.text
+    assert at.feed
 
 
 async def test_r19_other_requests_of_the_process_are_logged_unchanged(
@@ -125,33 +148,37 @@ async def test_r19_other_requests_of_the_process_are_logged_unchanged(
 )
 @pytest.mark.parametrize("said", ["<sesame street>", "sesame%20street"])
 async def test_r19_no_part_of_what_the_client_sends_is_shown(
-    settings: dict[str, Any], said: str
+    settings: dict[str, Any], said: str, sync: bool
 ) -> None:
-    async with (
-        httpx.AsyncClient(**settings) as http,
-        wire(lambda _: ok(said.encode(), status="404 No")) as server,
-        opened(server.url, http=http) as transport,
-    ):
+    async with wire(lambda _: ok(said.encode(), status="404 No")) as server:
         with pytest.raises(FeedError, match=r"404: '.*\*\*\*") as caught:
-            await body_of(transport)
+            await page_of(server.url, sync=sync, http=a_client(sync, **settings))
     assert "sesame" not in str(caught.value)
     assert "street" not in str(caught.value)
 
 
+async def test_r19_a_key_in_the_query_without_a_name_is_not_shown(sync: bool) -> None:
+    async with wire(lambda _: ok(b"unknown key sesameStreet", status="404 No")) as server:
+        with pytest.raises(FeedError, match=r"unknown key \*\*\*'"):
+            await page_of(server.url + "?sesameStreet&tenant=acme", sync=sync)
+
+
 class Rotating(httpx.Auth):
-    """Another token for each request."""
+    """Another token for each request, and for one that is refused."""
 
     def __init__(self) -> None:
         self.tokens = 0
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        self.tokens += 1
-        request.headers["X-Api-Key"] = f"sesame-{self.tokens}"
-        yield request
+        for _ in range(2):
+            self.tokens += 1
+            request.headers["X-Api-Key"] = f"sesame-{self.tokens}"
+            if (yield request).status_code != 401:
+                return
 
 
 async def test_r19_logs_of_a_request_under_way_are_redacted(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, sync: bool
 ) -> None:
     """The first one, too, and one with a token that was replaced meanwhile."""
     caplog.set_level(logging.DEBUG)
@@ -162,26 +189,61 @@ async def test_r19_logs_of_a_request_under_way_are_redacted(
         logging.getLogger("hpack.hpack").debug("Adding %s", " ".join(seen))
         return httpx.Response(200, content=LINE)
 
-    client = httpx.Client(transport=httpx.MockTransport(answer), auth=Rotating())
-    with client, ExitStack() as streams:
-        transport = SyncTransport("http://127.0.0.1:9/feed", http=client)
-        for _ in range(3):
-            streams.enter_context(transport.stream("", []))
-    assert seen == ["sesame-1", "sesame-2", "sesame-3"]
-    assert caplog.text.count("***") == 6
+    http = a_client(sync, transport=httpx.MockTransport(answer), auth=Rotating())
+    async with opened("http://127.0.0.1:9/feed", sync=sync, http=http) as at:
+        streams = [at.stream("", []) for _ in range(100)]
+        for stream in streams:
+            await run(at, stream.__aenter__())
+        for stream in streams:
+            await run(at, stream.__aexit__())
+    assert len(seen) == 100
+    assert caplog.text.count("***") == 5050
     assert "sesame" not in caplog.text
 
 
-async def test_r19_a_header_that_can_not_be_sent_is_not_shown() -> None:
-    async with (
-        httpx.AsyncClient(headers={"authorization": "Bearer sesame\n"}) as http,
-        wire(lambda _: ok(LINE)) as server,
-        opened(server.url, http=http) as transport,
-    ):
+async def test_r19_tokens_that_were_sent_before_the_present_one_are_not_shown(sync: bool) -> None:
+    """With the same request, and with those before it."""
+    seen: list[str] = []
+
+    def reply_to(request: Request) -> Reply:
+        seen.append(request.headers["x-api-key"])
+        return ok(" ".join(seen).encode(), status="401 No" if len(seen) % 2 else "404 No")
+
+    async with wire(reply_to) as server:
+        http = a_client(sync, auth=Rotating())
+        async with opened(server.url, sync=sync, http=http) as at:
+            for count in (2, 4):
+                with pytest.raises(FeedError, match=" ".join([r"\*\*\*"] * count)) as caught:
+                    await body_of(at)
+                assert "sesame" not in str(caught.value)
+
+
+async def test_r19_a_token_of_oauth_that_was_refused_is_not_shown(sync: bool) -> None:
+    """It was: the one of the last attempt alone was known."""
+    issued: list[str] = []
+
+    def tokens(_: Request) -> Reply:
+        issued.append(f"S3cretToken{len(issued)}XYZ")
+        return ok(json.dumps({"access_token": issued[-1]}).encode())
+
+    def reply_to(_: Request) -> Reply:
+        status = "401 No" if len(server.requests) == 1 else "404 No"
+        return ok(f"you said {issued[0]}, and {issued[-1]}".encode(), status=status)
+
+    async with wire(tokens) as login, wire(reply_to) as server:
+        auth = OAuthClientCredentials(login.url, client_id="a", client_secret="sesame")
+        with pytest.raises(FeedError, match=r"you said \*\*\*, and \*\*\*"):
+            await page_of(server.url, sync=sync, http=a_client(sync, auth=auth))
+    assert len(issued) == 2
+
+
+async def test_r19_a_header_that_can_not_be_sent_is_not_shown(sync: bool) -> None:
+    async with wire(lambda _: ok(LINE)) as server:
+        http = a_client(sync, headers={"authorization": "Bearer sesame\n"})
         with pytest.raises(
             TransportError, match="can't be sent: check the http client's headers"
         ) as caught:
-            await body_of(transport)
+            await page_of(server.url, sync=sync, http=http)
     assert "sesame" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
@@ -221,18 +283,17 @@ class InTheQuery(httpx.Auth):
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("status", ["404 No", "503 No"])
 async def test_r19_what_an_auth_adds_to_the_url_is_not_shown(
-    caplog: pytest.LogCaptureFixture, anew: bool, status: str
+    caplog: pytest.LogCaptureFixture, anew: bool, status: str, sync: bool
 ) -> None:
     """The protocol's own parameters are."""
     caplog.set_level(logging.DEBUG)
-    async with (
-        httpx.AsyncClient(auth=InTheQuery(anew)) as http,
-        wire(lambda request: ok(request.target.encode(), status=status)) as server,
-        opened(server.url, http=http) as transport,
-    ):
-        with pytest.raises(FeedError) as caught:
-            await body_of(transport, [("cursor", "c-1234"), ("filter-color", "green")])
-        logging.getLogger("hpack.hpack").debug("Adding %s", "api_key=sesame+street")
+    async with wire(lambda request: ok(request.target.encode(), status=status)) as server:
+        http = a_client(sync, auth=InTheQuery(anew))
+        async with opened(server.url, sync=sync, http=http) as at:
+            with pytest.raises(FeedError) as caught:
+                await body_of(at, [("cursor", "c-1234"), ("filter-color", "green")])
+            logging.getLogger("hpack.hpack").debug("Adding %s", "api_key=sesame+street")
+            assert at.hide("bad line: sesame street") == "bad line: ***"
     query = r"\?cursor=c-1234&filter-color=green&api_key=\*\*\*&user=\*\*\*"
     assert re.search(query, str(caught.value))
     for shown in (str(caught.value), caplog.text):
@@ -240,12 +301,42 @@ async def test_r19_what_an_auth_adds_to_the_url_is_not_shown(
         assert "alibaba" not in shown
 
 
-async def test_r19_a_page_that_quotes_what_an_auth_added_to_the_url() -> None:
-    client = httpx.AsyncClient(auth=InTheQuery(anew=True))
-    async with (
-        client as http,
-        wire(lambda _: ok(LINE)) as server,
-        opened(server.url, http=http) as transport,
-        transport.stream("/events", [], partition=3),
-    ):
-        assert transport.hide("bad line: sesame street") == "bad line: ***"
+USER = basic_auth("proxyuser", "s3same")
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("own", [True, False])
+async def test_r19_the_credentials_of_a_proxy_are_not_shown(
+    scheme: str,
+    own: bool,
+    sync: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In the page of one that echoes them, in the reason of CONNECT, in httpcore's records."""
+    caplog.set_level(logging.DEBUG)
+    reply = ok(f"you sent {USER}, that is s3same".encode(), status=f"407 refused {USER}")
+    async with wire(lambda _: reply) as proxy:
+        address = f"http://proxyuser:s3same@127.0.0.1:{proxy.port}"
+        monkeypatch.setenv(f"{scheme.upper()}_PROXY", address)
+        http = None if own else a_client(sync)
+        with pytest.raises(FeedError, match="407") as caught:
+            await page_of(f"{scheme}://feed.invalid/feed", sync=sync, http=http)
+    shown = f"{caught.value} {caught.value.__cause__!r} {caplog.text}"
+    assert "s3same" not in shown
+    assert USER.split()[1] not in shown
+
+
+async def test_r21_a_reason_phrase_of_64_kb_is_not_searched(
+    sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quadratic pattern took 10 s for it. The time is the processor's, a thousandth of that."""
+    reply = ok(b"", status=f"407 {'/' * 60_000}")
+    async with wire(lambda _: reply) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+        before = time.thread_time()
+        with pytest.raises(FeedError, match="proxy answers status 407") as caught:
+            await page_of("https://feed.invalid/feed", sync=sync)
+    assert len(str(caught.value)) < 400
+    assert time.thread_time() - before < 5
+    await anyio.lowlevel.checkpoint()

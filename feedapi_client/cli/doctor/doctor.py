@@ -94,15 +94,16 @@ async def _examine(options: Doctor) -> tuple[Prober, FeedEvidence]:
     from feedapi_client.cli.doctor.bounds import Bounds
     from feedapi_client.cli.doctor.examination import Examination
     from feedapi_client.cli.doctor.prober import Prober
-    from feedapi_client.http.async_transport import Transport
+    from feedapi_client.http.endpoint import Endpoint
+    from feedapi_client.http.io import AsyncIO
 
     async with AsyncExitStack() as stack:
 
-        async def transport(url: str, *, anonymous: bool = False) -> Transport:
+        async def transport(url: str, *, anonymous: bool = False) -> Endpoint:
             client = options.connection.client(anonymous=anonymous)
-            opened = Transport(url, http=await stack.enter_async_context(client))
-            stack.push_async_callback(opened.aclose)
-            return opened
+            io = AsyncIO(url, await stack.enter_async_context(client))
+            stack.push_async_callback(io.aclose)
+            return Endpoint(url, io)
 
         url, headers = options.url, options.connection.headers()
         plain = _without_credentials(url)

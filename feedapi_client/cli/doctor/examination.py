@@ -31,7 +31,7 @@ from feedapi_client.cli.doctor.evidence import (
 from feedapi_client.cli.doctor.probe_messages import ProbeRequest
 from feedapi_client.cli.doctor.prober import Prober
 from feedapi_client.cli.doctor.wire_page import WirePage, read_page
-from feedapi_client.client.base_client import WRONG_COUNT
+from feedapi_client.client.feed_client import WRONG_COUNT
 from feedapi_client.model import FIRST, LAST, MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.protocol.dialects import DIALECTS, Params

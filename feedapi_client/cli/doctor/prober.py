@@ -13,17 +13,15 @@ import httpx
 from feedapi_client.cli.doctor.bounds import Bounds
 from feedapi_client.cli.doctor.probe_messages import ProbeProblem, ProbeRequest, ProbeResponse
 from feedapi_client.errors import FeedUnavailableError
-from feedapi_client.http.async_transport import Transport
 from feedapi_client.http.decompression import CodingError, Decompressor
-from feedapi_client.http.exchange import coding_of
-from feedapi_client.http.httpx_errors import (
+from feedapi_client.http.endpoint import Endpoint, coding_of, retry_after
+from feedapi_client.http.http_errors import (
     described,
     host_problem,
     request_of_location,
     the_error,
 )
 from feedapi_client.http.redaction import hide_secrets
-from feedapi_client.http.retry_after import retry_after
 from feedapi_client.http.urls import origin
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.retry import Backoff
@@ -43,8 +41,8 @@ class Prober:
 
     def __init__(
         self,
-        transport: Transport,
-        anonymous: Transport | None,
+        transport: Endpoint,
+        anonymous: Endpoint | None,
         bounds: Bounds,
         secrets: Iterable[str] = (),
     ) -> None:
@@ -137,7 +135,7 @@ class _Receiving:
     """Receives the response to one request. What came so far is kept when it fails."""
 
     def __init__(
-        self, prober: Prober, transport: Transport, question: ProbeRequest, started: float
+        self, prober: Prober, transport: Endpoint, question: ProbeRequest, started: float
     ) -> None:
         self._started = started
         self._first_byte: float | None = None
@@ -195,9 +193,7 @@ class _Receiving:
         home = origin(request.url)
         for _ in range(_MAX_REDIRECTS + 1):
             self._prober.requests += 1
-            response = await transport.client.send(
-                request, stream=True, auth=transport.auth, follow_redirects=False
-            )
+            response: httpx.Response = await transport.io.send(request, transport.auth(request))
             if response.next_request is None:
                 return response
             await response.aclose()

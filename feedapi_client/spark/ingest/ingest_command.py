@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from feedapi_client.arguments import import_function
 from feedapi_client.errors import FeedError
-from feedapi_client.http.trust import trusted
+from feedapi_client.http.auth import trusted
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import Ingest, Summary
 from feedapi_client.spark.ingest.pipeline import Run

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote
@@ -17,7 +18,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 
-from feedapi_client.retry import Backoff, retry_sync
+from feedapi_client.retry import Backoff
 from feedapi_client.spark.ingest.checkpoint import WRITING
 from feedapi_client.spark.ingest.identity import Identity, Table, forgotten
 from feedapi_client.spark.ingest.job import IngestError
@@ -267,7 +268,7 @@ class CatalogTable(Table):
         sql += f" TBLPROPERTIES ({_assignments(properties)})"
         # Another query may create it at the same time. Its folder is there before its first commit.
         creating = Backoff(attempts=_ATTEMPTS_TO_CREATE, max_delay=2.0, retry_if=_is_being_created)
-        retry_conflicts(lambda: retry_sync(lambda: spark.sql(sql), creating))
+        retry_conflicts(lambda: _repeat(lambda: spark.sql(sql), creating))
 
     def _add_columns(self, spark: SparkSession, schema: T.StructType) -> None:
         new = self._new_columns(spark, schema)
@@ -444,7 +445,17 @@ def last_written(
 
 def retry_conflicts(write: Callable[[], object]) -> None:
     """Write, and write again after a conflict with another writer of the table."""
-    retry_sync(write, Backoff(attempts=_ATTEMPTS, max_delay=5.0, retry_if=_is_conflict))
+    _repeat(write, Backoff(attempts=_ATTEMPTS, max_delay=5.0, retry_if=_is_conflict))
+
+
+def _repeat(write: Callable[[], object], backoff: Backoff) -> None:
+    while True:
+        try:
+            write()
+            return
+        except Exception as error:  # noqa: BLE001 - the backoff raises what is final
+            pause = backoff.pause(error)
+        time.sleep(pause)
 
 
 def _is_being_created(error: Exception) -> bool:

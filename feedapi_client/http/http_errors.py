@@ -6,8 +6,8 @@ and TLS. Told in words of ours: what happened, without secrets and received byte
 
 from __future__ import annotations
 
-import re
 import ssl
+import threading
 from collections.abc import Callable
 from enum import Enum
 
@@ -15,22 +15,14 @@ import httpx
 
 from feedapi_client.causes import StrayCancellationError, causes, is_unknown_host, network_problem
 
+_LONGEST_TEXT = 2000
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that is none of TLS, depending on its version."""
 _CLIENT_CERTIFICATE = (
-    "CERTIFICATE_REQUIRED",
-    "BAD_CERTIFICATE",
-    "CERTIFICATE_UNKNOWN",
-    "CERTIFICATE_EXPIRED",
-    "CERTIFICATE_REVOKED",
-    "UNSUPPORTED_CERTIFICATE",
-    "UNKNOWN_CA",
+    *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED"),
+    *("CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
 )
 """Alerts of a server about the certificate that it was shown, or was not."""
-
-
-_QUERY = re.compile(r"/\S*\?\S*=")
-"""In a text: a URL with its query, as requests and aiohttp quote that of a token endpoint."""
 
 
 class RequestFault(Enum):
@@ -39,27 +31,19 @@ class RequestFault(Enum):
     POOL = "no connection came free in time"
     NETWORK = "the network, the publisher's server, or a proxy"
     UNSENDABLE = "the client makes a request that can't be sent; its next one may be another"
+    PROCESS_ENDS = "the program's main thread is over, and with it what resolves names"
     BUG = "code of the client's user is wrong, most likely"
     CLIENT = "the client's auth, event hooks or transport"
 
 
-_NETWORK_LIBRARIES = frozenset(
-    {"aiohttp", "anyio", "h11", "h2", "hpack", "httpcore", "hyperframe", "socksio", "trio"}
-)
-"""Beneath httpx. What httpcore does not translate comes out of it as it is."""
+_TELLING = frozenset({"h11", "h2", "hpack", "httpcore", "httptools", "httpx", "hyperframe"})
+"""Whose texts hold no URL, token or value of a header."""
+_NETWORK_LIBRARIES = _TELLING | {"aiohttp", "anyio", "socksio", "trio"}
+"""httpx and what is beneath it. What httpcore does not translate comes out of it as it is."""
 _SYSTEM = frozenset({"builtins", "socket", "ssl"})
 """Whose OSErrors are the network's. Those of requests and urllib are the caller's code's."""
-_TELLING = frozenset({"h11", "h2", "hpack", "httpcore", "httpx", "hyperframe", "socksio"})
-"""Whose texts hold no URL, token or value of a header."""
 _FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-_BUGS = (
-    AssertionError,
-    AttributeError,
-    ImportError,
-    NameError,
-    NotImplementedError,
-    TypeError,
-)
+_BUGS = (*(AssertionError, AttributeError, ImportError, NameError, NotImplementedError, TypeError),)
 
 
 def _is_header_error(error: BaseException) -> bool:
@@ -73,9 +57,14 @@ def _is_header_error(error: BaseException) -> bool:
 
 def _is_network_error(error: BaseException) -> bool:
     """TLS and timeouts, too, are an OSError of the system."""
-    return _library(error) in (
-        _SYSTEM | _NETWORK_LIBRARIES if isinstance(error, OSError) else _NETWORK_LIBRARIES
-    )
+    library = _library(error)
+    known = library in _NETWORK_LIBRARIES - {"httpx"}
+    return known or (isinstance(error, OSError) and library in _SYSTEM)
+
+
+def _is_of_ended_program(error: BaseException) -> bool:
+    """Executors take no more work then, asyncio's for names included."""
+    return isinstance(error, RuntimeError) and not threading.main_thread().is_alive()
 
 
 def _library(error: BaseException) -> str:
@@ -84,14 +73,14 @@ def _library(error: BaseException) -> str:
 
 _FAULTS: tuple[
     tuple[tuple[type[BaseException], ...] | Callable[[BaseException], bool], RequestFault], ...
-]
-_FAULTS = (
+] = (
     ((httpx.PoolTimeout,), RequestFault.POOL),
     ((httpx.UnsupportedProtocol,), RequestFault.UNSENDABLE),
     (_is_header_error, RequestFault.UNSENDABLE),
     (_FILE_ERRORS, RequestFault.CLIENT),  # a token or a certificate that is not there
     ((httpx.RequestError, EOFError), RequestFault.NETWORK),
     (_is_network_error, RequestFault.NETWORK),
+    (_is_of_ended_program, RequestFault.PROCESS_ENDS),
     (_BUGS, RequestFault.BUG),
 )
 """The first row that fits; all else is `RequestFault.CLIENT`."""
@@ -117,8 +106,9 @@ def the_error(error: BaseException) -> BaseException:
 def described(error: BaseException) -> str:
     """The error's type, and why: its text, unless that quotes received bytes.
 
-    Of a connection that failed it is what the operating system says. The text of an error that
-    httpx and what it builds on don't raise may quote anything, a token included: it is left out.
+    Of a connection that failed it is what the operating system says, of a proxy that refuses the
+    status. The text of an error that httpx and what it builds on don't raise may quote anything, a
+    token included: it is left out.
     """
     name = type(error).__name__
     if isinstance(error, ssl.SSLError):
@@ -127,7 +117,9 @@ def described(error: BaseException) -> str:
         return name
     connecting = isinstance(error, (OSError, httpx.ConnectError, httpx.ReadError, httpx.WriteError))
     text = network_problem(error) if connecting else None
-    if text is None and _library(error) in _TELLING:
+    if isinstance(error, httpx.ProxyError) and (status := _text(error)[:3]).isdecimal():
+        text = f"the proxy answers status {status}"
+    elif text is None and _library(error) in _TELLING:
         text = _text(error)
     return f"{name}: {text}" if text and not _quotes_bytes(error) else name
 
@@ -136,9 +128,16 @@ def chainable(error: BaseException, hide: Callable[[str], str]) -> BaseException
     """The error itself, unless a text in its chain quotes a secret, a query or received bytes."""
     for each in causes(error):
         text = _text(each)
-        if _quotes_bytes(each) or _QUERY.search(text) or hide(text) != text:
+        proxy = isinstance(each, httpx.ProxyError) or type(each).__name__ == "ProxyError"
+        if proxy or _quotes_bytes(each) or _quotes_query(text) or hide(text) != text:
             return None
     return error
+
+
+def _quotes_query(text: str) -> bool:
+    """Whether it holds a URL with its query, as requests and aiohttp quote a token endpoint's."""
+    words = (word.partition("?") for word in text.split())
+    return len(text) >= _LONGEST_TEXT or any("/" in url and "=" in query for url, _, query in words)
 
 
 def _quotes_bytes(error: BaseException) -> bool:
@@ -147,7 +146,7 @@ def _quotes_bytes(error: BaseException) -> bool:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return str(error)[:_LONGEST_TEXT]
     except Exception:  # noqa: BLE001 - an exception without a text says nothing
         return ""
 

@@ -1,0 +1,132 @@
+"""What the environment says about connections: proxies, hosts without one, certificates.
+
+httpx reads `NO_PROXY` into patterns, which fail for some of what is written there, and know no
+networks. Here each host is looked up. A variable that can't be used is named, with its value.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from ipaddress import ip_address, ip_network
+from typing import Any
+from urllib.request import getproxies
+
+import httpx
+
+from feedapi_client.errors import NegotiationError
+from feedapi_client.http.urls import PORTS
+from feedapi_client.protocol.text import printable
+
+_OF_TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+
+
+def proxy_of(url: httpx.URL) -> tuple[str, httpx.Proxy] | None:
+    """The proxy that the environment names for a URL, and how it names it; None without one.
+
+    Raises `NegotiationError` where no proxy can have such a URL.
+    """
+    found = getproxies()
+    value = found.get(url.scheme) or found.get("all")
+    if not value or _needs_none(url, found.get("no", "")):
+        return None
+    names = (f"{url.scheme}_proxy", f"{url.scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    variable = next((name for name in names if os.environ.get(name) == value), "the system")
+    try:
+        proxy = httpx.Proxy(value if "://" in value else f"http://{value}")
+        if proxy.url.host:
+            return variable, proxy
+    except (httpx.InvalidURL, ValueError):
+        pass
+    shown = printable(value.rpartition("@")[2].partition("?")[0])  # without credentials
+    raise NegotiationError(f"{variable} names no proxy that can be asked: '{shown}'")
+
+
+def _needs_none(url: httpx.URL, exceptions: str) -> bool:
+    """Whether `NO_PROXY` holds the host: its name, a domain above it, its address or network."""
+    port = str(url.port or PORTS.get(url.scheme))
+    for entry in exceptions.lower().split(","):
+        scheme, _, name = entry.strip().rpartition("://")
+        if name.startswith("["):
+            name, _, wanted = name[1:].partition("]")
+        elif name.count(":") == 1:
+            name, _, wanted = name.partition(":")
+        else:
+            wanted = ""
+        applies = scheme in ("", "all", url.scheme) and wanted.lstrip(":") in ("", port)
+        if applies and (name == "*" or _holds(name, url.host)):
+            return True
+    return False
+
+
+def _holds(name: str, host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return bool(name) and (host == name or host.endswith(f".{name.lstrip('*.')}"))
+    try:
+        return address in ip_network(name, strict=False)
+    except ValueError:
+        return False
+
+
+def public_certificates() -> ssl.SSLContext:
+    """What trusts the public certificates, or those that the environment names.
+
+    Raises `NegotiationError` where these can't be read.
+    """
+    try:
+        return httpx.create_ssl_context()
+    except (OSError, ValueError) as error:
+        set_to = [f"{name}={os.environ[name]}" for name in _OF_TRUST if os.environ.get(name)]
+        raise NegotiationError(
+            f"what the environment names for TLS can't be used: {printable(', '.join(set_to))} "
+            f"({getattr(error, 'strerror', None) or type(error).__name__})"
+        ) from error
+
+
+class ByEnvironment(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """Sends each request as the environment says for its host: directly, or through a proxy.
+
+    Arguments:
+        kind: `httpx.AsyncHTTPTransport` or `httpx.HTTPTransport`.
+        settings: what it takes.
+    """
+
+    def __init__(self, kind: Any, **settings: Any) -> None:
+        self._new, self._settings = kind, settings
+        self._made: dict[httpx.URL | None, Any] = {}
+
+    def _for(self, url: httpx.URL) -> Any:
+        named = proxy_of(url)
+        place = None if named is None else named[1].url
+        if place not in self._made:
+            try:
+                proxy = None if named is None else named[1]
+                self._made[place] = self._new(**self._settings, proxy=proxy)
+            except ImportError:  # of what speaks SOCKS
+                assert named is not None
+                raise NegotiationError(
+                    f"{named[0]} names a SOCKS proxy: pip install 'httpx[socks]'"
+                ) from None
+        return self._made[place]
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        response: httpx.Response = self._for(request.url).handle_request(request)
+        return response
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        response: httpx.Response = await self._for(request.url).handle_async_request(request)
+        return response
+
+    def close(self) -> None:
+        """Close the connections."""
+        for transport in self._made.values():
+            transport.close()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for transport in self._made.values():
+            await transport.aclose()

@@ -1,0 +1,548 @@
+"""What a feed is asked, and what its answers mean, over real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import random
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+import feedapi_client
+from feedapi_client.errors import (
+    AuthenticationError,
+    FeedError,
+    FeedUnavailableError,
+    NegotiationError,
+    ProtocolError,
+    RequestRefusedError,
+    TornResponseError,
+    TransportError,
+)
+from feedapi_client.http.endpoint import run_now
+from feedapi_client.options import Limits
+from tests.client.wire import Reply, Request, chunk, ok, start, wire
+from tests.http.helpers import (
+    LINE,
+    a_client,
+    basic_auth,
+    body_of,
+    discovery_of,
+    endpoint,
+    fetch_error,
+    get,
+    opened,
+    page_of,
+    run,
+)
+
+pytestmark = pytest.mark.anyio
+SHORT = Limits(request_timeout=1)
+
+
+class TestRequests:
+    async def test_the_query_of_the_feeds_url_is_sent_with_every_request(self, sync: bool) -> None:
+        async with (
+            wire(lambda _: ok(LINE)) as server,
+            opened(server.url + "?tenant=a%20b&k=1", sync=sync) as at,
+        ):
+            await get(at)
+            await body_of(at, [("cursor", "c")])
+        assert [request.target for request in server.requests] == [
+            "/feed?tenant=a%20b&k=1",
+            "/feed/events?tenant=a%20b&k=1&cursor=c",
+        ]
+
+    @pytest.mark.parametrize("given", [None, {}, {"User-Agent": "billing/7"}], ids=str)
+    async def test_r14_requests_name_the_library_and_r10_discoveries_pass_caches(
+        self, sync: bool, given: dict[str, str] | None
+    ) -> None:
+        http = None if given is None else a_client(sync, headers=given)
+        async with (
+            wire(lambda _: ok(LINE)) as server,
+            opened(server.url, sync=sync, http=http) as at,
+        ):
+            await get(at)
+            await body_of(at)
+        discovery, fetch = (request.headers for request in server.requests)
+        name = f"feedapi-client/{feedapi_client.__version__}"
+        agent = (given or {}).get("User-Agent", name)
+        assert [discovery["user-agent"], fetch["user-agent"]] == [agent, agent]
+        assert discovery["cache-control"] == "no-cache"
+        assert "cache-control" not in fetch
+        assert fetch["accept-encoding"] == "gzip"
+
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [("", "/events"), ("/", "/events"), ("/a/", "/a/events"), ("/a%2Fb", "/a%2Fb/events")],
+    )
+    async def test_the_dialects_suffix_is_appended_to_the_path(
+        self, path: str, expected: str, sync: bool
+    ) -> None:
+        async with wire(lambda _: ok(LINE)) as server:
+            await page_of(f"http://127.0.0.1:{server.port}{path}", sync=sync)
+        assert server.requests[0].target == expected
+
+    @pytest.mark.parametrize(
+        "cursor", ["+ & = % / ? # %41 ;:@~*'\"<>{}|\\^`", "é", "x" * 10_000, "%", "_first"]
+    )
+    async def test_a_cursor_arrives_unchanged(self, cursor: str, sync: bool) -> None:
+        async with wire(lambda _: ok(LINE)) as server, opened(server.url, sync=sync) as at:
+            await body_of(at, [("cursor", cursor)])
+        assert server.requests[0].query == {"cursor": cursor}
+
+    async def test_a_cursor_too_long_for_a_url_is_an_error(self, sync: bool) -> None:
+        async with opened("http://127.0.0.1:9/feed", sync=sync) as at:
+            with pytest.raises(ProtocolError, match="over 64 KiB: the cursor"):
+                await body_of(at, [("cursor", "x" * 100_000)])
+
+    async def test_credentials_in_the_url_are_basic_auth(self, sync: bool) -> None:
+        async with wire(lambda _: ok(LINE)) as server:
+            await page_of(server.url.replace("//", "//me:p%40ss@"), sync=sync)
+        assert server.requests[0].headers["authorization"] == basic_auth("me", "p@ss")
+        assert "@" not in server.requests[0].headers["host"]
+
+    async def test_the_callers_client_is_used_as_it_is_and_stays_open(self, sync: bool) -> None:
+        http = a_client(
+            sync, headers={"x-key": "1"}, params={"p": "q r"}, auth=("a", "b"), cookies={"s": "1"}
+        )
+        async with wire(lambda _: ok(LINE)) as server:
+            url = server.url.replace("//", "//me:pass@") + "?own=1"
+            async with opened(url, sync=sync, http=http) as at:
+                await body_of(at, [("cursor", "c")])
+        request = server.requests[0]
+        assert request.query == {"own": "1", "p": "q r", "cursor": "c"}
+        assert (request.headers["x-key"], request.headers["cookie"]) == ("1", "s=1")
+        assert request.headers["authorization"] == basic_auth("a", "b")
+        assert not http.is_closed
+
+    async def test_r19_our_own_client_keeps_no_cookies(self, sync: bool) -> None:
+        def reply_to(request: Request) -> Reply:
+            number = len(server.requests)
+            headers = (f"Set-Cookie: c{number}=1", "Set-Cookie: d=1; Domain=127.0.0.1; Path=/")
+            if request.path.endswith("/new"):
+                return ok(LINE, *headers)
+            return ok(b"", "Location: /new", *headers, status="307 On")
+
+        async with wire(reply_to) as server, opened(server.url, sync=sync) as at:
+            for _ in range(2):
+                await body_of(at)
+        assert not any("cookie" in request.headers for request in server.requests)
+
+    async def test_a_response_that_is_in_memory_already_is_read(self, sync: bool) -> None:
+        def reply(_: httpx.Request) -> httpx.Response:
+            encoded = gzip.compress(LINE)
+            return httpx.Response(200, content=encoded, headers={"Content-Encoding": "gzip"})
+
+        http = a_client(sync, transport=httpx.MockTransport(reply))
+        async with opened("http://service/feed", sync=sync, http=http) as at:
+            assert await body_of(at) == LINE
+            assert await get(at) == (200, LINE)
+
+    async def test_our_own_client_is_closed(self, sync: bool) -> None:
+        async with opened("http://127.0.0.1:9/feed", sync=sync) as at:
+            pass
+        assert at.io.client.is_closed
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            *("", "feed", "ftp://a/feed", "http://", "http:///feed", "http://a:port/feed"),
+            *("http://[::1/feed", 7),
+        ],
+    )
+    async def test_an_impossible_url_is_refused_at_once(self, url: Any, sync: bool) -> None:
+        with pytest.raises(NegotiationError, match="the feed's URL"):
+            endpoint(url, sync=sync)
+
+    async def test_a_client_of_the_wrong_kind_is_refused_at_once(self, sync: bool) -> None:
+        with pytest.raises(TypeError, match=r"http must be an httpx\.(Async)?Client, not "):
+            endpoint("http://a/feed", sync=sync, http=a_client(not sync))
+
+    async def test_a_coroutine_that_suspends_without_a_loop_is_an_error_at_once(self) -> None:
+        class Suspends:
+            def __await__(self) -> Iterable[None]:
+                yield
+
+        async def wait() -> None:
+            await Suspends()
+
+        with pytest.raises(RuntimeError, match="waits for an event loop"):
+            run_now(wait())
+
+
+STATUSES: list[tuple[str, type[FeedError]]] = [
+    *((f"{n} Later", FeedUnavailableError) for n in (408, 425, 429, 500, 501, 502, 503, 504, 599)),
+    *((f"{n} No", AuthenticationError) for n in (401, 403)),
+    *((f"{n} No", RequestRefusedError) for n in (400, 404, 409, 410)),
+    *((f"{n} Other", ProtocolError) for n in (300, 304, 405, 407, 418, 451, 499)),
+]
+
+
+class TestStatuses:
+    @pytest.mark.parametrize(("status", "kind"), STATUSES)
+    async def test_r01_r10_r14_a_status_of_a_fetch(
+        self, status: str, kind: type[FeedError], sync: bool
+    ) -> None:
+        error: Any = await fetch_error(ok(b"busy", "Retry-After: 7", status=status), sync=sync)
+        assert type(error) is kind
+        assert error.status == int(status[:3])
+        assert f"status {status[:3]}" in str(error)
+        assert ("'busy'" in str(error)) is not status.startswith("304")
+        assert getattr(error, "retry_after", 7.0) == 7.0
+
+    @pytest.mark.parametrize("status", [201, 203, 206, 299, 204, 205])
+    async def test_r03_any_2xx_of_a_fetch_is_a_page_and_204_an_empty_one(
+        self, status: int, sync: bool
+    ) -> None:
+        body = b"" if status in (204, 205) else LINE
+        async with wire(lambda _: ok(body, status=f"{status} Fine")) as server:
+            assert await page_of(server.url, sync=sync) == body
+
+    async def test_r21_a_body_is_escaped_once_and_cut(self, sync: bool) -> None:
+        error = await fetch_error(ok(b"no\n\x1b[31m " + b"x" * 10_000, status="404 No"), sync=sync)
+        assert r"status 404: 'no\n\x1b[31m xxx" in str(error)
+        assert error.message.count("x") <= 201
+
+    @pytest.mark.parametrize("status", ["200 OK", "400 Bad", "404 Gone", "204 No"])
+    async def test_r01_discovery_returns_other_statuses(self, status: str, sync: bool) -> None:
+        raw = f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\nhello".encode()
+        async with wire(lambda _: Reply(raw, close=True)) as server:
+            assert (await discovery_of(server.url, sync=sync))[0] == int(status[:3])
+
+    async def test_a_discovery_over_the_limit_is_an_error(self, sync: bool) -> None:
+        reply = Reply(start(b"x" * 200_000) + chunk(b"x" * 1000), hold=True)
+        async with wire(lambda _: reply) as server, opened(server.url, sync=sync) as at:
+            with pytest.raises(
+                NegotiationError,
+                match=r"longer than 100000 bytes: raise Limits.max_discovery_bytes",
+            ):
+                await get(at, 100_000)
+
+    async def test_the_connection_is_reused_after_an_error(self, sync: bool) -> None:
+        reply = ok(b"no", status="404 No")
+        async with wire(lambda _: reply) as server, opened(server.url, sync=sync) as at:
+            for _ in range(3):
+                with pytest.raises(RequestRefusedError):
+                    await body_of(at)
+            assert not server.closed.is_set()
+
+
+class TestTornBodies:
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            Reply(start(LINE, length=1000), close=True),
+            Reply(start(LINE), close=True),
+            Reply(start(LINE) + b"ff\r\nhalf a chunk", close=True),
+            Reply(start(LINE) + b"sesame\r\n", close=True),
+            ok(b"sesame no gzip", "Content-Encoding: gzip"),
+        ],
+        ids=["too short", "no last chunk", "half a chunk", "garbage for a chunk", "no gzip"],
+    )
+    async def test_r14_a_body_that_breaks_off_is_torn(self, reply: Reply, sync: bool) -> None:
+        error = await fetch_error(reply, sync=sync)
+        assert type(error) is TornResponseError
+        assert "the response broke off: " in str(error)
+        assert "sesame" not in str(error)
+
+    async def test_what_came_before_is_returned_first(self, sync: bool) -> None:
+        async with (
+            wire(lambda _: Reply(start(LINE), close=True)) as server,
+            opened(server.url, sync=sync) as at,
+        ):
+            body = at.stream("", [])
+            await run(at, body.__aenter__())
+            assert await run(at, body.__anext__()) == LINE
+            with pytest.raises(TornResponseError) as caught:
+                await run(at, body.__anext__())
+            await run(at, body.__aexit__())
+        assert isinstance(caught.value.__cause__, httpx.RemoteProtocolError)
+
+    async def test_r14_silence_within_a_body_is_torn(self, sync: bool) -> None:
+        error = await fetch_error(Reply(start(LINE), hold=True), sync=sync, limits=SHORT)
+        assert type(error) is TornResponseError
+        assert "ReadTimeout" in str(error)
+
+    async def test_r15_a_streamed_response_has_an_idle_timeout_of_its_own(self, sync: bool) -> None:
+        async with (
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url, sync=sync, limits=Limits(request_timeout=3600)) as at,
+        ):
+            with pytest.raises(TornResponseError, match="ReadTimeout"):
+                await body_of(at, idle_timeout=1)
+
+
+class TestConnections:
+    @pytest.mark.parametrize("raw", [b"", b"garbage\r\n\r\n", b"HTTP/1.1 200"])
+    async def test_r14_no_response_is_unavailable(self, raw: bytes, sync: bool) -> None:
+        error = await fetch_error(Reply(raw, close=True), sync=sync)
+        assert isinstance(error, FeedUnavailableError)
+        assert error.status is None
+        assert "no answer: RemoteProtocolError" in str(error)
+
+    async def test_r14_a_refused_connection_is_unavailable(self, sync: bool) -> None:
+        async with wire(lambda _: ok(b"")) as server:
+            url = server.url
+        with pytest.raises(FeedUnavailableError, match="no answer: ConnectError") as caught:
+            await discovery_of(url, sync=sync)
+        assert isinstance(caught.value.__cause__, httpx.ConnectError)
+
+    async def test_r14_a_response_that_does_not_begin_in_time_is_unavailable(
+        self, sync: bool
+    ) -> None:
+        error = await fetch_error(Reply(b"", hold=True), sync=sync, limits=SHORT)
+        assert isinstance(error, FeedUnavailableError)
+        assert "ReadTimeout" in str(error)
+
+    async def test_r14_the_error_of_a_pool_that_is_too_small_names_the_limit(
+        self, sync: bool
+    ) -> None:
+        limits, timeout = httpx.Limits(max_connections=1), httpx.Timeout(60, pool=0.01)
+        http = a_client(sync, limits=limits, timeout=timeout)
+        async with (
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url, sync=sync, http=http) as at,
+        ):
+            body = at.stream("", [])
+            await run(at, body.__aenter__())
+            with pytest.raises(FeedUnavailableError, match="larger pool"):
+                await body_of(at)
+            await run(at, body.__aexit__())
+
+    async def test_a_response_left_early_ends_its_connection(self, sync: bool) -> None:
+        async with (
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url, sync=sync) as at,
+        ):
+            body = at.stream("", [])
+            await run(at, body.__aenter__())
+            assert await run(at, body.__anext__()) == LINE
+            await run(at, body.__aexit__())
+            with anyio.fail_after(60):
+                await server.closed.wait()
+
+    async def test_a_response_can_be_cancelled(self) -> None:
+        read = []
+
+        async def read_on() -> None:
+            async with at.stream("", []) as body:
+                async for piece in body:
+                    read.append(piece)
+                    reading.set()
+            raise AssertionError("the response never ends")
+
+        async with (
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url) as at,
+            anyio.create_task_group() as tasks,
+        ):
+            reading = anyio.Event()
+            tasks.start_soon(read_on)
+            with anyio.fail_after(60):
+                await reading.wait()
+                tasks.cancel_scope.cancel()
+                await server.closed.wait()
+        assert read == [LINE]
+
+    async def test_r16_a_read_that_brings_thousands_of_chunks_lets_other_tasks_run(self) -> None:
+        """Counted in chunks between two turns of another task, by a clock that each read moves."""
+        now, turns, done = itertools.count(step=0.0002), 0, False
+
+        class Body(httpx.AsyncByteStream):
+            async def __aiter__(self) -> Any:
+                for _ in range(1000):
+                    yield b" "
+
+        async def others() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Body()))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: next(now))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(others)
+                http = httpx.AsyncClient(transport=transport)
+                assert len(await page_of("http://feed/", sync=False, http=http)) == 1000
+                done = True
+        assert turns > 100
+
+
+ENDLESS_HEADERS = {
+    "status line": (b"", b"H", page_of),
+    "one header": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", discovery_of),
+    "many headers": (b"HTTP/1.1 200 OK\r\n", b"X-Many: a\r\n", page_of),
+    "1xx flood": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50, discovery_of),
+}
+
+
+@pytest.mark.slow
+class TestDeadlines:
+    """Every exchange has an end, although the server is never silent for long."""
+
+    @pytest.mark.parametrize("kind", ENDLESS_HEADERS)
+    async def test_r14_headers_without_an_end_are_no_answer(self, kind: str, sync: bool) -> None:
+        head, piece, ask = ENDLESS_HEADERS[kind]
+        async with wire(lambda _: Reply(head, drip=itertools.repeat(piece))) as server:
+            with pytest.raises(FeedUnavailableError, match=r"not complete after 0\.5 s"):
+                await ask(server.url, sync=sync, limits=Limits(request_timeout=0.5))
+
+    async def test_r14_a_discovery_without_an_end_is_torn(self, sync: bool) -> None:
+        reply = Reply(start(b'{"partitions":['), drip=itertools.repeat(chunk(b" ")))
+        async with wire(lambda _: reply) as server:
+            with pytest.raises(TornResponseError, match="not complete after 1 s"):
+                await discovery_of(server.url, sync=sync, limits=SHORT)
+
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [
+            ("503 Later", FeedUnavailableError),
+            ("401 Who", AuthenticationError),
+            ("404 Gone", RequestRefusedError),
+        ],
+    )
+    async def test_r14_an_error_body_without_an_end_is_left_out(
+        self, status: str, kind: type[Exception], sync: bool
+    ) -> None:
+        head = f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        async with wire(lambda _: Reply(head, drip=itertools.repeat(chunk(b"x")))) as server:
+            with pytest.raises(kind, match=f"status {status[:3]}"):
+                await page_of(server.url, sync=sync, limits=SHORT)
+
+    async def test_r14_redirects_count_together(self, sync: bool) -> None:
+        head = b"HTTP/1.1 302 Elsewhere\r\nLocation: /feed\r\nContent-Length: 4\r\n\r\n"
+        async with wire(lambda _: Reply(head, drip=[b"x"] * 4)) as server:
+            with pytest.raises(FeedUnavailableError, match="not complete after 1 s"):
+                await page_of(server.url, sync=sync, limits=SHORT)
+
+    async def test_r14_a_page_may_take_longer_than_its_headers(self, sync: bool) -> None:
+        reply = Reply(start(length=25 * len(LINE)), drip=[LINE] * 25)
+        async with wire(lambda _: reply) as server:
+            page = await page_of(server.url, sync=sync, limits=Limits(request_timeout=2))
+        assert page == LINE * 25
+
+
+def redirect(location: bytes) -> Reply:
+    head = b"HTTP/1.1 302 Elsewhere\r\nContent-Length: 0\r\nLocation: "
+    return Reply(head + location + b"\r\n\r\n")
+
+
+NASTY = [
+    *(b"http://[", b"http://[::1/feed", b"http://a:port/", b"http://a:" + b"9" * 5000 + b"/"),
+    *(b"http://a..b/", b"http://" + b"a" * 70 + b"/", b"http://" + b"a" * 70_000),
+    *(b"http://xn--\xff/", b"http://\xe2\x84\x80.com/", b"http://u:p@exa\xe2\x84\x80mple.com/"),
+    *(b"//[::1", b"//", b"http:", b"http://", b"\xff\xfe", b"/\xff", b"?", b"#", b""),
+    *(b"file:///etc/passwd", b"javascript:alert(1)", b"http://127.0.0.1:99999/"),
+    *(b"http://127.0.0.1:-1/", b"http://%00/", b"http://\xf0\x9f\x92\xa9.example/"),
+]
+
+
+class TestRedirects:
+    async def test_a_redirect_within_the_origin_is_followed(self, sync: bool) -> None:
+        def reply_to(request: Request) -> Reply:
+            if request.path == "/new":
+                return ok(LINE)
+            target = f"/new?{request.target.partition('?')[2]}"
+            return ok(b"", f"Location: {target}", status="307 Elsewhere")
+
+        async with wire(reply_to) as server:
+            url = server.url.replace("//", "//me:pass@") + "?k=1"
+            async with opened(url, sync=sync) as at:
+                assert await body_of(at, [("cursor", "c")]) == LINE
+                assert await get(at) == (200, LINE)
+        assert [request.target for request in server.requests][1] == "/new?k=1&cursor=c"
+        assert all("authorization" in request.headers for request in server.requests)
+
+    @pytest.mark.parametrize("follow", [False, True])
+    async def test_r19_a_redirect_to_another_origin_is_refused(
+        self, follow: bool, sync: bool
+    ) -> None:
+        async with wire(lambda _: ok(LINE)) as other:
+            place = f"http://127.0.0.1:{other.port}"
+            location = place.replace("//", "//u:sesame@") + "/feed?key=sesame"
+            async with wire(lambda _: redirect(location.encode())) as server:
+                http = a_client(sync, follow_redirects=follow)
+                async with opened(server.url, sync=sync, http=http) as at:
+                    with pytest.raises(
+                        TransportError, match=f"another origin, {place}, which is refused"
+                    ) as fetch:
+                        await body_of(at)
+                    with pytest.raises(NegotiationError, match="another origin") as discovery:
+                        await get(at)
+        assert other.requests == []
+        assert "sesame" not in f"{fetch.value} {discovery.value}"
+
+    async def test_r19_another_scheme_is_another_origin(self, sync: bool) -> None:
+        def reply_to(request: Request) -> Reply:
+            return redirect(f"https://{request.headers['host']}/feed".encode())
+
+        async with wire(reply_to) as server:
+            with pytest.raises(TransportError, match="another origin"):
+                await page_of(server.url, sync=sync)
+
+    async def test_endless_redirects_are_an_error(self, sync: bool) -> None:
+        error: Any = await fetch_error(redirect(b"/feed"), sync=sync)
+        assert type(error) is TransportError
+        assert error.status == 302
+        assert "more than 5 redirects" in str(error)
+
+    @pytest.mark.parametrize("location", NASTY, ids=range(len(NASTY)))
+    @pytest.mark.parametrize("own", [True, False])
+    async def test_r19_no_location_raises_a_foreign_error(
+        self, location: bytes, own: bool, sync: bool
+    ) -> None:
+        async with wire(lambda _: redirect(location)) as server:
+            http = None if own else a_client(sync)
+            with pytest.raises((TransportError, ProtocolError)) as caught:
+                await page_of(server.url, sync=sync, http=http)
+        assert len(str(caught.value)) < 600
+        assert str(caught.value).isprintable()
+
+    @pytest.mark.parametrize(
+        "location", [b"http://a:port/", b"http://a..b\x01/", b"http://xn--\xff/"]
+    )
+    async def test_r19_a_location_that_can_not_be_read_is_named_as_that(
+        self, location: bytes, sync: bool
+    ) -> None:
+        says = "redirects to a URL that can't be read"
+        async with wire(lambda _: redirect(location)) as server:
+            with pytest.raises(TransportError, match=says) as caught:
+                await page_of(server.url, sync=sync)
+            assert caught.value.status == 302
+            with pytest.raises(NegotiationError, match=says):
+                await discovery_of(server.url, sync=sync)
+
+    async def test_r19_random_bytes_in_a_location(self) -> None:
+        dice = random.Random(7)
+        allowed = bytes(set(range(256)) - {0, 10, 13})
+        starts = [b"", b"/", b"//", b"http://", b"http://[", b"http://a:", b"https://u:p@", b"?"]
+        locations = [
+            dice.choice(starts) + bytes(dice.choices(allowed, k=dice.randrange(12)))
+            for _ in range(100)
+        ]
+        async with wire(lambda _: redirect(locations[-1])) as server, opened(server.url) as at:
+            while locations:
+                with pytest.raises(FeedError):
+                    await get(at)
+                locations.pop()
+
+    async def test_r19_the_target_of_a_redirect_holds_no_secrets(self, sync: bool) -> None:
+        """Each of its values was one, and a pattern: 60 kB took 19 s and 741 MB."""
+
+        def reply_to(request: Request) -> Reply:
+            if request.path == "/new":
+                return ok(b"value-7 and sesame", status="404 No")
+            return redirect(b"/new?" + b"&".join(b"k=value-%d" % n for n in range(5000)))
+
+        async with wire(reply_to) as server, opened(server.url + "?k=sesame", sync=sync) as at:
+            with pytest.raises(RequestRefusedError, match=r"'value-7 and \*\*\*'"):
+                await body_of(at)
+            assert len(at.secrets()) < 20
