@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
@@ -57,7 +57,9 @@ class EventPrinter:
         self.exit_code = 0
         self._lines = options.lines()
         self._fetch = options.fetch()
-        self._start = start_of(options.start, options.partitions)
+        self._start: Literal["first", "last"] | dict[int, str] | None = start_of(
+            options.start, options.partitions
+        )
         self._lineage = edges(options.lineage)
         self._remaining = options.limit
         self._consumer: FeedConsumer | None = None
