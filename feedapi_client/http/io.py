@@ -115,7 +115,7 @@ class AsyncBody:
 
     async def read(self) -> bytes | None:
         """Return the next chunk, None at the end."""
-        if (now := time.monotonic()) >= self._until:  # a read may bring thousands of chunks
+        if (now := anyio.current_time()) >= self._until:  # a read may bring thousands of chunks
             await anyio.lowlevel.checkpoint()
             self._until = now + _SLICE
         self._under_way = False  # until there is a chunk: an exception ends the iteration

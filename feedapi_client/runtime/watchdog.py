@@ -45,6 +45,8 @@ _TELL_SECONDS = 1.0
 _AT_ONCE = 500
 """Partitions that are looked at before others get their turn."""
 
+_PAUSES = (PartitionWait.PAUSE, PartitionWait.EVIDENCE)
+
 Restart = Callable[[], Awaitable[None]]
 
 
@@ -339,7 +341,7 @@ class Watchdog:
                 lambda: stack_of_task(self._delivery.task),
             )
         nameless = wait is None and not is_over(entry, follow=driver.settings.follow)
-        if partition is not None and wait in (PartitionWait.PAUSE, PartitionWait.EVIDENCE):
+        if partition is not None and driver.scheduler.is_scheduled(partition) and wait in _PAUSES:
             until = driver.scheduler.pauses_until(partition)
             nameless = until is not None and until < now
         began = self._lasts((entry.id, "nothing"), now, nameless)

@@ -145,6 +145,28 @@ def test_r06_a_failure_elsewhere_now_and_then_does_not_put_an_end_off(backend: s
     in_time(body, backend)
 
 
+def test_r06_health_is_told_while_an_answer_that_may_be_evidence_is_under_way() -> None:
+    feed, waits = many(), []
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True, limits=OFTEN)
+
+        def look(_: Scripted, ask: Ask) -> httpx.Response | None:
+            if ask.partition == 0:
+                assert consumer.health().live
+                waits.append(consumer.status().partitions[0].wait)
+            return None
+
+        feed.answers.append(look)
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, [])
+            await anyio.sleep(30)
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+    assert PartitionWait.EVIDENCE in waits
+
+
 def test_r06_while_half_of_the_answers_fail_nothing_is_drained() -> None:
     feed = many()
 

@@ -172,12 +172,12 @@ class Ticking:
         return int((anyio.current_time() - self._began) / 10)
 
     async def _streamed(self, seconds: float, cursor: int) -> AsyncIterator[bytes]:
-        with anyio.move_on_after(seconds):
-            while True:
-                for n in range(cursor, self.published):
-                    yield _line(n, checkpoint=self.checkpoints)
-                cursor = max(cursor, self.published)
-                await anyio.sleep(0.5)
+        until = anyio.current_time() + seconds  # no scope: it would be open while this yields
+        while anyio.current_time() < until:
+            for n in range(cursor, self.published):
+                yield _line(n, checkpoint=self.checkpoints)
+            cursor = max(cursor, self.published)
+            await anyio.sleep(min(0.5, until - anyio.current_time()))
         yield b'{"cursor":"%d"}\n' % cursor
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
