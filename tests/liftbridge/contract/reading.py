@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import orjson
 import pytest
 
 from feedapi_client.liftbridge import (
@@ -55,7 +54,7 @@ async def relayed(api: LiftbridgeApi, name: str, count: int, **options: Any) -> 
     found: list[int] = []
     async with aclosing(RelayReader(api, name, **options).batches()) as batches:
         async for batch in batches:
-            found += [orjson.loads(event)["n"] for event in batch.events]
+            found += [event.json()["n"] for event in batch.events]
             if len(found) >= count:
                 break
     return found
