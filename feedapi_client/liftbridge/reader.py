@@ -20,7 +20,7 @@ from feedapi_client.protocol.text import printable
 _SETTLES_AFTER = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RelayedBatch:
     """A batch of the feed, as a relay wrote it.
 

@@ -36,7 +36,8 @@ async def test_a_reader_resumes_after_any_batch(
     every = await batches(api, broker)
     assert [batch.cursor for batch in every] == ["c1", "c2", "c3", "c4", "c5"]
     for i, batch in enumerate(every[:-1]):
-        assert await batches(api, broker, batch.next_offset) == every[i + 1 :]
+        rest = await batches(api, broker, batch.next_offset)
+        assert [batch.cursor for batch in rest] == [batch.cursor for batch in every[i + 1 :]]
 
 
 async def test_a_reader_follows_and_returns_a_batch_when_its_last_message_is_there(
