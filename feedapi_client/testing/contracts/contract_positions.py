@@ -32,10 +32,10 @@ SPECIAL_TEXTS = {
 def following(before: Position | None, cursor: str, status: Status = "open") -> Position:
     """Return a position that replaces the one `before` it.
 
-    As `Position.after` does, but the cursor decides the step: a test can tell what comes next.
+    As `Position.after` does, but cursor and status decide the step: tests can tell what comes next.
     """
     replaces = None if before is None else before.revision
-    step = 1 + crc32(cursor.encode(errors="surrogatepass")) % 2**20
+    step = 1 + crc32(f"{status} {cursor}".encode(errors="surrogatepass")) % 2**20
     return Position(cursor, status, (replaces or 0) + step, replaces)
 
 
