@@ -38,9 +38,7 @@ def test_r09_a_partition_that_another_instance_reads_is_not_transferred() -> Non
     assert not [action for action in actions if isinstance(action, Save)]
 
 
-def test_r17_another_position_that_follows_a_failover_overtakes_what_was_saved() -> (
-    None
-):
+def test_r17_another_position_that_follows_a_failover_overtakes_what_was_saved() -> None:
     """A failover lost a save, and another instance has saved since."""
     made = Planner(feed="http://feed", shared=True)
     stored = {0: Position("a", "open", 3)}

@@ -86,7 +86,7 @@ class FencingTests(StoreContract):
         positions = opening((0, 5))
         await store.save(FEED, positions)
         with pytest.raises(FencedError) as refused:
-            await store.save(FEED, {**advanced({0: positions[0]}), **opening(range(1, 10))})
+            await store.save(FEED, {**advanced({0: positions[0]}), **opening(range(1, 10), "new")})
         assert refused.value.partition == 5
         assert await store.load(FEED) == positions
 
