@@ -123,7 +123,7 @@ async def replay(
     async for event in events:
         error = await keys.held_back(event) or await _replay_event(store, handle, event, decoder)
         if error is not None:
-            keys.failed(event)
+            keys.stays(event)
         handled, failed = handled + (error is None), failed + (error is not None)
         if error is not None:
             log.warning(
@@ -145,19 +145,24 @@ class _Keys:
         self._store = store
         self._firsts: dict[str, str] = {}
         """The first event of the key, by the events that followed it."""
-        self._failed: set[str] = set()
+        self._stayed: dict[str, str] = {}
+        """The earliest event that has stayed, by the first of its key."""
 
     async def held_back(self, event: QuarantinedEvent) -> Exception | None:
         earlier = earlier_of(event)
         if earlier is None:
             return None
         first = self._firsts[event.id] = self._firsts.get(earlier, earlier)
-        if first in self._failed or await self._store.get(earlier) is not None:
+        if (
+            self._stayed.get(first, event.id) < event.id
+            or await self._store.get(earlier) is not None
+        ):
             return EarlierEventQuarantined(first)
         return None
 
-    def failed(self, event: QuarantinedEvent) -> None:
-        self._failed.add(self._firsts.get(event.id, event.id))
+    def stays(self, event: QuarantinedEvent) -> None:
+        first = self._firsts.get(event.id, event.id)
+        self._stayed[first] = min(event.id, self._stayed.get(first, event.id))
 
 
 async def _chosen(store: QuarantineStore, ids: Iterable[str]) -> AsyncIterator[QuarantinedEvent]:

@@ -61,7 +61,6 @@ async def test_r05_async_for_commits_a_batch_when_the_loop_asks_for_the_event_af
         assert await store.cursors() == {0: "_first"}
         await take(events, 1)
         assert len(store.saves) == 2
-        assert (await store.positions())[0].revision == 2
 
 
 async def test_r05_batches_commits_nothing_by_itself(
@@ -101,7 +100,7 @@ async def test_r05_run_does_not_commit_again_what_the_handler_committed(
 
     async with consume(publisher, store=store, follow=False) as consumer:
         await consumer.run(handle)
-    assert (await store.positions())[0].revision == 2
+    assert len(store.saves) == 2
 
 
 @pytest.mark.parametrize("how", ["break", "exception", "cancellation", "leaving the block"])
@@ -204,7 +203,9 @@ async def test_r05_after_a_rollback_the_same_batch_is_committed_again_against_th
         rolled_back = [Transaction(), Transaction()]
         for transaction in rolled_back:
             await batch.commit(transaction)
-        assert {change[0].revision for t in rolled_back for _, change in t.changes} == {2}
+        first = (await store.positions())[0].revision
+        assert {change[0].replaces for t in rolled_back for _, change in t.changes} == {first}
+        assert len({change[0].revision for t in rolled_back for _, change in t.changes}) == 1
         transaction = Transaction()
         await batch.commit(transaction)
         await store.commit(transaction)

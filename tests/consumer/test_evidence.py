@@ -729,7 +729,7 @@ def test_r06_a_run_without_follow_looks_behind_the_ends_of_earlier_runs(
         assert report.endswith(f": '{before or FIRST}'")
         (key,) = await store.feeds()
         drained = (await store.load(key))[0]
-        reopened = Position(drained.cursor, "open", drained.revision + 1)
+        reopened = drained.advance(status="open")
         await store.save(key, {0: reopened})
         del seen[:]
         assert not any("behind the end" in line for line in await run())

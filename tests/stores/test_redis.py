@@ -17,9 +17,9 @@ from redis.backoff import NoBackoff
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.redis import RedisCursorStore
-from feedapi_client.testing.contracts import AdministrableStoreContract
-from tests.positions import counted
-from tests.servers import Redis
+from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
+from tests.positions import counted, stand
+from tests.servers import Redis, run_redis_cluster
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
@@ -205,3 +205,37 @@ async def test_an_error_of_another_kind_is_a_store_error_that_names_it(
     async with RedisCursorStore(f"{empty_redis.url}?nosuch=option") as odd:
         with pytest.raises(StoreError, match="TypeError"):
             await odd.load(FEED)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[redis.asyncio.RedisCluster]:
+    """A cluster of one node, which refuses commands over several slots as any other does."""
+    with run_redis_cluster() as port:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=port)
+        yield client
+        await client.aclose()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_cursors_move_between_the_slots_of_a_cluster(
+    cluster: redis.asyncio.RedisCluster, anyio_backend: str
+) -> None:
+    store = RedisCursorStore(cluster)
+    named, taken = FeedKey.named("payments"), FeedKey(FEED.url, "taken")
+    positions = opening(range(3))
+    await store.save(FEED, positions)
+    await store.save(taken, opening())
+    with pytest.raises(StoreError, match="has cursors already"):
+        await store.move({FEED: taken})
+    assert await store.load(FEED) == positions
+
+    moved = await store.move({FEED: named})
+    assert stand(moved[named]) == stand(positions)
+    assert await store.load(named) == moved[named]
+    assert set(await store.feeds()) == {named, taken}
+    with pytest.raises(FencedError):
+        await store.save(FEED, advanced(positions))
+
+    await store.move({named: taken}, overwrite=True)
+    assert stand(await store.load(taken)) == stand(positions)
+    assert await store.feeds() == [taken]
