@@ -265,11 +265,12 @@ def _is_cluster(client: Any) -> bool:
     import redis
 
     try:
-        if "cluster_slots_assigned:16384" not in str(client.execute_command("CLUSTER INFO")):
-            client.execute_command("CLUSTER ADDSLOTS", *range(16_384))
+        info = client.cluster("INFO")
+        if info["cluster_slots_assigned"] == "0":
+            client.cluster("ADDSLOTS", *range(16_384))
     except redis.ConnectionError:
         return False
-    return "cluster_state:ok" in str(client.execute_command("CLUSTER INFO"))
+    return bool(info["cluster_state"] == "ok")
 
 
 def _wait_for(ping: list[str], process: subprocess.Popen[bytes]) -> None:

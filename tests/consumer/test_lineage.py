@@ -719,7 +719,7 @@ async def test_r11_a_vanished_partition_keeps_its_position_stops_and_is_reported
         assert consumer.status()[0].state == "vanished"
         numbers(publisher, 1, [2])
         assert n_of(await take(events)) == [2]
-    assert (await store.positions())[0] == Position(cursor, "open", 2)
+    assert stand(await store.positions())[0] == (cursor, "open")
 
 
 async def test_r11_a_partition_that_comes_back_is_read_on(

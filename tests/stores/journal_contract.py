@@ -118,7 +118,7 @@ class JournalContract:
         await store.save(FEED, opening())
         await store.save(OTHER, opening(cursor="other"))
         when = now()
-        await store.save(OTHER, advanced(opening()))
+        await store.save(OTHER, advanced(opening(cursor="other")))
         assert await store.positions_at(FEED, when) == opening()
         assert await store.positions_at(OTHER, when) == opening(cursor="other")
 

@@ -168,7 +168,7 @@ class TestPostgresWithAsyncpg(SQLContract):
             "AND query LIKE '%feedapi_cursors%'"
         )
         rows = "SELECT partition_id FROM feedapi_cursors WHERE partition_id {} FOR UPDATE {}"
-        later = {partition: counted("later", 2) for partition in range(20)}
+        later = advanced(opening(range(20)), "later")
         async with store.engine.connect() as holder, store.engine.connect() as watcher:
             await holder.execute(sa.text(rows.format("= 19", "")))
             async with anyio.create_task_group() as group:
@@ -517,7 +517,7 @@ def test_statements_compile_for_every_dialect(dialect: Any) -> None:
         assert "feed_cursor" in str(CreateTable(table).compile(dialect=dialect))
     for number in (1, 490):
         positions = {
-            p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)
+            p: counted(f"c{p}", p + 2, "drained" if p % 2 else "open") for p in range(number)
         }
         scripts = PositionScripts(dialect.name, "feedapi_cursors{}".format)
         *locked, update = recorded(scripts.save_alone(FEED, positions, {}), number)

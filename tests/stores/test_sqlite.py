@@ -426,7 +426,7 @@ async def test_what_another_program_wrote_is_a_store_error(tmp_path: Path) -> No
 
 async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
     async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
-        odd = {0: Position("c", revision="one")}  # type: ignore[arg-type]
+        odd: Any = {0: Position("c"), "one": Position("c")}
         with pytest.raises(StoreError, match="TypeError") as failed:
             await store.save(FEED, odd)
         assert isinstance(failed.value.__cause__, TypeError)
