@@ -454,6 +454,8 @@ class Oracle:
         for id, found in status.partitions.items():
             stored = positions.get(id)
             self._check_error(found)
+            if self._from_the_end and not positions:
+                continue  # the first save is under way
             if self._from_the_end and stored is not None and stored.replaces is None:
                 continue  # maybe closed from the outset: the publisher need not say where it ends
             if not self._selected and not self.changed:

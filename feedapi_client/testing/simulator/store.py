@@ -34,7 +34,7 @@ class Effect(NamedTuple):
     quarantined: bool = False
 
 
-OnSave = Callable[[Mapping[int, Position], Mapping[int, Position]], None]
+OnSave = Callable[[Mapping[int, Position], Mapping[int, Position], float], None]
 
 _LOCK_PAUSE = 0.01
 STALL_SECONDS = 60.0
@@ -159,7 +159,8 @@ class StoreSession:
         self.lock_seconds = 0.0
         """How long a statement waits for a locked row; 0: for ever."""
         self.on_save: OnSave | None = None
-        """Is called with what is about to be saved outside of a transaction, and what is stored."""
+        """Is called with what is about to be saved outside of a transaction, what is stored, and
+        when the save began."""
         self._database = database
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
@@ -180,10 +181,11 @@ class StoreSession:
         if transaction is not None:
             await transaction.save(changes)
             return
+        began = anyio.current_time()
         await self.operation()
         await self.wait_for(changes)
         if self.on_save is not None:
-            self.on_save(positions, self._database.positions.get(feed, {}))
+            self.on_save(positions, self._database.positions.get(feed, {}), began)
         self._database.apply(changes, [])
         for partition, ids in (passed or {}).items():
             self._database.done.get((feed, partition), set()).difference_update(ids)
