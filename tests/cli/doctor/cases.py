@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from feedapi_client.cli.doctor.bounds import Bounds
+from feedapi_client.cli.doctor import Bounds
 from feedapi_client.testing import Publisher, Quirks, RateLimit, Request, Response, faults
 from feedapi_client.testing.publisher.handler import handle
 
@@ -17,7 +17,7 @@ Change = Callable[[Publisher], object]
 
 # A doctor that waits no longer than it has to, for publishers that are found unsound anyway.
 HURRIED = partial(
-    Bounds, base_delay=0.01, limited_base_delay=0.01, max_retry_after=0.1, stream_milliseconds=50
+    Bounds, pauses=0.02, stream_milliseconds=50
 )
 # One to whom no answer is late, however slow the machine is.
 PATIENT = partial(Bounds, stream_milliseconds=20_000)
