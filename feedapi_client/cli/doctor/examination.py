@@ -273,8 +273,8 @@ class Examination:
                 return  # its partition was replaced
             before = self.infos[-1]
             self.probes[name] = page = await self._ask(question)
-            if not page.answer.refused:
-                return
+            if not page.answer.refused and not question.seconds:
+                return  # a stream ends early where its partition is replaced, too
             now = (await self._discover()).info or before
             if (now.token, now.partitions) == (before.token, before.partitions):
                 return

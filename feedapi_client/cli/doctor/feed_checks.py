@@ -173,8 +173,8 @@ _LINEAGE = {
 
 @DISCOVERY.check(MUST, PARTITIONS, "R12", DOCUMENT, was="partition-id-string lineage-string")
 def id_text(e: Examination) -> Findings:
-    """An `id` is a string, without leading zeros. (A deviation: so are the ids in
-    `startsAfterPartition` and `cursorFromPartitions`.)
+    """An `id` is a string, without leading zeros, as are those in `startsAfterPartition` and
+    `cursorFromPartitions` (numbers there are a deviation).
     This library accepts numbers. Clients with typed decoders fail at the discovery."""
     entries = e.discoveries[0].entries
     ids = [entry.get("id") for entry in entries]

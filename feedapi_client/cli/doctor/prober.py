@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from base64 import b64decode
 from contextlib import aclosing, suppress
@@ -192,6 +193,7 @@ class Prober:
         headers = {"Accept-Encoding": coding, "User-Agent": f"feedapi-client/{__version__}"}
         if question.partition is None:
             headers["Cache-Control"] = "no-cache"
+        client.cookies.clear()  # one of a load balancer would keep asking the same replica
         request = client.build_request("GET", url, headers=headers)
         while answer.redirects <= _MAX_REDIRECTS:
             self.requests += 1
@@ -254,7 +256,7 @@ def _classified(error: Exception, answer: Answer) -> tuple[Problem, str]:
 
 def _echoes(value: str) -> set[str]:
     """Return what a publisher may echo of a header: its words, the pair of Basic credentials."""
-    words = {value, *value.split()}
+    words = {value, *value.split(), *re.split(r"[\s,;=]+", value)}
     with suppress(ValueError):
         pair = b64decode(value.split()[-1], validate=True).decode()
         words |= {pair, pair.partition(":")[2]}
