@@ -33,14 +33,14 @@ _WRONG_COUNT = re.compile(r"partition count (mismatch|does ?n.t match)", re.IGNO
 class Resume:
     """Pages from a checkpoint on, read again, beside the events in front of it and behind it."""
 
-    before: list[str]
-    expected: list[str]
+    before: list[bytes]
+    expected: list[bytes]
     pages: list[Page] = field(default_factory=list)
     complete: bool = False  # both times everything up to the end was read
     repeatable: bool | None = None  # the same request had the same answer; None: not repeated
 
     @property
-    def events(self) -> list[str]:
+    def events(self) -> list[bytes]:
         """The events that came the second time."""
         *inner, last = self.pages
         return [*(event for page in inner for event in page.closed_events), *last.events]
@@ -63,9 +63,9 @@ class Visit:
         pages = (*self.pages, *resumed, self.last, *self.polls, self.at_last_cursor)
         return (page for page in pages if page is not None)
 
-    def known(self) -> tuple[list[str], dict[str, int]]:
+    def known(self) -> tuple[list[bytes], dict[str, int]]:
         """Return the events from `_first` on, and how many of them come before each cursor."""
-        events: list[str] = []
+        events: list[bytes] = []
         places = {FIRST: 0}
         for page in self.pages:
             if page.asked not in places:
@@ -220,9 +220,9 @@ class Examination:
 
         Raises `_ReplacedError` where the partition is not listed any more.
         """
-        for attempt in range(_TOPOLOGIES):
-            page = await self._ask(self._question(id, cursor, more=more))
-            if not page.answer.refused or attempt == _TOPOLOGIES - 1:
+        page = await self._ask(self._question(id, cursor, more=more))
+        for attempt in range(1, _TOPOLOGIES):
+            if not page.answer.refused:
                 break
             before, found = self.infos[-1], (await self._discover()).info
             if found is None:
@@ -231,8 +231,9 @@ class Examination:
                 raise _ReplacedError
             if found.token == before.token:
                 self.current_token_refused += page.answer.status == 409
-                if attempt:
+                if attempt > 1:
                     break
+            page = await self._ask(self._question(id, cursor, more=more))
         return page
 
     async def _ask(self, question: Question) -> Page:
@@ -323,7 +324,7 @@ class _ReplacedError(Exception):
     """The partition is not listed any more: others have replaced it."""
 
 
-def _agree(one: list[str], other: list[str]) -> bool:
+def _agree(one: list[bytes], other: list[bytes]) -> bool:
     return all(mine == its for mine, its in zip(one, other, strict=False))
 
 

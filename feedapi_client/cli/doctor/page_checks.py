@@ -113,7 +113,7 @@ def _back(visit: Visit) -> Iterator[Page]:
         now = places.get(page.cursor or "", len(events))
         if not page.payloads and now < places.get(page.asked, 0):
             yield page
-    for pages, before in ((visit.pages, set[str]()), (visit.polls, set(events))):
+    for pages, before in ((visit.pages, set[bytes]()), (visit.polls, set(events))):
         for page, behind in pairwise(pages):
             before.update(page.closed_events)
             if page.moved_to and not page.payloads and not before.isdisjoint(behind.events):
@@ -170,7 +170,7 @@ def exactly_once(e: Examination) -> Findings:
     """Where discovery has `exactlyOnce`, no event comes twice.
     Consumers that rely on it apply the event twice."""
     for visit in e.visits.values():
-        seen: set[str] = set()  # of this partition: the next one may have its history, too
+        seen: set[bytes] = set()  # of this partition: the next one may have its history, too
         for page in visit.pages:
             closed = page.closed_events if page.cursor != page.asked else []
             for payload, content in zip(page.payloads, closed, strict=False):
@@ -261,7 +261,7 @@ def end_stable(e: Examination) -> Findings:
 # was read, or where everything else came in the same order as before.
 
 
-def _lost(resume: Resume, missing: Counter[str]) -> int:
+def _lost(resume: Resume, missing: Counter[bytes]) -> int:
     if resume.complete or not missing:
         return missing.total()
     common = [event for event in resume.expected if event not in missing]

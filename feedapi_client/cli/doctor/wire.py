@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
+
+import orjson
 
 from feedapi_client.cli.doctor.prober import Answer
 from feedapi_client.errors import FeedError
-from feedapi_client.model import FIRST, LAST, FeedInfo
+from feedapi_client.model import FIRST, LAST, FeedInfo, without_lone_surrogates
 from feedapi_client.protocol.dialects import DIALECTS, Dialect
 from feedapi_client.protocol.negotiation import negotiate
 
@@ -19,12 +21,8 @@ _LONGEST_CURSOR = 16 * 1024
 
 def _object(text: bytes | bytearray) -> dict[str, Any] | None:
     """Return the JSON object that a text is; None where it is none."""
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(name)  # NaN and infinities, which only Python takes for JSON
-
-    with suppress(ValueError, RecursionError):
-        value = json.loads(text.decode(), parse_constant=refuse)
+    with suppress(ValueError):
+        value = orjson.loads(without_lone_surrogates(bytes(text)))
         return value if isinstance(value, dict) else None
     return None
 
@@ -64,7 +62,7 @@ class Page:
 
     answer: Answer
     payloads: list[Any] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)  # payloads written in one way, to be compared
+    events: list[bytes] = field(default_factory=list)  # payloads written in one way, to be compared
     checkpoints: list[tuple[str, int]] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)  # checks, and what they say
     echoes: bool = False  # its only cursor is the special one of the request, and no event came
@@ -108,16 +106,19 @@ class Page:
             fault("payload-key", f"has an event under {name!r} in place of {key!r}")
         if key in value:
             self.payloads.append(value[key])
-            self.events.append(json.dumps(value[key], sort_keys=True))
+            self.events.append(orjson.dumps(value[key], option=orjson.OPT_SORT_KEYS))
             if not isinstance(value[key], (dict, str)):
                 fault("line-sound", f"has a payload of the type {type(value[key]).__name__}")
-        cursor = value.get("cursor", FIRST)
-        if "cursor" in value and isinstance(cursor, str):
+        if "cursor" in value:
+            self._read_cursor(value["cursor"], fault)
+        if known and dialect.names_partition and str(value.get("partition")) != str(asked):
+            fault("line-sound", f"does not name partition {asked}")
+
+    def _read_cursor(self, cursor: object, fault: Callable[[str, str], None]) -> None:
+        if isinstance(cursor, str):
             self.checkpoints.append((cursor, len(self.payloads)))
         if not _is_sendable(cursor):
             fault("line-sound", f"has a cursor that can't be sent back: {ascii(cursor)[:80]}")
-        if known and dialect.names_partition and str(value.get("partition")) != str(asked):
-            fault("line-sound", f"does not name partition {asked}")
 
     @property
     def asked(self) -> str:
@@ -130,7 +131,7 @@ class Page:
         return self.checkpoints[-1][0] if self.checkpoints else None
 
     @property
-    def closed_events(self) -> list[str]:
+    def closed_events(self) -> list[bytes]:
         """The events before the last cursor. The others come again."""
         return self.events[: self.checkpoints[-1][1]] if self.checkpoints else []
 
