@@ -116,6 +116,8 @@ async def _examine(options: Doctor) -> Examination:
 
 def _check_reached(e: Examination) -> None:
     """Raise an error unless the first discovery says something about the publisher."""
+    from feedapi_client.cli.doctor.prober import Problem
+
     feed = f"feed {e.prober.feed}"
     if e.wrong_count:  # no fault of the publisher
         raise UsageError(
@@ -128,7 +130,7 @@ def _check_reached(e: Examination) -> None:
     if answer.status in (401, 403):
         way = "Give credentials with --auth-env or --header-env"
         raise UnreachableError(f"{feed}: {answer}. {way}")
-    if answer.may_pass and (answer.problem is None or not answer.status):
+    if answer.may_pass and answer.problem is not Problem.BROKEN:
         raise UnreachableError(f"{feed}: {answer}")
     if answer.status == 400 and e.info is None:
         raise UnreachableError(
@@ -194,8 +196,8 @@ def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
     """Print the findings, or with `verbose` all checks, and a summary."""
     from feedapi_client.cli.terminal import console, plain_line, print_table
 
-    def write(text: str, style: str = "") -> None:
-        console().print(plain_line(text, style))
+    def write(text: str, style: str = "", indent: str = "") -> None:
+        console().print(indent, plain_line(text, style), sep="")
 
     write(e.prober.feed, "bold")
     dialect = "unknown" if e.info is None else e.info.dialect
@@ -209,9 +211,12 @@ def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
         check = result.check
         rules = f"; rules {', '.join(check.rules)}" if check.rules else ""
         write(check.id, _STYLES[result.level])
-        write(f"  required: {check.requirement.replace('`', '')}")
-        write(f"  costs: {check.cost.replace('`', '')}")
-        write(f"  see: {check.source}{rules}; doctor.md#{check.id}")
+        for line in (
+            f"required: {check.requirement}",
+            f"costs: {check.cost}",
+            f"see: {check.source}{rules}; doctor.md#{check.id}",
+        ):
+            write(line.replace("`", ""), indent="  ")
     violated = sum(result.level == "MUST" for result in found)
     verdict = f"{violated} violated" if violated else "sound"
     extra = f", {len(found) - violated} other findings" if len(found) > violated else ""
