@@ -52,7 +52,7 @@ from feedapi_client.http.http_errors import (
     response_in,
     the_error,
 )
-from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Deadline
+from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.urls import (
     FeedURL,
@@ -73,6 +73,9 @@ _RECENT = 64
 _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
+_FIXED = {"Accept": "*/*", "Accept-Encoding": ACCEPT_ENCODING, "Connection": "keep-alive"}
+"""What a connection of our own sends with each request."""
+_LONGEST_URL = 64 * 1024
 _USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
 _UNSENDABLE = "the request can't be sent: check the http client's headers, proxies and auth"
 _URL_ERRORS = (httpx.InvalidURL, UnicodeError)
@@ -109,6 +112,15 @@ class Endpoint:
         self._url = FeedURL.parse(url)
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._secrets, self._via = self._url.secrets, ""
+        headers = {
+            **_FIXED,
+            "Host": self._url.site.partition("://")[2],
+            "User-Agent": _user_agent(),
+        }
+        if self._url.basic_auth is not None:
+            headers["Authorization"] = _basic(*self._url.basic_auth)
+            self._secrets |= _header_secrets(headers["Authorization"])
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         trusting = io.owned or io.client.trust_env
         if trusting and (named := proxy_of(httpx.URL(self._url.site))) is not None:
             variable, proxy = named
@@ -135,7 +147,8 @@ class Endpoint:
         not asked for, and `NegotiationError` for a body over `max_bytes` or a redirect to another
         origin.
         """
-        exchange = Exchange(self, self.request(suffix, params), None, self.limits.request_timeout)
+        asked = self.asked(suffix, params, None, None)
+        exchange = Exchange(self, asked, None, self.limits.request_timeout)
         response, body = await exchange.discovery(max_bytes)
         if len(body) > max_bytes:
             raise NegotiationError(
@@ -163,9 +176,9 @@ class Endpoint:
 
         These are seconds; `Limits.request_timeout` for None. Raises what `request` does.
         """
-        request = self.request(suffix, params, partition=partition, idle_timeout=idle_timeout)
+        asked = self.asked(suffix, params, partition, idle_timeout)
         whole = self.limits.request_timeout if idle_timeout is None else idle_timeout / SHARE
-        return Exchange(self, request, partition, whole)
+        return Exchange(self, asked, partition, whole)
 
     def request(
         self,
@@ -180,40 +193,55 @@ class Endpoint:
         With `idle_timeout` (seconds) the response may be silent for that long; else the client's
         own timeouts hold. Raises `ProtocolError` for a cursor that makes the URL too long.
         """
+        return self.asked(suffix, params, partition, idle_timeout).request
+
+    def asked(
+        self, suffix: str, params: Params, partition: int | None, idle: float | None
+    ) -> Asked:
+        """See `request`."""
         self._used_in = self._used_in or OneProcess()
         self._used_in.check("the http client")  # its connections would be shared
-        client: Any = self.io.client
-        try:
-            url = self._url.request_url(suffix, params, str(client.params or ""))
-        except httpx.InvalidURL as error:
+        target = self._url.target(suffix, params, str(self.io.client.params or ""))
+        if len(self._url.site) + len(target) > _LONGEST_URL:
             raise ProtocolError(
                 "the request's URL is over 64 KiB: the cursor or the filters are too long",
                 **self.where(partition),
-            ) from error
+            )
+        own, whole = self.io.client.timeout.read, self.limits.request_timeout
+        silence = idle or (SHARE * whole if own is None or own >= whole else own)
+        return Asked(self, target, self.io.read_timeout(silence), fresh=partition is None)
+
+    async def ask(self, asked: Asked) -> Body:
+        """Send a request, and return its response."""
+        if (wire := self.io.wire) is not None:
+            fresh = "Cache-Control: no-cache\r\n" if asked.fresh else ""
+            head = f"GET {asked.target} HTTP/1.1\r\n{self._headers}{fresh}\r\n"
+            return await wire.get(head.encode("ascii"), asked.silence)
+        request = asked.request
+        self.note(request, request, target_of(request))
+        return self.io.body(await self.io.send(request, self.auth(request)))
+
+    def built(self, asked: Asked) -> httpx.Request:
+        """The request as httpx takes it.
+
+        Its timeouts are the client's own, unless they come after ours. An HTTP/2 connection that is
+        dead is used again and again where a request on it is only given up: httpx drops it once a
+        timeout of its own was over.
+        """
+        client: Any = self.io.client
         headers = {"Accept-Encoding": ACCEPT_ENCODING}
         if client.headers.get("user-agent") == _USER_AGENT_OF_HTTPX:
             headers["User-Agent"] = _user_agent()  # the caller has named no other
-        if partition is None:
+        if asked.fresh:
             headers["Cache-Control"] = "no-cache"
-        timeout = self._timeout(idle_timeout)
+        own, whole = client.timeout, self.limits.request_timeout
+        write = SHARE * whole if own.write is None or own.write >= whole else own.write
+        timeout = httpx.Timeout(connect=own.connect, read=asked.silence, write=write, pool=own.pool)
+        url = self._url.request_url(asked.target)
         request: httpx.Request = client.build_request("GET", url, headers=headers, timeout=timeout)
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
-
-    def _timeout(self, idle: float | None) -> httpx.Timeout:
-        """httpx's timeout of one request: the client's own, unless they come after ours.
-
-        An HTTP/2 connection that is dead is used again and again where a request on it is only
-        given up. httpcore drops it once a timeout of its own was over.
-        """
-        own, whole = self.io.client.timeout, self.limits.request_timeout
-        read, write = (
-            SHARE * whole if seconds is None or seconds >= whole else seconds
-            for seconds in (own.read, own.write)
-        )
-        silence = self.io.read_timeout(idle or read)
-        return httpx.Timeout(connect=own.connect, read=silence, write=write, pool=own.pool)
 
     def auth(self, request: httpx.Request) -> httpx.Auth | None:
         """The auth of a request: the client's own, otherwise the credentials in the feed's URL."""
@@ -376,15 +404,41 @@ class _Noting(httpx.Auth):
             await flow.aclose()
 
 
+class Asked:
+    """What is asked for: path and query; a new answer, and no cache's; how long it may be silent.
+
+    `request` is that as httpx takes it, made only where httpx has to do with it.
+    """
+
+    __slots__ = ("_endpoint", "_request", "fresh", "silence", "target")
+
+    def __init__(self, endpoint: Endpoint, target: str, silence: Any, *, fresh: bool) -> None:
+        self._endpoint = endpoint
+        self._request: httpx.Request | None = None
+        self.target, self.silence, self.fresh = target, silence, fresh
+
+    @property
+    def request(self) -> httpx.Request:
+        """What is asked for, as httpx takes it."""
+        self._request = self._request or self._endpoint.built(self)
+        return self._request
+
+    def onward(self, request: httpx.Request) -> Asked:
+        """What a redirect asks for."""
+        target = request.url.raw_path.decode("ascii")
+        asked = Asked(self._endpoint, target, self.silence, fresh=self.fresh)
+        asked._request = request
+        return asked
+
+
 class Exchange:
     """One request, redirects included, up to the response that counts."""
 
     def __init__(
-        self, endpoint: Endpoint, request: httpx.Request, partition: int | None, seconds: float
+        self, endpoint: Endpoint, asked: Asked, partition: int | None, seconds: float
     ) -> None:
         self.endpoint, self._io = endpoint, endpoint.io
-        self._request, self.partition = request, partition
-        self._where = endpoint.where(partition)
+        self._asked, self.partition = asked, partition
         self._seconds = seconds
         self._deadline = Deadline(math.inf, seconds)
         self._discovery = False
@@ -392,30 +446,36 @@ class Exchange:
     async def discovery(self, limit: int) -> tuple[httpx.Response, bytes]:
         """The response to a discovery, and its body up to a little over `limit` bytes."""
         self._discovery = True
-        return await self._run(limit)
+        answer = await self._run(limit)
+        assert isinstance(answer, tuple)
+        return answer
 
-    async def fetch(self) -> httpx.Response:
+    async def fetch(self) -> Body:
         """The response to a fetch, with status 2xx. Its body is not read yet."""
-        return (await self._run(_EXCERPT_BYTES))[0]
+        answer = await self._run(_EXCERPT_BYTES)
+        assert not isinstance(answer, tuple)
+        return answer
 
-    async def _run(self, limit: int) -> tuple[httpx.Response, bytes]:
+    async def _run(self, limit: int) -> Body | tuple[httpx.Response, bytes]:
         self._deadline = Deadline(self._io.now() + self._seconds, self._seconds)
-        request, redirects = self._request, 0
+        asked, redirects = self._asked, 0
         while True:
-            self.endpoint.note(request, request, target_of(request))
-            call = self._io.send(request, self.endpoint.auth(request))
-            answer = await self._io.attempt(call, request, self._deadline)
+            call = self.endpoint.ask(asked)
+            answer = await self._io.attempt(call, asked.silence, self._deadline)
             # Outside a handler, so that what is raised for an error does not quote it (R19).
-            failed = isinstance(answer, Exception)
-            response = self._answer_in(answer, request) if isinstance(answer, Exception) else answer
-            if response.is_success and not self._discovery:
-                return response, b""
-            body = await self._body_of(response, request, limit, read=failed)
+            if isinstance(answer, Exception):
+                response = self._answer_in(answer, asked.request)
+                received: Body | None = None if response.is_closed else self._io.body(response)
+            elif 200 <= answer.status < 300 and not self._discovery:
+                return answer
+            else:
+                response, received = answer.response(asked.request), answer
+            body = await self._body_of(response, received, asked.silence, limit)
             onward = self._onward(response)
             if onward is None:
                 self._classify(response, body)
                 return response, body
-            request, redirects = onward, redirects + 1
+            asked, redirects = asked.onward(onward), redirects + 1
             if redirects > _MAX_REDIRECTS:
                 raise self._redirect_error(
                     f"more than {_MAX_REDIRECTS} redirects, one after the other (status "
@@ -449,40 +509,26 @@ class Exchange:
             raise AuthenticationError(
                 f"{place}, which the http client asks, answers status {status}. "
                 "Check the credentials",
-                **self._where,
+                **self.endpoint.where(self.partition),
             ) from None
         raise FeedUnavailableError(
             f"the http client failed with {type(the_error(error)).__name__}: {place}, which it "
             f"asks, answers status {status}",
-            **self._where,
+            **self.endpoint.where(self.partition),
         ) from None
 
     async def _body_of(
-        self, response: httpx.Response, request: httpx.Request, limit: int, *, read: bool
+        self, response: httpx.Response, received: Body | None, silence: Any, limit: int
     ) -> bytes:
-        """The body of an error or a discovery; `read`: the caller's hook had the response."""
-        if read and response.is_closed:
+        """The body of an error or a discovery, unless the caller's hook has closed it."""
+        if received is None:
             return response.content[:limit] if response.is_stream_consumed else b""
-        body = await self._io.attempt(self._read(response, limit), request, self._deadline)
+        body = await self._io.attempt(_read(received, limit), silence, self._deadline)
         if not isinstance(body, Exception):
             return body
         if response.status_code == 200:
             self.endpoint.broke_off(body, self.partition)
         return b""
-
-    async def _read(self, response: httpx.Response, limit: int) -> bytes:
-        body, received = bytearray(), self._io.body(response)
-        try:
-            coding = coding_of(response)
-            while (chunk := await received.read()) is not None:
-                for piece in coding.feed(chunk):
-                    body += piece
-                    if len(body) > limit:
-                        return bytes(body)
-            coding.finish()
-        finally:
-            await received.aclose()
-        return bytes(body)
 
     def _onward(self, response: httpx.Response) -> httpx.Request | None:
         """Return the request that follows a redirect; None for any other response."""
@@ -515,8 +561,8 @@ class Exchange:
 
     def _redirect_error(self, message: str, status: int) -> FeedError:
         if self._discovery:
-            return NegotiationError(message, **self._where)
-        error = TransportError(message, **self._where)
+            return NegotiationError(message, **self.endpoint.where(self.partition))
+        error = TransportError(message, **self.endpoint.where(self.partition))
         error.status = status
         return error
 
@@ -530,18 +576,20 @@ class Exchange:
                 f"the publisher answers status {status}{said}",
                 status=status,
                 retry_after=retry_after(headers.get("retry-after"), headers.get("date")),
-                **self._where,
+                **self.endpoint.where(self.partition),
             )
         message = f"the publisher answers a fetch with status {status}{said}"
         if status in (401, 403):
             text = f"the publisher answers status {status}{said}. Check the credentials"
-            error = AuthenticationError(text, **self._where)
+            error = AuthenticationError(text, **self.endpoint.where(self.partition))
         elif self._discovery:
             return
         elif status in _REFUSED:
-            raise RequestRefusedError(message, status=status, **self._where)
+            raise RequestRefusedError(message, status=status, **self.endpoint.where(self.partition))
         else:
-            error = ProtocolError(f"{message}. Check the URL", **self._where)
+            error = ProtocolError(
+                f"{message}. Check the URL", **self.endpoint.where(self.partition)
+            )
         error.status = status
         raise error
 
@@ -562,10 +610,9 @@ class ResponseStream:
         self._pieces: Iterator[bytes] = iter(())
 
     async def __aenter__(self) -> Self:
-        response = await self._start()
-        self._body = self._endpoint.io.body(response)
+        self._body = await self._start()
         try:
-            self._coding = coding_of(response)
+            self._coding = Decompressor(self._body.coding)
         except UnsupportedCodingError as error:
             await self._body.aclose()
             self._endpoint.broke_off(error, self._partition)
@@ -599,14 +646,19 @@ class ResponseStream:
             self._endpoint.broke_off(failed, self._partition)
 
 
-def coding_of(response: httpx.Response) -> Decompressor:
-    """What undoes the content coding of a body. Raises `UnsupportedCodingError`.
-
-    A response that is in memory already, as those of `httpx.MockTransport` are, was decoded by
-    httpx. Its raw bytes can't be had again.
-    """
-    encoding = "" if response.is_stream_consumed else response.headers.get("content-encoding", "")
-    return Decompressor(encoding)
+async def _read(received: Body, limit: int) -> bytes:
+    body = bytearray()
+    try:
+        coding = Decompressor(received.coding)
+        while (chunk := await received.read()) is not None:
+            for piece in coding.feed(chunk):
+                body += piece
+                if len(body) > limit:
+                    return bytes(body)
+        coding.finish()
+    finally:
+        await received.aclose()
+    return bytes(body)
 
 
 def target_of(request: httpx.Request) -> frozenset[str]:
