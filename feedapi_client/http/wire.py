@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 import httpx
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSAttribute
@@ -19,6 +20,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 _MAX_OVERHEAD = 64 * 1024
 """Bytes in a row that bring nothing of a body: heads, 1xx responses, chunk lines, trailers."""
+_PART = 64 * 1024
+"""Bytes of a read that are worked on at once: about what a processor has at hand."""
+_SMALL_PART = 8 * 1024
+_MANY = 1000
+"""Pieces of a part, from which on the next one is small: they take as long as large ones."""
+_SLICE = 0.001
+"""Seconds of work until other tasks get their turn."""
 _VERSIONS = frozenset({"1.0", "1.1"})
 _BODILESS = frozenset({204, 304})
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
@@ -49,7 +57,8 @@ class Connection:
         """Whether the response is complete, and another may come behind it."""
         self._complete = self._to_close = False
         self._fault: httpx.RemoteProtocolError | None = None
-        self._overhead = 0
+        self._rest = memoryview(b"")
+        self._overhead, self._part, self._until = 0, _SMALL_PART, 0.0
         self.on_body = self._pieces.append
         self._parser: Any = HttpResponseParser(self)
         # Some publishers write a space between the size of a chunk and the end of its line.
@@ -66,9 +75,9 @@ class Connection:
         except _BROKEN as error:
             raise httpx.WriteError(str(error)) from error
         while not self.status:
-            await self._feed()
-            if self._fault is not None and not self.status:
+            if self._fault is not None:
                 raise self._fault
+            await self._feed()
         if self.status < 200 or self._parser.get_http_version() not in _VERSIONS:
             raise httpx.RemoteProtocolError("the response has a status or version that is none")
         codings = self.values(b"transfer-encoding")
@@ -97,27 +106,43 @@ class Connection:
         return data
 
     async def _feed(self) -> None:
+        """Take a part of what has come; wait for something where all was taken."""
+        if not self._rest:
+            self._rest = memoryview(await self._received())
+            if not self._rest:
+                self._complete = True
+                return
+            self._until = anyio.current_time() + _SLICE
+        elif anyio.current_time() >= self._until:
+            await anyio.lowlevel.checkpoint()
+            self._until = anyio.current_time() + _SLICE
+        part, self._rest = self._rest[: self._part], self._rest[self._part :]
         try:
-            data = await self._stream.receive(self._read_bytes)
-        except anyio.EndOfStream:
-            if not self._to_close:
-                text = "the connection ended before the response was complete"
-                raise httpx.RemoteProtocolError(text) from None
-            self._complete = True
-            return
-        except _BROKEN as error:
-            raise httpx.ReadError(str(error)) from error
-        try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(part)
         except (HttpParserError, HttpParserUpgrade) as error:
             if error.__context__ is not None and not isinstance(error.__context__, Exception):
                 raise error.__context__ from None  # a KeyboardInterrupt in one of the methods below
             self.is_reusable = False
             if not self._complete:
                 self._fault = httpx.RemoteProtocolError(f"the response is not HTTP/1.1: {error}")
-        self._overhead = 0 if self._pieces else self._overhead + len(data)
+        self._part = _PART if len(self._pieces) < _MANY else _SMALL_PART
+        self._overhead = 0 if self._pieces else self._overhead + len(part)
         if self._overhead > _MAX_OVERHEAD and not self._complete:
             self._fault = httpx.RemoteProtocolError("more than 64 KiB that are no body")
+        if self._rest and self._complete:
+            self.is_reusable = False
+
+    async def _received(self) -> bytes:
+        """What comes next; nothing at the end of a body that may end so."""
+        try:
+            return await self._stream.receive(self._read_bytes)
+        except anyio.EndOfStream:
+            if self._to_close:
+                return b""
+            text = "the connection ended before the response was complete"
+            raise httpx.RemoteProtocolError(text) from None
+        except _BROKEN as error:
+            raise httpx.ReadError(str(error)) from error
 
     # ------------------------------------------------------------------ what the parser calls
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import random
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -367,7 +366,7 @@ class TestConnections:
 
         transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Body()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(time, "monotonic", lambda: next(now))
+            patch.setattr(anyio, "current_time", lambda: next(now))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(others)
                 http = httpx.AsyncClient(transport=transport)
@@ -377,7 +376,7 @@ class TestConnections:
 
 
 ENDLESS_HEADERS = {
-    "status line": (b"", b"H", page_of),
+    "status line": (b"HTTP/1.1 200 ", b"H", page_of),
     "one header": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", discovery_of),
     "many headers": (b"HTTP/1.1 200 OK\r\n", b"X-Many: a\r\n", page_of),
     "1xx flood": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50, discovery_of),
@@ -506,9 +505,7 @@ class TestRedirects:
         assert len(str(caught.value)) < 600
         assert str(caught.value).isprintable()
 
-    @pytest.mark.parametrize(
-        "location", [b"http://a:port/", b"http://a..b\x01/", b"http://xn--\xff/"]
-    )
+    @pytest.mark.parametrize("location", [b"http://a:port/", b"http://a..b/", b"http://xn--\xff/"])
     async def test_r19_a_location_that_can_not_be_read_is_named_as_that(
         self, location: bytes, sync: bool
     ) -> None:

@@ -14,7 +14,7 @@ from feedapi_client.cli.doctor.bounds import Bounds
 from feedapi_client.cli.doctor.probe_messages import ProbeProblem, ProbeRequest, ProbeResponse
 from feedapi_client.errors import FeedUnavailableError
 from feedapi_client.http.decompression import CodingError, Decompressor
-from feedapi_client.http.endpoint import Endpoint, coding_of, retry_after
+from feedapi_client.http.endpoint import Endpoint, retry_after
 from feedapi_client.http.http_errors import (
     described,
     host_problem,
@@ -222,7 +222,7 @@ class _Receiving:
             self._cut = True
 
     async def _read(self, response: httpx.Response) -> None:
-        coding = coding_of(response)
+        coding = Decompressor(response.headers.get("content-encoding", ""))
         chunks: Any = response.aiter_raw()
         async with aclosing(chunks) as received:
             await self._decode(received, coding)
