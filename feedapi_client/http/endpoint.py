@@ -130,7 +130,6 @@ class Endpoint:
         self._sent: WeakKeyDictionary[httpx.Request, set[str]] = WeakKeyDictionary()
         """The requests under way, and what an auth has sent with each."""
         self._recent: deque[str] = deque(maxlen=_RECENT)
-        self._last: httpx.Request | None = None
         self._used_in: OneProcess | None = None
         register(self)
 
@@ -147,8 +146,7 @@ class Endpoint:
         not asked for, and `NegotiationError` for a body over `max_bytes` or a redirect to another
         origin.
         """
-        asked = self.asked(suffix, params, None, None)
-        exchange = Exchange(self, asked, None, self.limits.request_timeout)
+        exchange = Exchange(self, suffix, params, discovery=True)
         response, body = await exchange.discovery(max_bytes)
         if len(body) > max_bytes:
             raise NegotiationError(
@@ -158,47 +156,17 @@ class Endpoint:
             )
         return response.status_code, body
 
-    def stream(
-        self,
-        suffix: str,
-        params: Params,
-        *,
-        partition: int | None = None,
-        idle_timeout: float | None = None,
-    ) -> ResponseStream:
-        """A fetch: ``async with endpoint.stream(...) as response: async for chunk in response``."""
-        return ResponseStream(self.exchange(suffix, params, partition, idle_timeout))
-
-    def exchange(
-        self, suffix: str, params: Params, partition: int | None, idle_timeout: float | None
-    ) -> Exchange:
-        """A fetch. Its headers, or an error's headers and body together, may take `idle_timeout`.
-
-        These are seconds; `Limits.request_timeout` for None. Raises what `request` does.
-        """
-        asked = self.asked(suffix, params, partition, idle_timeout)
-        whole = self.limits.request_timeout if idle_timeout is None else idle_timeout / SHARE
-        return Exchange(self, asked, partition, whole)
-
     def request(
-        self,
-        suffix: str,
-        params: Params,
-        *,
-        partition: int | None = None,
-        idle_timeout: float | None = None,
+        self, suffix: str, params: Params, *, partition: int | None = None
     ) -> httpx.Request:
-        """A GET of the feed: a fetch, or without a partition a discovery, which no cache answers.
+        """A fetch as httpx takes it, or without a partition a discovery, which no cache answers.
 
-        With `idle_timeout` (seconds) the response may be silent for that long; else the client's
-        own timeouts hold. Raises `ProtocolError` for a cursor that makes the URL too long.
+        Raises `ProtocolError` for a cursor that makes the URL too long.
         """
-        return self.asked(suffix, params, partition, idle_timeout).request
+        return Exchange(self, suffix, params, partition, discovery=partition is None).request
 
-    def asked(
-        self, suffix: str, params: Params, partition: int | None, idle: float | None
-    ) -> Asked:
-        """See `request`."""
+    def target(self, suffix: str, params: Params, partition: int | None) -> str:
+        """Path and query of a request. Raises what `request` does."""
         self._used_in = self._used_in or OneProcess()
         self._used_in.check("the http client")  # its connections would be shared
         target = self._url.target(suffix, params, str(self.io.client.params or ""))
@@ -207,22 +175,20 @@ class Endpoint:
                 "the request's URL is over 64 KiB: the cursor or the filters are too long",
                 **self.where(partition),
             )
-        own, whole = self.io.client.timeout.read, self.limits.request_timeout
-        silence = idle or (SHARE * whole if own is None or own >= whole else own)
-        return Asked(self, target, self.io.read_timeout(silence), fresh=partition is None)
+        return target
 
-    async def ask(self, asked: Asked) -> Body:
+    async def ask(self, exchange: Exchange) -> Body:
         """Send a request, and return its response."""
         if (wire := self.io.wire) is not None:
-            fresh = "Cache-Control: no-cache\r\n" if asked.fresh else ""
-            head = f"GET {asked.target} HTTP/1.1\r\n{self._headers}{fresh}\r\n"
-            return await wire.get(head.encode("ascii"), asked.silence)
-        request = asked.request
+            fresh = "Cache-Control: no-cache\r\n" if exchange.is_discovery else ""
+            head = f"GET {exchange.target} HTTP/1.1\r\n{self._headers}{fresh}\r\n"
+            return await wire.get(head.encode("ascii"), exchange.silence)
+        request = exchange.request
         self.note(request, request, target_of(request))
         return self.io.body(await self.io.send(request, self.auth(request)))
 
-    def built(self, asked: Asked) -> httpx.Request:
-        """The request as httpx takes it.
+    def built(self, target: str, silence: Any, *, fresh: bool) -> httpx.Request:
+        """A request as httpx takes it.
 
         Its timeouts are the client's own, unless they come after ours. An HTTP/2 connection that is
         dead is used again and again where a request on it is only given up: httpx drops it once a
@@ -232,16 +198,20 @@ class Endpoint:
         headers = {"Accept-Encoding": ACCEPT_ENCODING}
         if client.headers.get("user-agent") == _USER_AGENT_OF_HTTPX:
             headers["User-Agent"] = _user_agent()  # the caller has named no other
-        if asked.fresh:
+        if fresh:
             headers["Cache-Control"] = "no-cache"
-        own, whole = client.timeout, self.limits.request_timeout
-        write = SHARE * whole if own.write is None or own.write >= whole else own.write
-        timeout = httpx.Timeout(connect=own.connect, read=asked.silence, write=write, pool=own.pool)
-        url = self._url.request_url(asked.target)
+        own, write = client.timeout, self.no_longer(client.timeout.write)
+        timeout = httpx.Timeout(connect=own.connect, read=silence, write=write, pool=own.pool)
+        url = self._url.request_url(target)
         request: httpx.Request = client.build_request("GET", url, headers=headers, timeout=timeout)
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
+
+    def no_longer(self, seconds: float | None) -> float:
+        """A timeout of the client, or one that comes before ours."""
+        whole = self.limits.request_timeout
+        return SHARE * whole if seconds is None or seconds >= whole else seconds
 
     def auth(self, request: httpx.Request) -> httpx.Auth | None:
         """The auth of a request: the client's own, otherwise the credentials in the feed's URL."""
@@ -284,7 +254,6 @@ class Endpoint:
         texts = _header_values(sent) | {v for v in values if not decoded([v]) <= target}
         self._sent.setdefault(request, set()).update(texts)
         self._recent.extend(texts.difference(self._recent))
-        self._last = request
 
     # ------------------------------------------------------------------ errors
 
@@ -404,95 +373,131 @@ class _Noting(httpx.Auth):
             await flow.aclose()
 
 
-class Asked:
-    """What is asked for: path and query; a new answer, and no cache's; how long it may be silent.
+class Exchange:
+    """One request, redirects included, up to the response that counts.
 
-    `request` is that as httpx takes it, made only where httpx has to do with it.
+    Entered it is a response of status 2xx, while that is open, and an asynchronous iterator of its
+    chunks. Entering raises what `Endpoint.get` does, and `RequestRefusedError` and `ProtocolError`
+    for the other statuses. Iterating raises `TornResponseError` when the body breaks off. Leaving
+    closes the connection if the body was not read to its end.
+
+    Arguments:
+        idle: seconds that the response may be silent, that its headers may take, or an error's
+            headers and body together; `Limits.request_timeout` for None.
+        discovery: whether an answer has to be new, and no cache's.
+
+    Raises what `Endpoint.request` does.
     """
 
-    __slots__ = ("_endpoint", "_request", "fresh", "silence", "target")
+    __slots__ = (
+        *("_body", "_coding", "_deadline", "_endpoint", "_io", "_partition", "_pieces", "_request"),
+        *("_seconds", "is_discovery", "silence", "target"),
+    )
 
-    def __init__(self, endpoint: Endpoint, target: str, silence: Any, *, fresh: bool) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        suffix: str,
+        params: Params,
+        partition: int | None = None,
+        idle: float | None = None,
+        *,
+        discovery: bool = False,
+    ) -> None:
+        self._endpoint, self._io, self._partition = endpoint, endpoint.io, partition
+        self.target, self.is_discovery = endpoint.target(suffix, params, partition), discovery
+        own = idle or endpoint.no_longer(endpoint.io.client.timeout.read)
+        self.silence: Any = endpoint.io.read_timeout(own)
+        self._seconds = endpoint.limits.request_timeout if idle is None else idle / SHARE
         self._request: httpx.Request | None = None
-        self.target, self.silence, self.fresh = target, silence, fresh
+        self._pieces: Iterator[bytes] = iter(())
 
     @property
     def request(self) -> httpx.Request:
-        """What is asked for, as httpx takes it."""
-        self._request = self._request or self._endpoint.built(self)
+        """The request as httpx takes it, made only where httpx has to do with it."""
+        if self._request is None:
+            new = self.is_discovery
+            self._request = self._endpoint.built(self.target, self.silence, fresh=new)
         return self._request
-
-    def onward(self, request: httpx.Request) -> Asked:
-        """What a redirect asks for."""
-        target = request.url.raw_path.decode("ascii")
-        asked = Asked(self._endpoint, target, self.silence, fresh=self.fresh)
-        asked._request = request
-        return asked
-
-
-class Exchange:
-    """One request, redirects included, up to the response that counts."""
-
-    def __init__(
-        self, endpoint: Endpoint, asked: Asked, partition: int | None, seconds: float
-    ) -> None:
-        self.endpoint, self._io = endpoint, endpoint.io
-        self._asked, self.partition = asked, partition
-        self._seconds = seconds
-        self._deadline = Deadline(math.inf, seconds)
-        self._discovery = False
 
     async def discovery(self, limit: int) -> tuple[httpx.Response, bytes]:
         """The response to a discovery, and its body up to a little over `limit` bytes."""
-        self._discovery = True
         answer = await self._run(limit)
         assert isinstance(answer, tuple)
         return answer
 
-    async def fetch(self) -> Body:
-        """The response to a fetch, with status 2xx. Its body is not read yet."""
+    async def __aenter__(self) -> Self:
         answer = await self._run(_EXCERPT_BYTES)
         assert not isinstance(answer, tuple)
-        return answer
+        self._body = answer
+        try:
+            self._coding = Decompressor(answer.coding)
+        except UnsupportedCodingError as error:
+            await answer.aclose()
+            self._endpoint.broke_off(error, self._partition)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._body.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        failed: BaseException
+        try:
+            piece = next(self._pieces, None)
+            if piece is not None:
+                # A chunk may inflate a thousandfold: the other tasks get their turn within it.
+                await self._io.others()
+            while piece is None:
+                chunk = await self._body.read()
+                if chunk is None:
+                    self._coding.finish()
+                    raise StopAsyncIteration
+                self._pieces = self._coding.feed(chunk)
+                piece = next(self._pieces, None)
+            return piece
+        except StopAsyncIteration:
+            raise
+        except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
+            failed = failure_of(error)
+            self._endpoint.broke_off(failed, self._partition)
 
     async def _run(self, limit: int) -> Body | tuple[httpx.Response, bytes]:
+        """A response whose body is still to be read, or one that was read up to a limit."""
         self._deadline = Deadline(self._io.now() + self._seconds, self._seconds)
-        asked, redirects = self._asked, 0
-        while True:
-            call = self.endpoint.ask(asked)
-            answer = await self._io.attempt(call, asked.silence, self._deadline)
+        for _ in range(_MAX_REDIRECTS + 1):
+            call = self._endpoint.ask(self)
+            answer = await self._io.attempt(call, self.silence, self._deadline)
             # Outside a handler, so that what is raised for an error does not quote it (R19).
             if isinstance(answer, Exception):
-                response = self._answer_in(answer, asked.request)
+                response = self._answer_in(answer)
                 received: Body | None = None if response.is_closed else self._io.body(response)
-            elif 200 <= answer.status < 300 and not self._discovery:
+            elif 200 <= answer.status < 300 and not self.is_discovery:
                 return answer
             else:
-                response, received = answer.response(asked.request), answer
-            body = await self._body_of(response, received, asked.silence, limit)
+                response, received = answer.response(self.request), answer
+            body = await self._body_of(response, received, limit)
             onward = self._onward(response)
             if onward is None:
                 self._classify(response, body)
                 return response, body
-            asked, redirects = asked.onward(onward), redirects + 1
-            if redirects > _MAX_REDIRECTS:
-                raise self._redirect_error(
-                    f"more than {_MAX_REDIRECTS} redirects, one after the other (status "
-                    f"{response.status_code})",
-                    response.status_code,
-                )
+            self._request, self.target = onward, onward.url.raw_path.decode("ascii")
+        status = response.status_code
+        text = f"more than {_MAX_REDIRECTS} redirects, one after the other (status {status})"
+        raise self._redirect_error(text, status)
 
-    def _answer_in(self, error: Exception, request: httpx.Request) -> httpx.Response:
+    def _answer_in(self, error: Exception) -> httpx.Response:
         """The answer that a hook of the caller's client has raised for.
 
         Raises our error where there is none. httpx's own names the URL with its query, so that it
         is not chained (R19).
         """
-        endpoint = self.endpoint
+        endpoint, request = self._endpoint, self.request
         if isinstance(error, FeedError):  # of an auth of ours
             error.feed = error.feed or endpoint.feed
-            error.partition = error.partition or self.partition
+            error.partition = error.partition or self._partition
             raise error
         response = response_in(error)
         if response is None:
@@ -500,7 +505,7 @@ class Exchange:
             # A client of ours has no code of the caller's that makes URLs.
             if where == request.url or (self._io.owned and isinstance(error, _URL_ERRORS)):
                 raise self._unreadable_location(_SOME_REDIRECT) from None
-            endpoint.unanswered(the_error(error), self.partition)
+            endpoint.unanswered(the_error(error), self._partition)
         asked = response.request
         if asked.url.path == request.url.path and endpoint.is_of_feed(asked.url):
             return response
@@ -509,25 +514,23 @@ class Exchange:
             raise AuthenticationError(
                 f"{place}, which the http client asks, answers status {status}. "
                 "Check the credentials",
-                **self.endpoint.where(self.partition),
+                **self._where(),
             ) from None
         raise FeedUnavailableError(
             f"the http client failed with {type(the_error(error)).__name__}: {place}, which it "
             f"asks, answers status {status}",
-            **self.endpoint.where(self.partition),
+            **self._where(),
         ) from None
 
-    async def _body_of(
-        self, response: httpx.Response, received: Body | None, silence: Any, limit: int
-    ) -> bytes:
+    async def _body_of(self, response: httpx.Response, received: Body | None, limit: int) -> bytes:
         """The body of an error or a discovery, unless the caller's hook has closed it."""
         if received is None:
             return response.content[:limit] if response.is_stream_consumed else b""
-        body = await self._io.attempt(_read(received, limit), silence, self._deadline)
+        body = await self._io.attempt(_read(received, limit), self.silence, self._deadline)
         if not isinstance(body, Exception):
             return body
         if response.status_code == 200:
-            self.endpoint.broke_off(body, self.partition)
+            self._endpoint.broke_off(body, self._partition)
         return b""
 
     def _onward(self, response: httpx.Response) -> httpx.Request | None:
@@ -544,106 +547,55 @@ class Exchange:
                     headers=sent.headers,
                     extensions=sent.extensions,
                 )
-            same = self.endpoint.is_of_feed(request.url)
+            same = self._endpoint.is_of_feed(request.url)
         except (httpx.InvalidURL, ValueError):  # such as a host name that idna refuses
             raise self._unreadable_location(response.status_code) from None
         if same:
             return request
-        place = self.endpoint.quote(shown_origin(request.url).encode())
+        place = self._endpoint.quote(shown_origin(request.url).encode())
         raise self._redirect_error(
             f"the feed redirects (status {response.status_code}) to another origin, {place}, which "
             "is refused: no credentials are sent there. If the feed has moved, use its new URL",
             response.status_code,
         )
 
+    def _where(self) -> dict[str, Any]:
+        return self._endpoint.where(self._partition)
+
     def _unreadable_location(self, status: int) -> FeedError:
         return self._redirect_error("the feed redirects to a URL that can't be read", status)
 
     def _redirect_error(self, message: str, status: int) -> FeedError:
-        if self._discovery:
-            return NegotiationError(message, **self.endpoint.where(self.partition))
-        error = TransportError(message, **self.endpoint.where(self.partition))
+        if self.is_discovery:
+            return NegotiationError(message, **self._where())
+        error = TransportError(message, **self._where())
         error.status = status
         return error
 
     def _classify(self, response: httpx.Response, body: bytes) -> None:
         """Raise the error for a status, unless negotiation classifies it."""
         status, headers = response.status_code, response.headers
-        said = f": '{self.endpoint.quote(body)}'" if body.strip() else ""
+        said = f": '{self._endpoint.quote(body)}'" if body.strip() else ""
         error: ProtocolError | TransportError
         if status in _LATER or status >= 500:
             raise FeedUnavailableError(
                 f"the publisher answers status {status}{said}",
                 status=status,
                 retry_after=retry_after(headers.get("retry-after"), headers.get("date")),
-                **self.endpoint.where(self.partition),
+                **self._where(),
             )
         message = f"the publisher answers a fetch with status {status}{said}"
         if status in (401, 403):
             text = f"the publisher answers status {status}{said}. Check the credentials"
-            error = AuthenticationError(text, **self.endpoint.where(self.partition))
-        elif self._discovery:
+            error = AuthenticationError(text, **self._where())
+        elif self.is_discovery:
             return
         elif status in _REFUSED:
-            raise RequestRefusedError(message, status=status, **self.endpoint.where(self.partition))
+            raise RequestRefusedError(message, status=status, **self._where())
         else:
-            error = ProtocolError(
-                f"{message}. Check the URL", **self.endpoint.where(self.partition)
-            )
+            error = ProtocolError(f"{message}. Check the URL", **self._where())
         error.status = status
         raise error
-
-
-class ResponseStream:
-    """A response of status 2xx, while it is entered: an asynchronous iterator of its chunks.
-
-    Entering sends the request and raises what `Endpoint.get` does, and `RequestRefusedError` and
-    `ProtocolError` for the other statuses. Iterating raises `TornResponseError` when the body
-    breaks off. Leaving closes the connection if the body was not read to its end.
-    """
-
-    __slots__ = ("_body", "_coding", "_endpoint", "_partition", "_pieces", "_start")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._endpoint, self._partition = exchange.endpoint, exchange.partition
-        self._start = exchange.fetch
-        self._pieces: Iterator[bytes] = iter(())
-
-    async def __aenter__(self) -> Self:
-        self._body = await self._start()
-        try:
-            self._coding = Decompressor(self._body.coding)
-        except UnsupportedCodingError as error:
-            await self._body.aclose()
-            self._endpoint.broke_off(error, self._partition)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._body.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        failed: BaseException
-        try:
-            piece = next(self._pieces, None)
-            if piece is not None:
-                # A chunk may inflate a thousandfold: the other tasks get their turn within it.
-                await self._endpoint.io.others()
-            while piece is None:
-                chunk = await self._body.read()
-                if chunk is None:
-                    self._coding.finish()
-                    raise StopAsyncIteration
-                self._pieces = self._coding.feed(chunk)
-                piece = next(self._pieces, None)
-            return piece
-        except StopAsyncIteration:
-            raise
-        except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
-            failed = failure_of(error)
-            self._endpoint.broke_off(failed, self._partition)
 
 
 async def _read(received: Body, limit: int) -> bytes:

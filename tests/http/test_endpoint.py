@@ -23,7 +23,7 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.endpoint import run_now
+from feedapi_client.http.endpoint import Exchange, run_now
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
 from tests.http.helpers import (
@@ -255,7 +255,7 @@ class TestTornBodies:
             wire(lambda _: Reply(start(LINE), close=True)) as server,
             opened(server.url, sync=sync) as at,
         ):
-            body = at.stream("", [])
+            body = Exchange(at, "", [])
             await run(at, body.__aenter__())
             assert await run(at, body.__anext__()) == LINE
             with pytest.raises(TornResponseError) as caught:
@@ -274,7 +274,7 @@ class TestTornBodies:
             opened(server.url, sync=sync, limits=Limits(request_timeout=3600)) as at,
         ):
             with pytest.raises(TornResponseError, match="ReadTimeout"):
-                await body_of(at, idle_timeout=1)
+                await body_of(at, idle=1)
 
 
 class TestConnections:
@@ -308,7 +308,7 @@ class TestConnections:
             wire(lambda _: Reply(start(LINE), hold=True)) as server,
             opened(server.url, sync=sync, http=http) as at,
         ):
-            body = at.stream("", [])
+            body = Exchange(at, "", [])
             await run(at, body.__aenter__())
             with pytest.raises(FeedUnavailableError, match="larger pool"):
                 await body_of(at)
@@ -319,7 +319,7 @@ class TestConnections:
             wire(lambda _: Reply(start(LINE), hold=True)) as server,
             opened(server.url, sync=sync) as at,
         ):
-            body = at.stream("", [])
+            body = Exchange(at, "", [])
             await run(at, body.__aenter__())
             assert await run(at, body.__anext__()) == LINE
             await run(at, body.__aexit__())
@@ -330,7 +330,7 @@ class TestConnections:
         read = []
 
         async def read_on() -> None:
-            async with at.stream("", []) as body:
+            async with Exchange(at, "", []) as body:
                 async for piece in body:
                     read.append(piece)
                     reading.set()
