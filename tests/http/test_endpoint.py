@@ -505,7 +505,7 @@ class TestRedirects:
         assert len(str(caught.value)) < 600
         assert str(caught.value).isprintable()
 
-    @pytest.mark.parametrize("location", [b"http://a:port/", b"http://a..b/", b"http://xn--\xff/"])
+    @pytest.mark.parametrize("location", [b"http://a:port/", b"http://xn--\xff/"])
     async def test_r19_a_location_that_can_not_be_read_is_named_as_that(
         self, location: bytes, sync: bool
     ) -> None:

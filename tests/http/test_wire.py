@@ -165,7 +165,8 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_r14_what_is_no_response_is_refused(kind: str) -> None:
     raw = REFUSED[kind]
-    for pieces in ([raw + BODY], [raw[i : i + 1] for i in range(len(raw))] + [BODY]):
+    single = [raw[i : i + 1] for i in range(len(raw))]
+    for pieces in ([raw + BODY], [raw + CHUNKS], [*single, BODY], [*single, CHUNKS]):
         with pytest.raises(httpx.RemoteProtocolError) as caught:
             await answer(*pieces)
         assert "b'" not in str(caught.value)
@@ -194,6 +195,21 @@ async def test_r14_what_is_no_chunk_is_torn_and_what_came_before_is_kept(rest: b
 @pytest.mark.parametrize("kind", ["length", "chunked", "hints first", "last one"])
 async def test_r14_what_comes_behind_a_response_is_no_part_of_it(kind: str, behind: bytes) -> None:
     assert await answer(WHOLE[kind][0] + behind) == (200, BODY, False)
+
+
+async def test_r14_what_comes_behind_a_response_is_no_part_of_the_next_one() -> None:
+    """Where a part of a read ends with the response, what follows is not looked at."""
+    head = len(OK + b"Content-Length: 1234\r\n\r\n")
+    for body in range(8 * KIB - head - 1, 8 * KIB - head + 2):
+        raw = OK + b"Content-Length: %d\r\n\r\n" % body + b"x" * body
+        assert await answer(raw + LENGTH + BODY) == (200, b"x" * body, False)
+        assert await answer(raw) == (200, b"x" * body, True)
+
+
+async def test_headers_are_those_of_the_responses_head() -> None:
+    connection = Connection(Pieces([HINTS + CHUNKED + CHUNKS]), KIB)
+    assert (await read_all(connection))[1] == BODY
+    assert connection.headers == [(b"Transfer-Encoding", b"chunked")]
 
 
 @pytest.mark.parametrize(
