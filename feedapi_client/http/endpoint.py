@@ -539,8 +539,10 @@ class Exchange:
         if request is None and not response.has_redirect_location:
             return None
         try:
-            if request is None:  # the caller's hook came before httpx made it
-                sent, location = response.request, response.headers["location"]
+            if request is None:  # of a connection of our own, or the caller's hook was first
+                sent, location = response.request, httpx.URL(response.headers["location"])
+                if location.scheme and not location.host:
+                    raise self._unreadable_location(response.status_code)
                 request = httpx.Request(
                     "GET",
                     sent.url.join(location),

@@ -206,6 +206,13 @@ async def test_r14_what_comes_behind_a_response_is_no_part_of_the_next_one() -> 
         assert await answer(raw) == (200, b"x" * body, True)
 
 
+async def test_what_was_not_read_of_a_response_is_no_part_of_the_next_one() -> None:
+    connection = Connection(Pieces([LENGTH + BODY, LENGTH.replace(b"15", b"2") + b"{}"]), KIB)
+    await connection.request(GET)
+    assert connection.is_reusable
+    assert (await read_all(connection))[1] == b"{}"
+
+
 async def test_headers_are_those_of_the_responses_head() -> None:
     connection = Connection(Pieces([HINTS + CHUNKED + CHUNKS]), KIB)
     assert (await read_all(connection))[1] == BODY
