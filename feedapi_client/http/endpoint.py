@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import ssl
@@ -467,7 +468,7 @@ class Exchange:
     async def _run(self, limit: int) -> Body | tuple[httpx.Response, bytes]:
         """A response whose body is still to be read, or one that was read up to a limit."""
         self._deadline = Deadline(self._io.now() + self._seconds, self._seconds)
-        for _ in range(_MAX_REDIRECTS + 1):
+        for redirects in itertools.count():
             call = self._endpoint.ask(self)
             answer = await self._io.attempt(call, self.silence, self._deadline)
             # Outside a handler, so that what is raised for an error does not quote it (R19).
@@ -483,10 +484,12 @@ class Exchange:
             if onward is None:
                 self._classify(response, body)
                 return response, body
+            if redirects == _MAX_REDIRECTS:
+                text = f"more than {redirects} redirects, one after the other"
+                status = response.status_code
+                raise self._redirect_error(f"{text} (status {status})", status)
             self._request, self.target = onward, onward.url.raw_path.decode("ascii")
-        status = response.status_code
-        text = f"more than {_MAX_REDIRECTS} redirects, one after the other (status {status})"
-        raise self._redirect_error(text, status)
+        raise AssertionError
 
     def _answer_in(self, error: Exception) -> httpx.Response:
         """The answer that a hook of the caller's client has raised for.

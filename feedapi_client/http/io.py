@@ -72,19 +72,21 @@ class AsyncIO:
         self.limits = limits = limits or Limits()
         self.owned = http is None
         self._wire: Fetcher | None = None
-        if http is None:
-            verify = _trust(url)
-            http = _own_client(httpx.AsyncClient, httpx.AsyncHTTPTransport, limits, verify)
-            if proxy_of(parse_url(url)) is None:
-                self._wire = Fetcher(
-                    parse_url(url),
-                    verify,
-                    places=limits.max_concurrent_fetches + _SPARE_CONNECTIONS,
-                    seconds=SHARE * limits.request_timeout,
-                    expiry=_expiry(limits),
-                    read_bytes=limits.read_bytes,
-                )
-        self.client: httpx.AsyncClient = http
+        if http is not None:
+            self.client: httpx.AsyncClient = http
+            return
+        verify, site = _trust(url), parse_url(url)
+        kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
+        self.client = _own_client(*kinds, limits, verify)
+        if proxy_of(site) is None:
+            self._wire = Fetcher(
+                site,
+                verify,
+                places=limits.max_concurrent_fetches + _SPARE_CONNECTIONS,
+                seconds=SHARE * limits.request_timeout,
+                expiry=_expiry(limits),
+                read_bytes=limits.read_bytes,
+            )
 
     @property
     def wire(self) -> Fetcher | None:
