@@ -95,7 +95,8 @@ class AsyncIO:
         So it has to through a proxy, and where somebody has replaced methods of httpx: tests that
         answer its requests, tracers.
         """
-        return None if self._wire is None or is_patched(type(self.client)) else self._wire
+        no_use = self.client.is_closed or is_patched(type(self.client))
+        return None if no_use else self._wire
 
     async def aclose(self) -> None:
         """Close the client, unless it is the caller's."""

@@ -349,6 +349,13 @@ class TestConnections:
                 await server.closed.wait()
         assert read == [LINE]
 
+    async def test_a_client_of_our_own_that_was_closed_is_named(self, sync: bool) -> None:
+        async with wire(lambda _: ok(LINE)) as server:
+            async with opened(server.url, sync=sync) as at:
+                await get(at)
+            with pytest.raises(TransportError, match="the http client is closed"):
+                await get(at)
+
     async def test_r16_a_read_that_brings_thousands_of_chunks_lets_other_tasks_run(self) -> None:
         """Counted in chunks between two turns of another task, by a clock that each read moves."""
         now, turns, done = itertools.count(step=0.0002), 0, False
