@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import os
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +22,6 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 
 from tests.benchmarks.serving import serving
-from tests.http.certificates import Certificate, self_signed
 
 PAYLOAD_PAD = 62
 _BARE_LINE = len(b'{"data":{"id":"000000000000","n":""}}\n')
@@ -88,7 +88,7 @@ def _serve(
     line_bytes: int | None,
     encoding: Encoding | None,
     chunk: int | None,
-    certificate: Certificate | None,
+    certificate: tuple[Path, Path] | None,
 ) -> None:
     built = build_pages(events, page_size, dialect=dialect, line_bytes=line_bytes)
     pages = {cursor: _framed(_compressed(body, encoding), chunk) for cursor, body in built.items()}
@@ -137,7 +137,9 @@ def _serve(
 
     server = Server(("127.0.0.1", 0), Handler)
     if certificate is not None:
-        server.socket = certificate.server().wrap_socket(server.socket, server_side=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     out.send(server.server_address[1])
     server.serve_forever()
 
@@ -166,10 +168,13 @@ def static_feed(
     with ExitStack() as stack:
         certificate = None
         if tls:
+            from tests.http.certificates import self_signed  # which takes long to import
+
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            certificate = self_signed(folder, "127.0.0.1")
+            made = self_signed(folder, "127.0.0.1")
+            certificate = made.path, made.key
             before = os.environ.get("SSL_CERT_FILE")
-            os.environ["SSL_CERT_FILE"] = str(certificate.path)
+            os.environ["SSL_CERT_FILE"] = str(made.path)
             stack.callback(_restore, "SSL_CERT_FILE", before)
         arguments = (dialect, partitions, events, page_size, endless, line_bytes, encoding)
         port = stack.enter_context(
