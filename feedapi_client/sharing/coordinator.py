@@ -199,7 +199,7 @@ class Coordinator:
         return any(partition.committing for partition in self._driver.partitions.values())
 
     async def _committed(self) -> None:
-        while self._commits:
+        while self._commits:  # noqa: ASYNC110 - their ends wake the iterating task alone
             await anyio.sleep(_COMMIT_LOOK)
 
     async def reload(self) -> list[Action]:

@@ -67,9 +67,7 @@ class Fleet:
 
     def consumer(self, **options: Any) -> FeedConsumer:
         """Return a consumer of the feed that nobody runs."""
-        return FeedConsumer(
-            URL, http=self._http, store=self.store, **{"share": Share(), **options}
-        )
+        return FeedConsumer(URL, http=self._http, store=self.store, **{"share": Share(), **options})
 
     def start(self, **options: Any) -> Member:
         """Start one more instance."""
