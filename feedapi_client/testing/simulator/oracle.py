@@ -171,10 +171,11 @@ class Oracle:
         if effect.entity in self._floating:
             self._start_at(effect)
         lane, n = self._lane(effect)
+        key = effect.process, lane
         if self.gaps.take(lane, n):
             self.done += 1
+            self._last.pop(key, None)  # what follows it may have come before it
             return
-        key = effect.process, lane
         done = self.applied.get(lane, 0)
         last = done if self._transactional else self._last.get(key)
         if self._shared and not self._transactional:
