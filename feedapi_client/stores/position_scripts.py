@@ -317,10 +317,15 @@ class PositionScripts:
             matching = self._matching(feed, {p: new.replaces or 0 for p, new in chunk.items()})
             passes = feed in self.lock_waits
             if self._lock and (passes or len(chunk) > 1):  # an UPDATE locks rows as they lie
-                locked = f"SELECT partition_id FROM {self._cursors} WHERE {matching.sql}"
+                ours = Query(f"{self._feed} AND partition_id IN ({listed(chunk)})", (feed.id,))
+                locked = f"SELECT partition_id, revision FROM {self._cursors} WHERE {ours.sql}"
                 locked += f" ORDER BY partition_id{self._lock}{' SKIP LOCKED' * passes}"
-                if len((yield Query(locked, matching.parameters))) != len(chunk):
+                rows = yield Query(locked, ours.parameters)
+                if {row[0]: row[1] for row in rows} != {
+                    p: new.replaces for p, new in chunk.items()
+                }:
                     raise RefusedError
+                matching = ours
             yield from self._archive(matching, at)
             cursor = _by_partition({p: new.cursor for p, new in chunk.items()})
             status = _by_partition({p: new.status for p, new in chunk.items()})

@@ -57,8 +57,8 @@ def test_r7_skip_saves_the_ends_without_delivering(
     result = feedapi("cursors", "skip", publisher.url, "--store", store)
     assert result.exit_code == 0, result.output
     assert result.stdout == f"default @ {publisher.url}: 30 events skipped, 2 positions saved\n"
-    ends = {id: Position(publisher.end_cursor(id)) for id in (0, 1)}
-    assert _positions(store, _key(publisher)) == ends
+    ends = {id: (publisher.end_cursor(id), "open") for id in (0, 1)}
+    assert stand(_positions(store, _key(publisher))) == ends
     publisher.append(0, {"n": "new"})
     assert feedapi("cat", publisher.url, "--store", store, "--raw").stdout == '{"n":"new"}\n'
 
@@ -109,7 +109,7 @@ def test_skip_of_one_partition_leaves_the_others_alone(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
     result = feedapi("cursors", "skip", publisher.url, "--store", store, "-p", 0)
-    assert _positions(store, _key(publisher)) == {0: Position(publisher.end_cursor(0))}
+    assert stand(_positions(store, _key(publisher))) == {0: (publisher.end_cursor(0), "open")}
     assert "start at their beginning" in result.stderr
     assert feedapi("cat", publisher.url, "--store", store).stdout.count('"m"') == 3
 
@@ -233,7 +233,7 @@ def test_drain_of_an_unknown_partition_is_refused(
     assert refused.exit_code == 1
     assert "neither listed by the feed nor stored" in refused.stderr
     assert _drain(feedapi, closed, store, 9, "--yes", "--force").exit_code == 0
-    assert _positions(store, _key(closed))[9] == Position("_first", "drained")
+    assert stand(_positions(store, _key(closed)))[9] == ("_first", "drained")
 
 
 def test_drain_of_an_unknown_consumer_is_refused(

@@ -534,7 +534,8 @@ def recorded(script: Script[None], changed: int) -> list[Any]:
 
     def execute(step: Any) -> Any:
         statements.append(step)
-        return [()] * changed if isinstance(step, Query) else changed
+        rows = [(partition, partition + 1) for partition in range(changed)]
+        return rows if isinstance(step, Query) else changed
 
     run_steps(script, execute)
     return statements

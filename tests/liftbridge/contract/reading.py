@@ -17,7 +17,8 @@ from feedapi_client.liftbridge import (
     StreamCursorStore,
     StreamPublisher,
 )
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import FeedKey
+from tests.positions import counted
 
 FORMATS = ["batch", "events"]
 KEY = FeedKey("http://localhost/feed")
@@ -36,7 +37,7 @@ def store_of(
 async def save(store: StreamCursorStore, revision: int, *numbers: int) -> None:
     """Save position `revision` with events of these numbers."""
     batch = OutgoingBatch(0, f"c{revision}", [b'{"n":%d}' % n for n in numbers])
-    await store.save(KEY, {0: Position(f"c{revision}", revision=revision)}, transaction=batch)
+    await store.save(KEY, {0: counted(f"c{revision}", revision)}, transaction=batch)
 
 
 async def read(messages: AsyncGenerator[Message, None], count: int) -> list[int]:
