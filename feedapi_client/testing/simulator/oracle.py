@@ -174,7 +174,8 @@ class Oracle:
         key = effect.process, lane
         if self.gaps.take(lane, n):
             self.done += 1
-            self._last.pop(key, None)  # what follows it may have come before it
+            if self._last.get(key, n) < n:
+                del self._last[key]  # what follows may be done: it came before the late one
             return
         done = self.applied.get(lane, 0)
         last = done if self._transactional else self._last.get(key)
