@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from feedapi_client.cli.command import UNREACHABLE, USAGE, CommandError, command, option, run_async
 from feedapi_client.cli.doctor import bounds
-from feedapi_client.cli.feed_options import Connection, Json, Url, V1Partitions, checked_url
-from feedapi_client.cli.reporting import UnreachableError, UsageError, run_async
+from feedapi_client.cli.options import Asked
 
 if TYPE_CHECKING:
     from feedapi_client.cli.doctor.evidence import FeedEvidence
@@ -20,41 +20,31 @@ if TYPE_CHECKING:
 class Doctor:
     """Options of ``feedapi doctor``."""
 
-    url: Url
-    json: Json = False
-    show_all: Annotated[bool, typer.Option("--all", help="Show the checks that passed, too.")] = (
-        False
+    asked: Asked
+    json: bool = option(help="Print JSON.", default=False)
+    show_all: bool = option(help="Show the checks that passed, too.", default=False, flags="--all")
+    strict: bool = option(
+        help="Exit with code 1 for every finding, not only for a MUST.", default=False
     )
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit with code 1 for every finding, not only for a MUST."),
-    ] = False
-    ignored: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="CHECK", help="Leave out this check. Repeatable."),
-    ] = None
-    partitions: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--partition",
-            "-p",
-            min=0,
-            max=32767,
-            metavar="ID",
-            help=f"Read this partition, in place of {bounds.SAMPLED_PARTITIONS} of all kinds. "
-            "Repeatable.",
-        ),
-    ] = None
-    v1_partitions: V1Partitions = None
-    max_requests: Annotated[
-        int, typer.Option("--max-requests", min=1, metavar="N", help="Requests in total.")
-    ] = bounds.MAX_REQUESTS
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time for one request.")
-    ] = bounds.TIMEOUT
-    connection: Connection
+    ignored: list[str] | None = option(
+        "CHECK", "Leave out this check. Repeatable.", flags="--ignore"
+    )
+    partitions: list[int] | None = option(
+        "ID",
+        f"Read this partition, in place of {bounds.SAMPLED_PARTITIONS} of all kinds. Repeatable.",
+        flags="--partition -p",
+        min=0,
+        max=32767,
+    )
+    max_requests: int = option("N", "Requests in total.", default=bounds.MAX_REQUESTS, min=1)
+    timeout: float = option("SECONDS", "Time for one request.", default=bounds.TIMEOUT, min=0.1)
 
 
+@command(
+    "doctor https://service/myfeed",
+    "doctor https://service/myfeed --auth-env TOKEN --json",
+    "doctor https://service/myfeed --strict --ignore lineage-string",
+)
 def doctor(options: Doctor) -> int:
     """Check a publisher: is this a sound FeedAPI feed? Each finding says what it costs a consumer.
 
@@ -66,12 +56,10 @@ def doctor(options: Doctor) -> int:
     from feedapi_client.cli.doctor.report import as_json, check_all, print_report
 
     _check_ids(options.ignored or [])
-    checked_url(options.url)
-    options.connection.check()
     prober, evidence = run_async(_examine, options)
     report = check_all(evidence, prober, options.ignored or [])
     if options.json:
-        from feedapi_client.cli.escape import print_json
+        from feedapi_client.cli.terminal import print_json
 
         print_json(as_json(report))
     else:
@@ -88,7 +76,7 @@ def _check_ids(ids: list[str]) -> None:
 
 
 async def _examine(options: Doctor) -> tuple[Prober, FeedEvidence]:
-    """Examine the feed. Raises `UnreachableError` when nobody answers that can be examined."""
+    """Examine the feed. Raises `CommandError` when nobody answers that can be examined."""
     from contextlib import AsyncExitStack
 
     from feedapi_client.cli.doctor.bounds import Bounds
@@ -100,12 +88,12 @@ async def _examine(options: Doctor) -> tuple[Prober, FeedEvidence]:
     async with AsyncExitStack() as stack:
 
         async def transport(url: str, *, anonymous: bool = False) -> Endpoint:
-            client = options.connection.client(anonymous=anonymous)
+            client = options.asked.connection.client(anonymous=anonymous)
             io = AsyncIO(url, await stack.enter_async_context(client))
             stack.push_async_callback(io.aclose)
             return Endpoint(url, io)
 
-        url, headers = options.url, options.connection.headers()
+        url, headers = options.asked.url, options.asked.connection.headers()
         plain = _without_credentials(url)
         known = bool(headers) or plain != url
         prober = Prober(
@@ -115,7 +103,7 @@ async def _examine(options: Doctor) -> tuple[Prober, FeedEvidence]:
             headers.values(),
         )
         examination = Examination(
-            prober, v1_partitions=options.v1_partitions, only=options.partitions or []
+            prober, v1_partitions=options.asked.v1_partitions, only=options.partitions or []
         )
         evidence = await examination.run()
     _check_reached(evidence)
@@ -131,30 +119,33 @@ def _without_credentials(url: str) -> str:
 
 
 def _check_reached(evidence: FeedEvidence) -> None:
-    """Raise `UnreachableError` unless the first discovery says something about the publisher.
+    """Raise `CommandError` unless the first discovery says something about the publisher.
 
-    Raises `UsageError` for a wrong number of partitions, which is no fault of the publisher.
+    Raises `CommandError` for a wrong number of partitions, which is no fault of the publisher.
     """
     from feedapi_client.cli.doctor.probe_messages import ProbeProblem
 
     if evidence.wrong_count:
-        raise UsageError(
+        raise CommandError(
             f"feed {evidence.feed}: --v1-partitions is not the number of its partitions: "
-            f"{evidence.wrong_count}. Give the number that its publisher documents"
+            f"{evidence.wrong_count}. Give the number that its publisher documents",
+            USAGE,
         )
     found = evidence.first
     if found is None:
-        raise UnreachableError(f"feed {evidence.feed}: nothing could be asked")
+        raise CommandError(f"feed {evidence.feed}: nothing could be asked", UNREACHABLE)
     answer = found.answer
     if answer.status in (401, 403):
-        raise UnreachableError(
-            f"feed {evidence.feed}: {answer}. Give credentials with --auth-env or --header-env"
+        raise CommandError(
+            f"feed {evidence.feed}: {answer}. Give credentials with --auth-env or --header-env",
+            UNREACHABLE,
         )
     if answer.may_pass and answer.problem is not ProbeProblem.BROKEN:
-        raise UnreachableError(f"feed {evidence.feed}: {answer}")
+        raise CommandError(f"feed {evidence.feed}: {answer}", UNREACHABLE)
     if answer.status == 400 and found.info is None:
-        raise UnreachableError(
+        raise CommandError(
             f"feed {evidence.feed}: {answer}. That is how a ZeroEventHub (v1) feed answers "
             "discovery: give --v1-partitions, the number of partitions that its publisher "
-            "documents"
+            "documents",
+            UNREACHABLE,
         )

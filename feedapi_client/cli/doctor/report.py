@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from feedapi_client.cli.command import FAILURE
 from feedapi_client.cli.doctor import (
     argument_checks,
     discovery_checks,
@@ -17,7 +18,6 @@ from feedapi_client.cli.doctor import (
 from feedapi_client.cli.doctor.check import Check, Finding, Level
 from feedapi_client.cli.doctor.evidence import FeedEvidence
 from feedapi_client.cli.doctor.prober import Prober
-from feedapi_client.cli.exit_codes import FAILURE
 
 SECTIONS = (
     discovery_checks.SECTION,
@@ -117,16 +117,14 @@ def _result_as_json(result: Result) -> dict[str, Any]:
 
 def print_report(report: ExaminationReport, *, verbose: bool) -> None:
     """Print the findings, or with `verbose` all checks, and a summary."""
-    from feedapi_client.cli.terminal import console, plain_line
+    from feedapi_client.cli.terminal import print_line
 
     evidence = report.evidence
-    console().print(plain_line(evidence.feed, "bold"))
-    console().print(
-        plain_line(
-            f"dialect {evidence.dialect or 'unknown'} · {len(evidence.partitions)} partitions, "
-            f"{len(evidence.visits)} of them read · {report.requests} requests, "
-            f"{report.bytes:,} bytes"
-        )
+    print_line(evidence.feed, "bold")
+    print_line(
+        f"dialect {evidence.dialect or 'unknown'} · {len(evidence.partitions)} partitions, "
+        f"{len(evidence.visits)} of them read · {report.requests} requests, "
+        f"{report.bytes:,} bytes"
     )
     shown = [each for each in report.results if each.findings or verbose]
     if shown:
@@ -158,19 +156,17 @@ def _print_table(results: list[Result]) -> None:
 
 
 def _print_explanation(result: Result) -> None:
-    from rich.text import Text
-
-    from feedapi_client.cli.terminal import console, plain_line
+    from feedapi_client.cli.terminal import print_line
 
     check = result.check
     rules = f"; rules {', '.join(check.rules)}" if check.rules else ""
-    console().print(plain_line(check.id, _STYLES[check.level]))
+    print_line(check.id, _STYLES[check.level])
     for line in (
         f"required: {_words(check.requirement)}",
         f"costs: {_words(check.cost)}",
         f"see: {check.source}{rules}; doctor.md#{check.id}",
     ):
-        console().print(Text("  ") + plain_line(line))
+        print_line(f"  {line}")
 
 
 def _words(text: str) -> str:
@@ -178,7 +174,7 @@ def _words(text: str) -> str:
 
 
 def _print_summary(report: ExaminationReport) -> None:
-    from feedapi_client.cli.terminal import console, plain_line
+    from feedapi_client.cli.terminal import print_line
 
     violations = len(report.findings_of(Level.MUST))
     others = len(report.findings_of(Level.SHOULD, Level.DEVIATION))
@@ -186,10 +182,8 @@ def _print_summary(report: ExaminationReport) -> None:
     skipped = sum(each.outcome == "not checked" for each in report.results)
     verdict = f"{violations} violated" if violations else "sound"
     extra = f", {others} other findings" if others else ""
-    console().print(
-        plain_line(
-            f"{verdict}{extra}: {passed} checks passed, {skipped} not applicable or not done "
-            "(--all says why)",
-            "bold red" if violations else "bold green",
-        )
+    print_line(
+        f"{verdict}{extra}: {passed} checks passed, {skipped} not applicable or not done "
+        "(--all says why)",
+        "bold red" if violations else "bold green",
     )
