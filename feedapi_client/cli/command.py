@@ -167,7 +167,9 @@ def parameters(kind: type) -> Iterator[inspect.Parameter]:
 def build(kind: type, values: dict[str, Any]) -> Any:
     """Return the dataclass with these values, and those that it includes."""
     hints = get_type_hints(kind)
-    nested = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    nested: dict[str, type] = {
+        name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
+    }
     names = [field.name for field in dataclasses.fields(kind) if field.init]
     given = {n: build(nested[n], values) if n in nested else values[n] for n in names}
     try:
@@ -250,15 +252,14 @@ class FeedCommand(_PlainFlags, TyperCommand):
 class CommandGroup(_PlainFlags, TyperGroup):
     """The group of all commands: an error is one line on stderr, without a box around it."""
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:  # type: ignore[override]
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
         """Parse the arguments, run the command, and exit."""
-        if not extra.pop("standalone_mode", True):
-            return super().main(args, *rest, standalone_mode=False, **extra)
+        extra["standalone_mode"] = False
         try:
             for each in sys.argv[1:] if args is None else args:
                 if any("\ud800" <= char <= "\udfff" for char in each):
                     raise typer.BadParameter(f"an argument is not valid UTF-8: {shown(each)}")
-            code = super().main(args, *rest, standalone_mode=False, **extra)
+            code = super().main(args, prog_name, **extra)
         except typer.Abort as abort:
             say("aborted")
             # The prompt turns Ctrl-C into this exception; "no" and the end of stdin give it too.
@@ -317,6 +318,8 @@ def explain(error: Exception) -> tuple[str, int]:
     """Return the line to print for an error, and the exit code."""
     if isinstance(error, (FeedError, CommandError)):
         return str(error), getattr(error, "exit_code", FAILURE)
+    if isinstance(error, ImportError) and "pip install" in str(error):
+        return str(error), FAILURE
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename else reason, FAILURE

@@ -228,8 +228,12 @@ class Connection:
             return TokenFile(self.token_file)
         if not self.oauth_token_url or not self.oauth_client_id or not self.oauth_secret_env:
             return None
-        client = {"client_id": self.oauth_client_id, "client_secret": self.oauth_secret_env}
-        return OAuthClientCredentials(self.oauth_token_url, scope=self.oauth_scope, **client)
+        return OAuthClientCredentials(
+            self.oauth_token_url,
+            client_id=self.oauth_client_id,
+            client_secret=self.oauth_secret_env,
+            scope=self.oauth_scope,
+        )
 
     def _trust(self, cert: str | None) -> Any:
         if self.ca_file is None and cert is None:

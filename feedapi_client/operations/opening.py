@@ -39,7 +39,6 @@ _DRIVERS = {
     "mariadb": "mariadb+asyncmy",
 }
 _EXTRAS = {
-    "sqlalchemy": "sql",
     "psycopg": "postgresql",
     "asyncpg": "asyncpg",
     "aiosqlite": "sqlite",
@@ -202,7 +201,9 @@ async def _database(
         )
     except ModuleNotFoundError as missing:
         module = (missing.name or "").partition(".")[0]
-        hint = f": pip install 'feedapi-client[{_EXTRAS[module]}]'" if module in _EXTRAS else ""
+        driver = _DRIVERS.get(scheme, scheme).partition("+")[2]
+        extra = _EXTRAS.get(driver, "sql") if module == "sqlalchemy" else _EXTRAS.get(module)
+        hint = f": pip install 'feedapi-client[{extra}]'" if extra else ""
         raise OperationError(f"{place}: {module} is not installed{hint}") from None
     except ImportError as broken:
         raise OperationError(f"{place}: the database driver can't be loaded: {broken}") from None

@@ -75,7 +75,6 @@ def test_show_is_of_one_feed_and_consumer(
             "abc",
             "--store",
             filled,
-            "--feed",
             publisher.url,
             "--name",
             "other",
@@ -84,17 +83,18 @@ def test_show_is_of_one_feed_and_consumer(
     )
     several = feedapi("cursors", "show", "--store", filled)
     assert several.exit_code == 1
-    assert "choose with --feed and --name" in several.output
+    assert "choose by FEED and --name" in several.output
     shown = feedapi("cursors", "show", "--store", filled, "--name", "other")
     assert shown.exit_code == 0
-    [row] = [line for line in shown.stdout.splitlines() if line.startswith("│ ")]
-    assert [cell.strip() for cell in row.strip("│").split("│")] == ["5", "open", "1", "abc"]
+    assert shown.stdout.splitlines()[-1].split("\t") == ["5", "open", "1", "abc"]
     assert f"default @ {publisher.url}" not in shown.stdout
     unknown = feedapi("cursors", "show", "--store", filled, "--name", "nobody")
     assert (unknown.exit_code, "no positions of such a feed" in unknown.output) == (1, True)
 
 
-def test_ls_of_very_many_positions_prints_plain_columns(feedapi: Feedapi, store: Path) -> None:
+def test_ls_prints_tab_separated_columns_where_stdout_is_no_terminal(
+    feedapi: Feedapi, store: Path
+) -> None:
     async def save() -> None:
         async with SQLiteCursorStore(store) as cursors:
             await cursors.save(
@@ -104,7 +104,7 @@ def test_ls_of_very_many_positions_prints_plain_columns(feedapi: Feedapi, store:
     anyio.run(save)
     lines = feedapi("cursors", "ls", "--store", store).stdout.splitlines()
     assert len(lines) == 2 + 32768
-    assert lines[-1].split() == ["32767", "open", "1", "cursor-32767"]
+    assert lines[-1].split("\t") == ["32767", "open", "1", "cursor-32767"]
 
 
 def test_ls_json_is_what_export_prints(feedapi: Feedapi, filled: Path) -> None:
@@ -120,7 +120,7 @@ def test_ls_with_url_shows_the_lag_of_each_partition(
     publisher.add(5)
     publisher.split(0, into=(6,), method="starts-after")
     found = orjson.loads(
-        feedapi("cursors", "ls", "--store", filled, "--url", publisher.url, "--json").stdout
+        feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url, "--json").stdout
     )["feeds"][0]
     lags = {row["partition"]: row["lag"] for row in found["positions"]}
     assert lags == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun, starts after 0"}
@@ -131,23 +131,23 @@ def test_ls_with_url_shows_which_lags_are_unknown(
 ) -> None:
     publisher.fail(403, partition=0, times=None)
     publisher.remove(1)
-    refused = feedapi("cursors", "ls", "--store", filled, "--url", publisher.url)
+    refused = feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url)
     assert refused.exit_code == 1
     assert "403" in refused.stderr
     publisher.heal()
     publisher.fail(503, partition=0, times=None)
     assert (
         "unknown (FeedUnavailableError)"
-        in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
+        in feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url).stdout
     )
     assert (
         "no longer listed"
-        in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
+        in feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url).stdout
     )
 
 
 def test_ls_of_another_feed_is_an_error(feedapi: Feedapi, filled: Path) -> None:
-    result = feedapi("cursors", "ls", "--store", filled, "--feed", "http://elsewhere/feed")
+    result = feedapi("cursors", "ls", "--store", filled, "http://elsewhere/feed")
     assert result.exit_code == 1
     assert "no positions of such a feed" in result.stderr
 
@@ -199,7 +199,6 @@ def test_set_creates_a_store_for_a_complete_url(
         publisher.end_cursor(0),
         "--store",
         store,
-        "--feed",
         publisher.url,
         "--name",
         "me",
@@ -212,7 +211,7 @@ def test_set_creates_a_store_for_a_complete_url(
 def test_set_of_filtered_cursors(feedapi: Feedapi, store: Path) -> None:
     assert (
         feedapi(
-            "cursors", "set", 0, "c", "--store", store, "--feed", "http://h/feed", "--filter", "a=b"
+            "cursors", "set", 0, "c", "--store", store, "http://h/feed", "--filter", "a=b"
         ).exit_code
         == 0
     )
@@ -225,7 +224,7 @@ def test_set_needs_to_know_which_feed_is_meant(
     feedapi("cat", publisher.url, "--store", filled, "--name", "other")
     result = feedapi("cursors", "set", 0, "_first", "--store", filled)
     assert result.exit_code == 1
-    assert "choose with --feed and --name" in result.stderr
+    assert "choose by FEED and --name" in result.stderr
     assert (
         feedapi("cursors", "set", 0, "_first", "--store", filled, "--name", "other").exit_code == 0
     )

@@ -48,7 +48,7 @@ def asking(url: object) -> tuple[tuple[object, ...], ...]:
         ("discover", url, "--key"),
         ("cat", url, "--cert-key"),
         ("cat", url, "--store", "cursors.db", "--cert-key"),
-        ("cursors", "ls", "--store", "cursors.db", "--url", url, "--key"),
+        ("cursors", "ls", "--store", "cursors.db", "--lag", url, "--key"),
         ("cursors", "skip", url, "--store", "cursors.db", "--key"),
     )
 
