@@ -58,7 +58,7 @@ class Runner:
     async def _consume(self, function: Callable[..., Any], stop: Stopping) -> None:
         o = self.options
         async with (
-            o.place.open(create=True, journal=o.journal) as store,
+            o.place.open(create=True, journal=o.history()) as store,
             o.feed.consumer(
                 store,
                 start=None if o.start is None else o.start.value,

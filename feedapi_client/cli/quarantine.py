@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import typer
 
-from feedapi_client.cli.command import FAILURE, argument, command, confirmed, option
+from feedapi_client.cli.command import FAILURE, CommandError, argument, command, confirmed, option
 from feedapi_client.cli.options import Chosen, Store, opened
 from feedapi_client.cli.terminal import Cell, escape_json, print_json, print_table, report, shown
 
@@ -140,9 +140,9 @@ class Some:
         default=False,
         flags="--all",
     )
-    name: str | None = option("NAME", "The consumer; with --all.")
+    name: str | None = option("NAME", "The consumer.", envvar="FEEDAPI_NAME")
     partition: int | None = option(
-        "ID", "Only of this partition; with --all.", flags="--partition -p", min=0, max=32767
+        "ID", "Only of this partition.", flags="--partition -p", min=0, max=32767
     )
 
     def __post_init__(self) -> None:
@@ -150,17 +150,17 @@ class Some:
             raise ValueError("give IDs, or --all")
         if self.every and len(self.ids or ()) > 1:
             raise ValueError("give IDs, or --all with at most one feed")
-        if not self.every and (self.name is not None or self.partition is not None):
-            raise ValueError("--name and --partition go with --all")
 
     async def load(self, store: QuarantineStore) -> list[str]:
         """Return the ids that are given, or those of all chosen events."""
-        if not self.every:
-            return self.ids or []
-        feed, name = (os.environ.get(f"FEEDAPI_{each}") or None for each in ("URL", "NAME"))
-        chosen = Chosen(feed=self.ids[0] if self.ids else feed, name=self.name or name)
+        given = set() if self.every else set(self.ids or ())
+        feed = self.ids[0] if self.every and self.ids else os.environ.get("FEEDAPI_URL")
+        chosen = Chosen(feed=feed if self.every else None, name=self.name)
         ls = QuarantineLs(place=self.place, chosen=chosen, partition=self.partition)
-        return [event.id for event in await ls.load(store)]
+        found = [event.id for event in await ls.load(store)]
+        if missing := sorted(given - set(found)):
+            raise CommandError(f"no event {missing[0]} is there: see 'feedapi quarantine ls'")
+        return [id for id in found if not given or id in given]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from feedapi_client.cli.command import command, option
 from feedapi_client.cli.options import Consumed, Store
-from feedapi_client.stores.journal import Journal
 
 if TYPE_CHECKING:
     from feedapi_client.quarantine import Retry
+    from feedapi_client.stores.journal import Journal
 
 
 _BAD_ESCAPE = re.compile(r"~(?![01])")
@@ -42,14 +42,6 @@ class StartFrom(StrEnum):
 
     FIRST = "first"
     LAST = "last"
-
-
-def days(text: str) -> Journal:
-    """Return a history that is kept for so many days."""
-    try:
-        return Journal(keep=timedelta(days=float(text)))
-    except (ValueError, OverflowError):
-        raise ValueError("takes a number of days") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +104,9 @@ class RunOptions:
     park: bool = option(
         help="Go on with the others when the feed can't continue one partition.", default=False
     )
-    journal: Journal | None = option(
+    journal: float | None = option(
         "DAYS",
         "Keep a history of the cursors for 'feedapi cursors rewind', for so many days.",
-        parse=days,
     )
     log_format: LogFormat = option(
         help="Log records on stderr: text, or JSON, one a line.", default=LogFormat.TEXT
@@ -129,6 +120,7 @@ class RunOptions:
             connection = replace(connection, cert_key=self.key)
             object.__setattr__(self, "feed", replace(self.feed, connection=connection))
             object.__setattr__(self, "key", None)
+        self.history()
         by_key = self.key_path() is not None
         if self.concurrency is not None and not by_key:
             raise ValueError("--concurrency goes with --key; partitions: --max-concurrency")
@@ -146,6 +138,15 @@ class RunOptions:
                 "name is ~1, and a tilde ~0. (The key of --cert is --cert-key.)"
             )
         return [part.replace("~1", "/").replace("~0", "~") for part in parts]
+
+    def history(self) -> Journal | None:
+        """Return the journal of the store."""
+        from feedapi_client.stores.journal import Journal
+
+        try:
+            return None if self.journal is None else Journal(keep=timedelta(days=self.journal))
+        except (ValueError, OverflowError):
+            raise ValueError(f"--journal {self.journal:g}: give a number of days") from None
 
     def policy(self) -> Literal["raise"] | Retry:
         """Return what `FeedConsumer.run` takes as ``on_failure``."""
