@@ -51,8 +51,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings=HELP,
-    epilog="Exit codes:\n\n"
-    + "\n\n".join(f"{code}: {means}" for code, means in EXIT_CODES.items()),
+    epilog="\n".join(["\b", "Exit codes:", *map(" ".join, EXIT_CODES.items())]),
 )
 
 

@@ -24,7 +24,7 @@ from feedapi_client.cli.options import (
     ONE_SHOT,
     Chosen,
     Connection,
-    Feed,
+    FeedOptions,
     Place,
     cursor,
     feed_url,
@@ -80,7 +80,7 @@ _LAG_STYLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ls:
+class LsOptions:
     """Options of ``feedapi cursors ls``."""
 
     place: Place
@@ -99,7 +99,7 @@ class Ls:
     "cursors ls --store liftbridge://broker:9292/orders",
     group=cursors,
 )
-async def ls(o: Ls) -> None:
+async def ls(o: LsOptions) -> None:
     """List positions: the cursor of each partition, for each feed and consumer.
 
     With --lag also whether there is more after each cursor.
@@ -134,7 +134,7 @@ async def ls(o: Ls) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show:
+class ShowOptions:
     """Options of ``feedapi cursors show``."""
 
     place: Place
@@ -147,7 +147,7 @@ class Show:
     f"cursors show {_URL} --store liftbridge://broker:9292/orders --json",
     group=cursors,
 )
-async def show(o: Show) -> None:
+async def show(o: ShowOptions) -> None:
     """Show the positions of one feed and consumer: an error where the choice leaves several."""
     from feedapi_client.operations import FeedPositions
 
@@ -161,7 +161,7 @@ async def show(o: Show) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class ExportOptions:
     """Options of ``feedapi cursors export``."""
 
     place: Place
@@ -169,7 +169,7 @@ class Export:
 
 
 @command("cursors export --store cursors.db > cursors.json", group=cursors)
-async def export(o: Export) -> None:
+async def export(o: ExportOptions) -> None:
     """Print positions as JSON that 'import' reads, into this or another store."""
     from feedapi_client.operations import list_positions
 
@@ -216,7 +216,7 @@ class PositionStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Set:
+class SetOptions:
     """Options of ``feedapi cursors set``."""
 
     partition: int = argument("PARTITION", min=0, max=32767)
@@ -237,7 +237,7 @@ class Set:
     f"cursors set 3 _first {_URL} --store cursors.db --name app",
     group=cursors,
 )
-async def set_(o: Set) -> None:
+async def set_(o: SetOptions) -> None:
     """Set the cursor of a partition.
 
     With a complete URL as FEED also for a feed that the store does not know yet.
@@ -268,7 +268,7 @@ def _is_gap(error: Exception) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reset:
+class ResetOptions:
     """Options of ``feedapi cursors reset``."""
 
     place: Place
@@ -285,7 +285,7 @@ class Reset:
     "cursors reset --store cursors.db --partition 3 --yes",
     group=cursors,
 )
-async def reset(o: Reset) -> None:
+async def reset(o: ResetOptions) -> None:
     """Forget positions.
 
     Without any, the consumer starts anew. A single partition begins again at its first event, or
@@ -303,7 +303,7 @@ async def reset(o: Reset) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import:
+class ImportOptions:
     """Options of ``feedapi cursors import``."""
 
     source: str = argument("FILE", "What 'export' printed; - for stdin.")
@@ -317,7 +317,7 @@ class Import:
     "cursors import cursors.json --store liftbridge://broker:9292/orders",
     group=cursors,
 )
-async def import_(o: Import) -> None:
+async def import_(o: ImportOptions) -> None:
     """Make exported positions the current ones. Those of other partitions stay.
 
     A store that does not exist is created.
@@ -347,7 +347,7 @@ async def import_(o: Import) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rewind:
+class RewindOptions:
     """Options of ``feedapi cursors rewind``."""
 
     place: Place
@@ -365,7 +365,7 @@ class Rewind:
     "cursors rewind --to 2031-05-04T14:30 --store cursors.db --name app",
     group=cursors,
 )
-async def rewind(o: Rewind) -> None:
+async def rewind(o: RewindOptions) -> None:
     """Take a consumer back to the positions of a time.
 
     Needs the journal of the store: 'feedapi run --journal DAYS', or a SQLite or SQL store with
@@ -410,10 +410,10 @@ def _print_change(change: Change, when: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skip:
+class SkipOptions:
     """Options of ``feedapi cursors skip``."""
 
-    feed: Feed
+    feed: FeedOptions
     place: Place
     partitions: list[int] | None = option(
         "ID", "Only this partition. Repeatable.", flags="--partition -p", min=0, max=32767
@@ -427,7 +427,7 @@ class Skip:
 
 
 @command(f"cursors skip {_URL} --store cursors.db --name app", group=cursors)
-async def skip(o: Skip) -> None:
+async def skip(o: SkipOptions) -> None:
     """Read to the end of each partition without delivering, then save the cursors there.
 
     For a feed that can't say where its end is (_last), and to skip what a consumer missed. Goes on
@@ -452,10 +452,10 @@ async def skip(o: Skip) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drain:
+class DrainOptions:
     """Options of ``feedapi cursors drain``."""
 
-    feed: Feed
+    feed: FeedOptions
     partition: int = argument("PARTITION", min=0, max=32767)
     place: Place
     force: bool = option(
@@ -467,7 +467,7 @@ class Drain:
 
 
 @command(f"cursors drain {_URL} 3 --store cursors.db --name app", group=cursors)
-async def drain(o: Drain) -> None:
+async def drain(o: DrainOptions) -> None:
     """Mark a closed partition as drained: what was not read of it is skipped, its children start.
 
     For a partition whose end the feed can't serve. Refused while the feed lists it as open.
@@ -490,10 +490,10 @@ async def drain(o: Drain) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restore:
+class RestoreOptions:
     """Options of ``feedapi cursors restore``."""
 
-    feed: Feed
+    feed: FeedOptions
     partitions: list[int] = argument(
         "PARTITION",
         "Listed as open again. Several that were merged are restored together.",
@@ -528,7 +528,7 @@ class Restore:
     f"cursors restore {_URL} 3 --successor 10 --store cursors.db --name app",
     group=cursors,
 )
-async def restore(o: Restore) -> None:
+async def restore(o: RestoreOptions) -> None:
     """Move cursors back to a partition, after its publisher was rolled back behind a split.
 
     For a partition that is listed as open again although its successors took over its cursor. They
@@ -566,7 +566,7 @@ def _feed(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class MoveOptions:
     """Options of ``feedapi cursors move``."""
 
     old_url: str = argument("OLD_URL", "The feed's former URL, as 'ls' shows it.", parse=_feed)
@@ -588,7 +588,7 @@ class Move:
     f"cursors move {_URL} {_URL} --selection '{{}}' '{{\"event-types\":\"a\"}}' --store c.db",
     group=cursors,
 )
-async def move(o: Move) -> None:
+async def move(o: MoveOptions) -> None:
     """Keep the cursors of a feed that moved: those of OLD_URL become those of NEW_URL.
 
     Of all its consumers, and all their filters, in one step or not at all. feed:NAME stands for
@@ -630,7 +630,7 @@ def _selection(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rename:
+class RenameOptions:
     """Options of ``feedapi cursors rename``."""
 
     old_name: str = argument("OLD", "The name so far.")
@@ -647,7 +647,7 @@ class Rename:
 
 
 @command("cursors rename default orders --store cursors.db", group=cursors)
-async def rename(o: Rename) -> None:
+async def rename(o: RenameOptions) -> None:
     """Keep the cursors of a consumer that gets another name. Stop it first.
 
     Of all its feeds, or of one, in one step or not at all.
@@ -664,7 +664,7 @@ async def rename(o: Rename) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeasesLs:
+class LeasesLsOptions:
     """Options of ``feedapi leases ls``."""
 
     place: Place
@@ -678,7 +678,7 @@ class LeasesLs:
     group=leases,
     name="ls",
 )
-async def leases_ls(o: LeasesLs) -> None:
+async def leases_ls(o: LeasesLsOptions) -> None:
     """List instances with their age and load, and the partitions that each one reads."""
     from feedapi_client.operations import list_leases
 

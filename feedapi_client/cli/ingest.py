@@ -13,7 +13,7 @@ from feedapi_client.cli.terminal import report
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ingest:
+class IngestArguments:
     """Options of ``feedapi ingest``: those of its own parser."""
 
     words: list[str] | None = argument("ARGUMENTS", default=None)
@@ -23,7 +23,7 @@ class Ingest:
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )
-def ingest(o: Ingest) -> int:
+def ingest(o: IngestArguments) -> int:
     """Ingest a feed exactly once into Spark tables: Parquet or Delta (extra spark)."""
     words = o.words or []
     try:

@@ -288,7 +288,7 @@ class Events:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedFeed:
     """A feed that is asked."""
 
     environment: ClassVar[bool] = True
@@ -301,7 +301,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedWithLineage(Asked):
+class AskedWithLineage(AskedFeed):
     """A feed that is asked, where its lineage counts."""
 
     lineage: list[dict] | None = option(  # type: ignore[type-arg]
@@ -320,7 +320,7 @@ class AskedWithLineage(Asked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feed(AskedWithLineage):
+class FeedOptions(AskedWithLineage):
     """A feed, and the consumer whose cursors are meant."""
 
     name: str = option(
@@ -352,7 +352,7 @@ class Feed(AskedWithLineage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consumed(Feed):
+class Consumed(FeedOptions):
     """A feed that is consumed."""
 
     give_up_after: float | None = option("SECONDS", _UNREACHABLE, min=0)

@@ -238,7 +238,8 @@ async def progress(
         partitions = consumer.status().partitions.values() if consumer is not None else ()
         states = Counter(each.state.value for each in partitions)
         text = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        line.update(task, completed=events, description=text)
+        line.update(task, completed=events)
+        line.update(task, description=f"{line.tasks[0].speed or 0:,.0f}/s · {text}")
 
     async def refresh() -> None:
         while True:  # in the event loop: a thread must not read a consumer

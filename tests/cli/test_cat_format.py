@@ -153,11 +153,14 @@ def test_every_command_has_examples() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES.keys() - {"ingest"})
-def test_the_examples_are_shown_and_can_be_parsed(feedapi: Feedapi, name: str) -> None:
+def test_the_examples_are_shown_and_can_be_parsed(
+    feedapi: Feedapi, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "Bearer sesame")
     text = " ".join(feedapi(*name.split(), "--help").stdout.split())
     for example in EXAMPLES[name]:
         assert " ".join(example.split()) in text
-        words = shlex.split(example.partition(" > ")[0].removeprefix(f"feedapi {name} "))
+        words = shlex.split(example.partition(" > ")[0].removeprefix(f"feedapi {name}"))
         LEAVES[name].make_context(name, words)  # raises for what the command does not take
 
 

@@ -9,7 +9,7 @@ import typer
 
 from feedapi_client.cli.command import UNREACHABLE, USAGE, CommandError, command, option, run_async
 from feedapi_client.cli.doctor import bounds
-from feedapi_client.cli.options import Asked
+from feedapi_client.cli.options import AskedFeed
 
 if TYPE_CHECKING:
     from feedapi_client.cli.doctor.evidence import FeedEvidence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Doctor:
     """Options of ``feedapi doctor``."""
 
-    asked: Asked
+    asked: AskedFeed
     json: bool = option(help="Print JSON.", default=False)
     show_all: bool = option(help="Show the checks that passed, too.", default=False, flags="--all")
     strict: bool = option(
