@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -110,8 +110,13 @@ def option(
         settings: what else Typer takes, such as `min` and `envvar`.
     """
     settings |= {"metavar": metavar or None, "help": help}
+
+    def parsed(value: Any) -> Any:
+        with _usage_errors():  # a default may be of any type
+            return parse(value) if parse is not None and isinstance(value, str) else value
+
     if parse is not None:
-        settings["parser"] = _parser(parse)
+        settings["parser"] = parsed
     metadata = {"cli": (make, flags.split(), settings)}
     given = {} if default is ... else {"default": default}
     return dataclasses.field(metadata=metadata, **given)
@@ -122,14 +127,12 @@ def argument(metavar: str, help: str = "", *, default: Any = ..., **settings: An
     return option(metavar, help, default=default, make=typer.Argument, **settings)
 
 
-def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    def parsed(value: Any) -> Any:
-        try:
-            return parse(value) if isinstance(value, str) else value  # a default may be any value
-        except (FeedError, ValueError) as error:
-            raise typer.BadParameter(getattr(error, "message", str(error)).lstrip(": ")) from None
-
-    return parsed
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except (FeedError, ValueError) as error:
+        raise typer.BadParameter(getattr(error, "message", str(error)).lstrip(": ")) from None
 
 
 def _finite(value: Any) -> Any:
@@ -142,40 +145,36 @@ def parameters(kind: type) -> Iterator[inspect.Parameter]:
     """Return a parameter for each option of the dataclass and of those that it includes."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from parameters(hints[field.name])
-        if "cli" not in field.metadata:
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from parameters(hint)
             continue
         make, flags, settings = field.metadata["cli"]
-        flags = flags or [f"--{field.name.replace('_', '-')}"][: make is typer.Option]
-        panel = getattr(kind, "panel", None)
-        settings = {"rich_help_panel": panel, "show_envvar": False, **settings}
+        settings = {"rich_help_panel": getattr(kind, "panel", None), **settings}
+        if make is typer.Option and not flags:
+            flags = [f"--{field.name.replace('_', '-')}"]
         if getattr(kind, "environment", False):
-            word = flags[0].partition("/")[0] if flags else settings["metavar"]
-            settings.setdefault(
-                "envvar", f"FEEDAPI_{re.sub('[^A-Z0-9]+', '_', word.upper().strip('-[]'))}"
-            )
+            words = re.findall(r"\w+", flags[0].partition("/")[0] if flags else settings["metavar"])
+            settings.setdefault("envvar", "_".join(["FEEDAPI", *words]).upper())
+        info = make(*flags, callback=_finite, show_envvar=False, **settings)
         missing = field.default is dataclasses.MISSING
         yield inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if missing else field.default,
-            annotation=_annotated[hints[field.name], make(*flags, callback=_finite, **settings)],
+            annotation=_annotated[hint, info],
         )
 
 
 def build(kind: type, values: dict[str, Any]) -> Any:
     """Return the dataclass with these values, and those that it includes."""
-    hints = get_type_hints(kind)
-    nested: dict[str, type] = {
-        name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
-    }
-    names = [field.name for field in dataclasses.fields(kind) if field.init]
-    given = {n: build(nested[n], values) if n in nested else values[n] for n in names}
-    try:
+    hints, given = get_type_hints(kind), {}
+    for field in dataclasses.fields(kind):
+        nested: Any = hints[field.name]
+        inner = dataclasses.is_dataclass(nested)
+        given[field.name] = build(nested, values) if inner else values[field.name]
+    with _usage_errors():
         return kind(**given)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 # ---------------------------------------------------------------------- commands
@@ -220,8 +219,7 @@ def _below(examples: Sequence[str], found: list[inspect.Parameter], *, rule: boo
     names = [info.envvar for each in found for info in each.annotation.__metadata__ if info.envvar]
     text = f"From the environment, where the command line says nothing: {', '.join(names)}."
     if rule:
-        text = "Each option has an environment variable, such as FEEDAPI_GIVE_UP_AFTER of "
-        text += "--give-up-after."
+        text = "Each option has an environment variable: --give-up-after has FEEDAPI_GIVE_UP_AFTER."
     return "\n".join(lines if examples else []) + (f"\n\n{text}" if names else "")
 
 
@@ -252,7 +250,9 @@ class FeedCommand(_PlainFlags, TyperCommand):
 class CommandGroup(_PlainFlags, TyperGroup):
     """The group of all commands: an error is one line on stderr, without a box around it."""
 
-    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> Any:
         """Parse the arguments, run the command, and exit."""
         extra["standalone_mode"] = False
         try:

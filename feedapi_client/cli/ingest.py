@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import NoReturn
 
@@ -40,7 +41,7 @@ def ingest(o: IngestArguments) -> int:
     parser = adapter.parser()
     parser.error = _wrong_usage  # a wrong argument is reported as by every other command
     parser.parse_args(words)
-    code: int = adapter.main(words, report)
+    code: int = adapter.main(words, partial(report, escaped=True))
     return code
 
 

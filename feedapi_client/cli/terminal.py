@@ -75,9 +75,9 @@ def say(text: str) -> None:
         discard(sys.stderr)
 
 
-def report(text: str) -> None:
+def report(text: str, *, escaped: bool = False) -> None:
     """Print what was done. It is done, and no error, where stdout can't be written."""
-    line = shown(text, MAX_LINE)
+    line = text if escaped else shown(text, MAX_LINE)
     try:
         print(line, flush=True)
     except OSError as error:

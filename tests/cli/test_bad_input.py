@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_r21_names_from_a_file_are_printed_escaped_once(
     for command in commands:
         result = feedapi("cursors", *command, "--store", store)
         assert result.exit_code == 0, result.output
-        assert all(line.isprintable() for line in result.output.split("\n"))
+        assert all(line.isprintable() for line in re.split(r"[\n\t]", result.output))
         assert "\\\\" not in result.output
 
 
