@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -81,7 +82,9 @@ class Cat:
     def __post_init__(self) -> None:
         if self.raw and self.template is not None:
             raise ValueError("--format can't be combined with --raw")
-        if (self.feed.feed_name or self.feed.name != "default") and self.store is None:
+        names = {"FEEDAPI_NAME": self.feed.name, "FEEDAPI_FEED_NAME": self.feed.feed_name}
+        given = {value for key, value in names.items() if value != os.environ.get(key)}
+        if self.store is None and given - {None, "default"}:
             raise ValueError("--name and --feed-name need --store")
         self.feed.events.fetch(**self.fetch())
         self.lines()

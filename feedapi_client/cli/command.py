@@ -145,9 +145,8 @@ def parameters(kind: type) -> Iterator[inspect.Parameter]:
     """Return a parameter for each option of the dataclass and of those that it includes."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            yield from parameters(hint)
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from parameters(hints[field.name])
             continue
         make, flags, settings = field.metadata["cli"]
         settings = {"rich_help_panel": getattr(kind, "panel", None), **settings}
@@ -162,7 +161,7 @@ def parameters(kind: type) -> Iterator[inspect.Parameter]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if missing else field.default,
-            annotation=_annotated[hint, info],
+            annotation=_annotated[hints[field.name], info],
         )
 
 

@@ -187,7 +187,6 @@ class Connection:
         if self.oauth_token_url is not None and self.token_file is not None:
             raise ValueError("give --token-file or --oauth-token-url, not both")
         self.headers()
-        self._trust(self.cert)
 
     def headers(self) -> dict[str, str]:
         """Return the request headers that the variables hold."""
@@ -241,9 +240,14 @@ class Connection:
         from feedapi_client.http.auth import showing, trusted
         from feedapi_client.http.environment import public_certificates
 
-        context = public_certificates() if self.ca_file is None else trusted(self.ca_file)
-        if cert is not None:
-            showing(context, cert, self.cert_key)
+        option = "--ca-file"
+        try:
+            context = public_certificates() if self.ca_file is None else trusted(self.ca_file)
+            option = "--cert"
+            if cert is not None:
+                showing(context, cert, self.cert_key)
+        except ValueError as error:
+            raise CommandError(f"{option}: {error}", USAGE) from None
         return context
 
 

@@ -148,7 +148,8 @@ def test_doctor_gets_a_token_by_client_credentials(
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
-    feedapi: Feedapi, options: tuple[str, ...], says: str
+    feedapi: Feedapi, options: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
     result = feedapi("doctor", "http://feed.invalid/feed", *options)
     assert (result.exit_code, says in result.stderr) == (2, True), result.output
