@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from feedapi_client.cli.terminal import discard, say, shown
+from feedapi_client.cli.terminal import MAX_LINE, discard, say, shown
 from feedapi_client.errors import FeedError
 
 if TYPE_CHECKING:
@@ -350,8 +350,14 @@ def _report_usage_error(error: Any) -> int:
 
 def confirmed(question: str, *, yes: bool) -> None:
     """Ask, unless the answer is given. Raises `typer.Abort` for no."""
-    if not yes:
-        typer.confirm(shown(question, 2000), abort=True)
+    if yes:
+        return
+    # Within a coroutine asyncio's own handler would wait for the answer, and then cancel the task.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        typer.confirm(shown(question, MAX_LINE), abort=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Stopping:

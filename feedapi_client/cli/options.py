@@ -46,7 +46,7 @@ _CLOCK = re.compile(r"(\d{1,2}):\d\d(:\d\d)?")
 
 
 def pair(text: str) -> dict[str, str]:
-    """Return NAME=VALUE. No message repeats it: it may be a secret in the wrong place."""
+    """Return NAME=VALUE."""
     name, _, value = text.partition("=")
     if not name or not value:
         raise ValueError("takes NAME=VALUE")
@@ -62,8 +62,14 @@ def secret(variable: str) -> str:
 
 
 def header(text: str) -> dict[str, str]:
-    """Return the header that HEADER=NAME says, its value in an environment variable."""
-    return {name: secret(variable) for name, variable in pair(text).items()}
+    """Return the header that HEADER=NAME says. No message repeats it: it may be the value."""
+    name, _, variable = text.partition("=")
+    if not name or not variable:
+        raise ValueError(
+            "takes HEADER=NAME. NAME is an environment variable with the value: arguments are "
+            "visible to others"
+        )
+    return {name: secret(variable)}
 
 
 def merged(parts: Iterable[dict[Any, Any]] | None, option: str) -> dict[Any, Any]:
