@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
+import typer
+
 from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import USAGE, CommandError, argument, option
 from feedapi_client.cli.terminal import say
@@ -220,7 +222,7 @@ class Connection:
         limits = limits or Limits()
         size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
         pool = httpx.Limits(max_connections=size, max_keepalive_connections=size)
-        transport = ByEnvironment(httpx.AsyncHTTPTransport, verify=self._trust(cert), limits=pool)
+        transport = ByEnvironment(httpx.AsyncHTTPTransport, verify=self.trust(cert), limits=pool)
         async with httpx.AsyncClient(
             transport=transport, headers=headers, timeout=limits.request_timeout, auth=auth
         ) as client:
@@ -240,7 +242,8 @@ class Connection:
             scope=self.oauth_scope,
         )
 
-    def _trust(self, cert: str | None) -> Any:
+    def trust(self, cert: str | None) -> Any:
+        """Return what httpx takes as `verify`."""
         if self.ca_file is None and cert is None:
             return True
         from feedapi_client.http.auth import showing, trusted
@@ -253,7 +256,7 @@ class Connection:
             if cert is not None:
                 showing(context, cert, self.cert_key)
         except ValueError as error:
-            raise CommandError(f"{option}: {error}", USAGE) from None
+            raise typer.BadParameter(f"{option}: {error}") from None
         return context
 
 

@@ -219,4 +219,4 @@ def _print_result(event: QuarantinedEvent, error: Exception | None) -> None:
     from feedapi_client.quarantine.failure_text import failure_line
 
     result = "handled" if error is None else f"failed again: {failure_line(error)}"
-    report(f"{shown(event.id)}  {shown(result)}")
+    report(f"{shown(event.id)}  {shown(result)}", escaped=True)

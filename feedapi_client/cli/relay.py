@@ -219,6 +219,7 @@ class RelayToStream:
     )
 
     def __post_init__(self) -> None:
+        self.feed.connection.trust(self.feed.connection.cert)  # before the broker is asked
         if self.create and not self.api.api:
             raise ValueError("--create needs --api HOST:PORT")
         if not self.exactly_once and not self.store:
