@@ -141,13 +141,14 @@ async def cat(o: Cat) -> int:
     import anyio
 
     output = Output()
-    try:
-        async with stopping() as stop, anyio.create_task_group() as tasks:
-            tasks.start_soon(output.watch_reader)
-            await EventPrinter(o, output).run(stop)
-            tasks.cancel_scope.cancel()
-    except* OutputClosedError:  # a reader that has all it wants is a regular end
-        pass
+    async with stopping() as stop:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(output.watch_reader)
+                await EventPrinter(o, output).run(stop)
+                tasks.cancel_scope.cancel()
+        except* OutputClosedError:  # a reader that has all it wants is a regular end
+            pass
     return SIGNALLED + stop.number if stop.number else 0
 
 

@@ -169,9 +169,10 @@ def build(kind: type, values: dict[str, Any]) -> Any:
     """Return the dataclass with these values, and those that it includes."""
     hints, given = get_type_hints(kind), {}
     for field in dataclasses.fields(kind):
-        nested: Any = hints[field.name]
-        inner = dataclasses.is_dataclass(nested)
-        given[field.name] = build(nested, values) if inner else values[field.name]
+        if dataclasses.is_dataclass(hints[field.name]):
+            given[field.name] = build(hints[field.name], values)
+        else:
+            given[field.name] = values[field.name]
     with _usage_errors():
         return kind(**given)
 

@@ -193,7 +193,7 @@ async def _database(
     scheme, rest = url.split("://", 1)
     place = without_secrets(url)
     try:
-        import sqlalchemy as sa
+        from sqlalchemy import Connection, inspect
         from sqlalchemy.ext.asyncio import create_async_engine
 
         engine = create_async_engine(
@@ -207,14 +207,14 @@ async def _database(
         raise OperationError(f"{place}: {module} is not installed{hint}") from None
     except ImportError as broken:
         raise OperationError(f"{place}: the database driver can't be loaded: {broken}") from None
-    except (sa.exc.SQLAlchemyError, ValueError, TypeError) as error:
+    except Exception as error:  # SQLAlchemyError, ValueError, TypeError
         raise ValueError(
             f"{scheme}://… is no database URL that can be used: {type(error).__name__}. Use for "
             "example postgresql+psycopg://…"
         ) from None
 
-    def existing(connection: sa.Connection) -> set[str]:
-        has = sa.inspect(connection).has_table
+    def existing(connection: Connection) -> set[str]:
+        has = inspect(connection).has_table
         return {table for table in tables if has(table, schema=schema or None)}
 
     try:
