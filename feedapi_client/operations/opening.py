@@ -207,7 +207,7 @@ async def _database(
         raise OperationError(f"{place}: {module} is not installed{hint}") from None
     except ImportError as broken:
         raise OperationError(f"{place}: the database driver can't be loaded: {broken}") from None
-    except Exception as error:  # SQLAlchemyError, ValueError, TypeError
+    except Exception as error:  # noqa: BLE001 - SQLAlchemyError, ValueError or TypeError
         raise ValueError(
             f"{scheme}://… is no database URL that can be used: {type(error).__name__}. Use for "
             "example postgresql+psycopg://…"
