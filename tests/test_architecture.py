@@ -236,14 +236,11 @@ def test_imports_within_the_runtime_run_downwards_only() -> None:
                 )
 
 
-def test_each_file_and_each_public_class_has_a_name_of_its_own() -> None:
-    """A name that is searched for leads to one place."""
-    # But a module of the command line has the name of its command.
-    files = [path for _, path in modules() if path.parent.name != "cli"]
-    names = Counter(path.name for path in files if not path.name.startswith("__"))
-    names.update(
-        node.name
-        for _, path in modules()
+def test_each_public_class_of_a_part_has_a_name_of_its_own() -> None:
+    """A name that is searched for in a part leads to one place."""
+    names = Counter(
+        (module.partition(".")[0], node.name)
+        for module, path in modules()
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
@@ -507,6 +504,13 @@ def test_every_public_name_exists_and_is_documented(module: object) -> None:
 def test_stores_of_an_extra_can_be_imported_from_the_package(name: str) -> None:
     """Not in `__all__`: a star import must not ask for the extra."""
     assert getattr(feedapi_client, name) is getattr(feedapi_client.stores, name)
+
+
+def test_the_names_of_a_session_are_the_public_ones() -> None:
+    listed = {name for name in dir(feedapi_client) if not name.startswith("__")}
+    extras = {name for name in listed if name not in feedapi_client.__all__}
+    assert set(feedapi_client.__all__) <= listed
+    assert extras == {"PostgresCursorStore", "RedisCursorStore", "SQLAlchemyCursorStore"}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

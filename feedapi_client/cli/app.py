@@ -19,7 +19,7 @@ COMMANDS = {
     "leases": ("Operate", "cursors"),
     "quarantine": ("Operate", "quarantine"),
     "status": ("Operate", "status"),
-    "doctor": ("Operate", "doctor.doctor"),
+    "doctor": ("Operate", "doctor.command"),
     "demo": ("Try", "demo.demo"),
     "serve": ("Try", "serve"),
     "relay": ("Adapters", "relay"),

@@ -203,16 +203,16 @@ class Connection:
 
     @asynccontextmanager
     async def client(
-        self, limits: Limits | None = None, *, anonymous: bool = False
+        self, limits: Limits | None = None, *, anonymous: bool = False, own: bool = True
     ) -> AsyncIterator[httpx.AsyncClient | None]:
         """Open a client with these credentials, and with enough connections for `limits`.
 
-        Gives None when there is nothing to set: the library's own client does then. `anonymous`
-        leaves out everything but ``--ca-file``.
+        Gives None when there is nothing to set: the library's own client does then, unless `own` is
+        False. `anonymous` leaves out everything but ``--ca-file``.
         """
         headers = {} if anonymous else self.headers()
         auth, cert = (None, None) if anonymous else (self._auth(), self.cert)
-        if not headers and auth is None and cert is None and self.ca_file is None:
+        if own and not headers and auth is None and cert is None and self.ca_file is None:
             yield None
             return
         import httpx

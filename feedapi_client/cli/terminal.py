@@ -101,9 +101,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
     console().print(table)
 
 
-def print_line(text: object, style: str = "") -> None:
+def print_line(text: object, style: str = "", *, indent: str = "") -> None:
     """Print a line, in this style on a terminal."""
-    console().print(plain(text, style, MAX_LINE))
+    console().print(indent, plain(text, style, MAX_LINE), sep="")
 
 
 def plain(text: object, style: str = "", limit: int = MAX_SHOWN) -> Text:

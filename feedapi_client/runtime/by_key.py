@@ -21,9 +21,9 @@ from feedapi_client.causes import failure_of
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import Batch, Event
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
-from feedapi_client.quarantine.by_event import EarlierEventQuarantined, EventFailures, Key
+from feedapi_client.quarantine.by_event import EventFailures, Key
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
-from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent
 from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.buffer import memory_of
 from feedapi_client.runtime.delivery import TURN_SECONDS, Delivery
@@ -134,9 +134,8 @@ class ByKey:
             self.look()
             if not self._finished:
                 await driver.woken()
-        if self._ahead is None:  # which remembers what is done
-            for partition in self._order.partitions:
-                await self._save_partly(partition)
+        for partition in self._order.partitions:
+            await self._save_partly(partition)
 
     @property
     def _finished(self) -> bool:
@@ -284,8 +283,8 @@ class ByKey:
         if isinstance(item.key, _NoKey):
             raise item.key.error
         held = self._failures.held
-        if held and await held.holds(item.key):
-            raise EarlierEventQuarantined
+        if held and (earlier := await held.first(item.key)) is not None:
+            raise EarlierEventQuarantined(earlier)
         if self._ahead is None:
             await _awaitable(self._handle(item.event))
         else:
@@ -432,6 +431,8 @@ class ByKey:
             return
         work, count, cursor = found
         records = [record for record in work.quarantined if record.index < count]
+        passed = set(work.ids[:count]).difference(work.ids[count:])
+        work.passes = {id: done & passed for id, done in work.passes.items()}
         await self._save(
             replace(work.batch, events=work.batch.events[:count], cursor=cursor), records
         )

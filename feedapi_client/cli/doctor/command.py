@@ -1,0 +1,222 @@
+"""The command ``feedapi doctor``: its options, and what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from feedapi_client.cli.command import FAILURE, UNREACHABLE, USAGE, CommandError, command, option
+from feedapi_client.cli.doctor import Bounds
+from feedapi_client.cli.options import AskedFeed
+from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from feedapi_client.cli.doctor.examination import Examination
+    from feedapi_client.cli.doctor.feed_checks import Check, Finding, Section
+
+_STYLES = {"MUST": "bold red", "SHOULD": "yellow", "deviation": "yellow"}
+_ROWS = 5
+"""Of one check in the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Options of ``feedapi doctor``."""
+
+    asked: AskedFeed
+    json: bool = option(help="Print JSON.", default=False)
+    show_all: bool = option(help="Show the checks that passed, too.", default=False, flags="--all")
+    strict: bool = option(
+        help="Exit with code 1 for every finding, not only for a MUST.", default=False
+    )
+    ignored: list[str] | None = option(
+        "CHECK", "Leave out this check. Repeatable.", flags="--ignore"
+    )
+    partitions: list[int] | None = option(
+        "ID", "Only this partition. Repeatable.", flags="--partition -p", min=0, max=32767
+    )
+    max_requests: int = option("N", "Requests in total.", default=Bounds().max_requests, min=1)
+    timeout: float = option("SECONDS", "Time for one request.", default=Bounds().timeout, min=0.1)
+
+
+@command(
+    "doctor https://service/myfeed",
+    "doctor https://service/myfeed --auth-env TOKEN --json",
+    "doctor https://service/myfeed --strict --ignore id-text",
+)
+async def doctor(o: Doctor) -> int:
+    """Check a publisher: is this a sound FeedAPI feed? Each finding says what it costs a consumer.
+
+    Asks for each MUST and SHOULD of the specification, and for the deviations that publishers in
+    the field have. It only reads, one request after the other, and stops at 120 requests or 32 MiB,
+    1 MiB of each page. The exit code is 0 for a sound feed, 1 where a MUST is violated, 69 where
+    the feed can't be reached.
+    """
+    checks = {check.id: check for section in sections() for check in section}
+    for id in o.ignored or ():
+        if checks.pop(id, None) is None:
+            part = "".join(f": it is a part of {now}" for now in checks if id in checks[now].was)
+            raise CommandError(f"--ignore: there is no check {id}{part}", USAGE)
+    e = await _examine(o)
+    _check_reached(e)
+    results = [_result(check, e) for check in checks.values()]
+    found = {result.level for result in results if result.findings}
+    if o.json:
+        print_json(_as_json(e, results))
+    else:
+        _print(e, results, verbose=o.show_all)
+    return FAILURE if "MUST" in found or (o.strict and found) else 0
+
+
+def sections() -> tuple[Section, ...]:
+    """Return all checks, in the order of the report."""
+    from feedapi_client.cli.doctor import feed_checks, page_checks, request_checks
+
+    feed = (feed_checks.DISCOVERY, feed_checks.LINEAGE, request_checks.RESPONSES)
+    return (*feed, page_checks.PAGES, page_checks.AGAIN, request_checks.ARGUMENTS)
+
+
+async def _examine(o: Doctor) -> Examination:
+    from feedapi_client.cli import doctor
+    from feedapi_client.cli.doctor.examination import Examination
+    from feedapi_client.cli.doctor.prober import Prober
+
+    connection = o.asked.connection
+    bounds = doctor.Bounds(max_requests=o.max_requests, timeout=o.timeout)
+    async with (
+        connection.client(own=False) as client,
+        connection.client(own=False, anonymous=True) as anonymous,
+    ):
+        assert client is not None
+        assert anonymous is not None
+        prober = Prober(o.asked.url, client, anonymous, bounds)
+        only = o.partitions or ()
+        e = Examination(prober, v1_partitions=o.asked.v1_partitions, only=only)
+        await e.run()
+    return e
+
+
+def _check_reached(e: Examination) -> None:
+    """Raise an error unless the first discovery says something about the publisher."""
+    from feedapi_client.cli.doctor.prober import Problem
+
+    feed = f"feed {e.prober.feed}"
+    if e.wrong_count:  # no fault of the publisher
+        raise CommandError(
+            f"{feed}: --v1-partitions is not the number of its partitions: {e.wrong_count}. Give "
+            "the number that its publisher documents",
+            USAGE,
+        )
+    if not e.discoveries:
+        raise CommandError(f"{feed}: nothing could be asked", UNREACHABLE)
+    answer = e.discoveries[0].answer
+    if answer.status in (401, 403):
+        way = "Give credentials with --auth-env or --header-env"
+        raise CommandError(f"{feed}: {answer}. {way}", UNREACHABLE)
+    if answer.may_pass and answer.problem is not Problem.BROKEN:
+        raise CommandError(f"{feed}: {answer}", UNREACHABLE)
+    if answer.status == 400 and e.info is None:
+        raise CommandError(
+            f"{feed}: {answer}. That is how a ZeroEventHub (v1) feed answers discovery: give "
+            "--v1-partitions, the number of partitions that its publisher documents",
+            UNREACHABLE,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one check came to: what was found, or why it was not done."""
+
+    check: Check
+    findings: list[Finding]
+    not_checked: str | None = None
+
+    @property
+    def level(self) -> str:
+        """How binding what was found is."""
+        levels = [finding.level or self.check.level for finding in self.findings]
+        return min(levels, key=list(_STYLES).index, default=self.check.level)
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in one word or two."""
+        return "found" if self.findings else "not checked" if self.not_checked else "passed"
+
+
+def _result(check: Check, e: Examination) -> Result:
+    missing = next(filter(None, (need(e) for need in check.needs)), None)
+    found = [] if missing else dict.fromkeys(check.find(e))
+    return Result(check, [replace(each, text=e.prober.hide(each.text)) for each in found], missing)
+
+
+def _as_json(e: Examination, results: list[Result]) -> dict[str, Any]:
+    return {
+        "feed": e.prober.feed,
+        "dialect": None if e.info is None else e.info.dialect,
+        "sound": not any(each.findings and each.level == "MUST" for each in results),
+        "partitions": len(e.partitions),
+        "partitions_read": list(e.visits),
+        "requests": e.prober.requests,
+        "bytes": e.prober.bytes,
+        "checks": [
+            {
+                "id": result.check.id,
+                "level": result.level,
+                "outcome": result.outcome,
+                "not_checked": result.not_checked,
+                "findings": [{"partition": f.partition, "text": f.text} for f in result.findings],
+                "requirement": result.check.requirement,
+                "cost": result.check.cost,
+                "source": result.check.source,
+                "rules": result.check.rules,
+                "documentation": f"doctor.md#{result.check.id}",
+            }
+            for result in results
+        ],
+    }
+
+
+def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
+    """Print the findings, or with `verbose` all checks, and a summary."""
+    print_line(e.prober.feed, "bold")
+    dialect = "unknown" if e.info is None else e.info.dialect
+    read = f"{len(e.partitions)} partitions, {len(e.visits)} of them read"
+    print_line(
+        f"dialect {dialect} · {read} · {e.prober.requests} requests, {e.prober.bytes:,} bytes"
+    )
+    rows = [row for each in results if each.findings or verbose for row in _rows(each)]
+    if rows:
+        print_table(("check", "level", "partitions", "result"), rows)
+    found = [result for result in results if result.findings]
+    for result in found:
+        check = result.check
+        rules = f"; rules {', '.join(check.rules)}" if check.rules else ""
+        print_line(check.id, _STYLES[result.level])
+        for line in (
+            f"required: {check.requirement}",
+            f"costs: {check.cost}",
+            f"see: {check.source}{rules}; doctor.md#{check.id}",
+        ):
+            print_line(line.replace("`", ""), indent="  ")
+    violated = sum(result.level == "MUST" for result in found)
+    verdict = f"{violated} violated" if violated else "sound"
+    extra = f", {len(found) - violated} other findings" if len(found) > violated else ""
+    outcomes = [result.outcome for result in results]
+    passed, skipped = outcomes.count("passed"), outcomes.count("not checked")
+    summary = f"{passed} checks passed, {skipped} not applicable or not done (--all says why)"
+    print_line(f"{verdict}{extra}: {summary}", "bold red" if violated else "bold green")
+
+
+def _rows(result: Result) -> Iterator[list[Cell]]:
+    """Return what the table says of a check: partitions of which it says the same are a row."""
+    head: list[Cell] = [(result.check.id, _STYLES[result.level]), result.level]
+    if not result.findings:
+        yield [(result.check.id, "dim"), result.level, "", result.not_checked or "passed"]
+    texts: dict[str, list[int | None]] = {}
+    for each in result.findings:
+        texts.setdefault(each.text, []).append(each.partition)
+    for text, partitions in list(texts.items())[:_ROWS]:
+        yield [*head, ", ".join(str(id) for id in partitions if id is not None), text]
+    if len(texts) > _ROWS:
+        yield [*head, "", f"{len(texts) - _ROWS} more (--json lists them)"]
