@@ -83,16 +83,16 @@ async def open_store(
         StoreError: the store can't be reached, or `OperationError` where there is none.
     """
     where = location(where)
-    scheme = where.partition("://")[0] if "://" in where else ""
+    scheme, url, _ = where.partition("://")
     kept = Journal(keep=None)
-    if scheme in _LEDGERS:
+    if url and scheme in _LEDGERS:
         ledgers = import_module("feedapi_client.liftbridge.ledger_url")
         async with ledgers.open_ledger(where, create=create) as ledger:
             yield ledger
-    elif scheme in _REDIS:
+    elif url and scheme in _REDIS:
         async with _redis(where, table) as store:
             yield store
-    elif not scheme:
+    elif not url:
         if table != CURSORS:
             raise ValueError(
                 f"a file keeps its cursors in the table {CURSORS}; give a URL "
@@ -134,14 +134,14 @@ async def open_quarantine(where: str, *, create: bool = True) -> AsyncIterator[Q
         StoreError: the store can't be reached, or `OperationError` where none can be.
     """
     where = location(where)
-    scheme = where.partition("://")[0] if "://" in where else ""
-    if scheme in _REDIS:
+    scheme, url, _ = where.partition("://")
+    if url and scheme in _REDIS:
         raise OperationError("Redis holds no quarantine")
-    if scheme in _LEDGERS:
+    if url and scheme in _LEDGERS:
         raise OperationError(
             "a stream holds no quarantine: give what the relay's --quarantine names"
         )
-    if not scheme:
+    if not url:
         exists = QUARANTINE in _tables(where, required=not create)
         file = SQLiteQuarantineStore(where)
         if create:
