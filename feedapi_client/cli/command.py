@@ -305,8 +305,14 @@ def run_async(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """Run a coroutine function on asyncio. Raises the first exception of a group."""
     import anyio
 
-    try:
+    with _first_error():
         return anyio.run(function, *args)
+
+
+@contextmanager
+def _first_error() -> Iterator[None]:
+    try:
+        yield
     except BaseExceptionGroup as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
@@ -390,7 +396,8 @@ async def stopping(grace: float | None = None) -> AsyncIterator[Stopping]:
     """End a consumer within the block by SIGINT and SIGTERM.
 
     The first ends it after what is in flight, the second cancels that, the third exits. Without
-    `grace` the end takes as long as it needs, and the second exits.
+    `grace` the end takes as long as it needs, and the second exits. Of an exception group, the
+    first exception is raised.
     """
     import anyio
 
@@ -402,8 +409,9 @@ async def stopping(grace: float | None = None) -> AsyncIterator[Stopping]:
             async for number in signals:
                 stop.end(number, scope, grace)
 
-    async with anyio.create_task_group() as tasks:
-        if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
-            await tasks.start(watch, tasks.cancel_scope)
-        yield stop
-        tasks.cancel_scope.cancel()
+    with _first_error():
+        async with anyio.create_task_group() as tasks:
+            if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
+                await tasks.start(watch, tasks.cancel_scope)
+            yield stop
+            tasks.cancel_scope.cancel()

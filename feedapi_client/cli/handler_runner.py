@@ -41,8 +41,8 @@ class Runner:
         try:
             async with stopping(self.options.grace) as stop:
                 await self._consume(function, stop)
-        except BaseExceptionGroup as group:
-            return self._exit_code(_first(group))
+        except Exception as error:
+            return self._exit_code(error)
         cut_short = stop.consumer is not None and stop.consumer.cut_short
         return SIGNALLED + stop.number if cut_short and stop.number else 0
 
@@ -126,12 +126,6 @@ class KeyAt:
             raise LookupError("what the payload has at --key is no text, number or boolean")
         key: Hashable = found
         return key
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
 
 
 def _fail(text: str, code: int) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -39,7 +42,9 @@ def text_of(language: str) -> str:
 def parsed(arguments: list[str]) -> dict[str, Any]:
     """The options of a command line of ``feedapi``. Fails for one that it does not take."""
     name, *options = arguments
-    return dict(LEAVES[name].make_context(name, options).params)
+    secrets = {variable: "secret" for option, variable in pairwise(options) if "-env" in option}
+    with patch.dict(os.environ, secrets):
+        return dict(LEAVES[name].make_context(name, options).params)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["metadata"]["name"])
