@@ -223,6 +223,13 @@ def _below(examples: Sequence[str], found: list[inspect.Parameter], *, rule: boo
     return "\n".join(lines if examples else []) + (f"\n\n{text}" if names else "")
 
 
+def command_group(help: str) -> typer.Typer:
+    """Return a group, for `command`."""
+    # With a callback it is a group, even of one command.
+    settings: Any = {"callback": lambda: None, "no_args_is_help": True, "add_completion": False}
+    return typer.Typer(cls=CommandGroup, help=help, context_settings=HELP, **settings)
+
+
 class _PlainFlags:
     """A command whose help shows no type for what takes no value."""
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import typer
 
 from feedapi_client.cli.command import (
     USAGE,
     CommandError,
     argument,
     command,
+    command_group,
     confirmed,
     option,
 )
@@ -52,17 +52,11 @@ if TYPE_CHECKING:
     from feedapi_client.operations import Change, FeedLeases, FeedPositions
     from feedapi_client.stores.leases import Lease
 
-cursors = typer.Typer(
-    help="Show stored cursors, and repair them. Stop the consumer first: a running one ends with "
-    "an error at its next commit.",
-    callback=lambda: None,
-    no_args_is_help=True,
+cursors = command_group(
+    "Show stored cursors, and repair them. Stop the consumer first: a running one ends with "
+    "an error at its next commit."
 )
-leases = typer.Typer(
-    help="Show which instance reads which partition, where several share a feed.",
-    callback=lambda: None,
-    no_args_is_help=True,
-)
+leases = command_group("Show which instance reads which partition, where several share a feed.")
 
 _URL = "https://service/myfeed"
 _BESIDE = "Although instances that share the feed are alive."

@@ -41,7 +41,7 @@ class Runner:
         try:
             async with stopping(self.options.grace) as stop:
                 await self._consume(function, stop)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised, or has an exit code of its own
             return self._exit_code(error)
         cut_short = stop.consumer is not None and stop.consumer.cut_short
         return SIGNALLED + stop.number if cut_short and stop.number else 0

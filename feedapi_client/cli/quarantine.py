@@ -9,20 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import typer
 
-from feedapi_client.cli.command import FAILURE, CommandError, argument, command, confirmed, option
+from feedapi_client.cli.command import FAILURE, argument, command, command_group, confirmed, option
 from feedapi_client.cli.options import Chosen, Store, opened
 from feedapi_client.cli.terminal import Cell, escape_json, print_json, print_table, report, shown
 
 if TYPE_CHECKING:
     from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore
 
-quarantine = typer.Typer(
-    help="Show quarantined events, which the application failed to handle (a dead-letter queue), "
-    "and replay or drop them.",
-    callback=lambda: None,
-    no_args_is_help=True,
+quarantine = command_group(
+    "Show quarantined events, which the application failed to handle (a dead-letter queue), "
+    "and replay or drop them."
 )
 
 
@@ -153,14 +150,16 @@ class Some:
 
     async def load(self, store: QuarantineStore) -> list[str]:
         """Return the ids that are given, or those of all chosen events."""
-        given = set() if self.every else set(self.ids or ())
-        feed = self.ids[0] if self.every and self.ids else os.environ.get("FEEDAPI_URL")
-        chosen = Chosen(feed=feed if self.every else None, name=self.name)
+        ids = [] if self.every else self.ids or []
+        if ids and self.name is None and self.partition is None:
+            return ids
+        feed = None
+        if self.every:
+            feed = self.ids[0] if self.ids else os.environ.get("FEEDAPI_URL")
+        chosen = Chosen(feed=feed, name=self.name)
         ls = QuarantineLs(place=self.place, chosen=chosen, partition=self.partition)
         found = [event.id for event in await ls.load(store)]
-        if missing := sorted(given - set(found)):
-            raise CommandError(f"no event {missing[0]} is there: see 'feedapi quarantine ls'")
-        return [id for id in found if not given or id in given]
+        return [id for id in found if not ids or id in ids]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -42,7 +41,7 @@ def text_of(language: str) -> str:
 def parsed(arguments: list[str]) -> dict[str, Any]:
     """The options of a command line of ``feedapi``. Fails for one that it does not take."""
     name, *options = arguments
-    secrets = {variable: "secret" for option, variable in pairwise(options) if "-env" in option}
+    secrets = dict.fromkeys(re.findall(r"--auth-env[= ](\w+)", " ".join(options)), "s")
     with patch.dict(os.environ, secrets):
         return dict(LEAVES[name].make_context(name, options).params)
 
@@ -55,7 +54,7 @@ def test_the_probes_and_the_grace_period_fit_the_arguments(deployment: dict[str,
     host, port = options["monitor"].split(":")
     assert host == "0.0.0.0", "the probes come from elsewhere"
     (listed,) = container["ports"]
-    assert listed["containerPort"] == port
+    assert listed["containerPort"] == int(port)
     assert options["grace"] < pod["terminationGracePeriodSeconds"]
     probes = {name: probe for name, probe in container.items() if name.endswith("Probe")}
     assert {name: probe["httpGet"]["path"] for name, probe in probes.items()} == {
