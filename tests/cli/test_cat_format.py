@@ -152,7 +152,7 @@ def test_every_command_has_examples() -> None:
     assert [name for name, examples in EXAMPLES.items() if not examples] == ["ingest"]
 
 
-@pytest.mark.parametrize("name", EXAMPLES.keys() - {"ingest"})
+@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {"ingest"}))
 def test_the_examples_are_shown_and_can_be_parsed(
     feedapi: Feedapi, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
