@@ -420,18 +420,19 @@ class PageDecoder:
         mended = without_lone_surrogates(line)
         try:
             record = self._lines.decode(mended)
-        except UnicodeDecodeError:
-            self._fail(self._not_utf8(mended, error, complete))
         except (ValueError, RecursionError):
-            self._fail(self._torn(line, error, complete))
+            self._fail(self._unreadable(mended, error, complete))
         payload = bytes(record._payload)
         if payload:
             at = mended.rfind(payload)  # of a payload that is given twice the last one counts
             record._payload = msgspec.Raw(line[at : at + len(payload)])
         return record
 
-    def _not_utf8(self, line: bytes, error: Exception, complete: bool) -> FeedError:
-        """Return the error for text that is not UTF-8: the line's own, or that it is torn."""
+    def _unreadable(self, line: bytes, error: Exception, complete: bool) -> FeedError:
+        """Return the error for a line that only its text makes unreadable, or that it is torn.
+
+        Of what type msgspec's error is for bytes that are not UTF-8 depends on its version.
+        """
         try:
             self._lines.decode(line.decode("utf-8", "replace").encode())
         except (ValueError, RecursionError):
