@@ -117,6 +117,14 @@ class EventOrigin:
             _load if decoder is orjson.loads else lambda payload: decoder(bytes(payload))
         )
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EventOrigin) or type(other) is not type(self):
+            return NotImplemented
+        return self.partition == other.partition and self.decoder is other.decoder
+
+    def __hash__(self) -> int:  # of any decoder, also of one that has no hash
+        return hash((self.partition, id(self.decoder)))
+
     def done(self, transaction: Any) -> Awaitable[None]:  # noqa: ARG002
         """Do `Event.done`."""
         raise CommitOrderError(
@@ -127,6 +135,7 @@ class EventOrigin:
 
 
 _NOWHERE = EventOrigin(-1)
+NO_PAYLOAD = msgspec.Raw()
 Remember = Callable[[Any], Awaitable[None]]
 """Remembers in a transaction that one event is done."""
 
@@ -156,7 +165,8 @@ class Event(msgspec.Struct, Generic[Payload], gc=False, eq=False):
 
     # `_cursor` is set only on checkpoint lines, which never leave the decoder. Names that begin
     # with DEL are fields that no line may set.
-    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
+    # A factory for the payload takes five times as long as one object for all.
+    _payload: msgspec.Raw = msgspec.field(default=NO_PAYLOAD, name="data")
     _cursor: str | None = msgspec.field(default=None, name="cursor")
     _headers: dict[str, Any] | None = msgspec.field(default=None, name="\x7fheaders")
     _origin: EventOrigin = msgspec.field(default=_NOWHERE, name="\x7forigin")
@@ -172,7 +182,7 @@ class Event(msgspec.Struct, Generic[Payload], gc=False, eq=False):
 
         Its bytes may be invalid UTF-8, or hold the escape of a surrogate without a partner.
         """
-        return bytes(self._payload)
+        return b"" + self._payload  # half the time of bytes()
 
     @property
     def headers(self) -> dict[str, Any]:

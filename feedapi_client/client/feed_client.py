@@ -24,10 +24,10 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
+from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
-from feedapi_client.protocol.page import PageReader, Progress
+from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
 from feedapi_client.retry import Backoff, retry
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import orjson
 import pytest
+from feedapi_client.protocol.fast_lines import Block, BlockDecoder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from feedapi_client.model import DialectName, make_event, without_lone_surrogate
 from feedapi_client.protocol import fast_lines
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS
-from feedapi_client.protocol.fast_lines import Block, BlockDecoder
 from tests.protocol.calls import calls_of
 
 FEED = "https://service/feed"

@@ -10,7 +10,7 @@ from typing import Any
 from feedapi_client.cli.doctor import needs
 from feedapi_client.cli.doctor.check import CheckSection, Finding, Level
 from feedapi_client.cli.doctor.evidence import FeedEvidence, WireDiscovery
-from feedapi_client.protocol import cursors
+from feedapi_client.protocol import text
 from feedapi_client.protocol.negotiation import partition_id
 
 _NEGOTIATION = "specification, Protocol negotiation"
@@ -149,9 +149,7 @@ def _field_types(evidence: FeedEvidence) -> Iterator[Finding]:
     ):
         yield Finding(f"filters is {_shown(filters)}, not a list of strings")
     token = document.get("token")
-    if token is not None and not (
-        isinstance(token, str) and (not token or cursors.is_valid(token))
-    ):
+    if token is not None and not (isinstance(token, str) and (not token or text.are_valid(token))):
         yield Finding("token is not printable ASCII of at most 16 KiB")
     for entry in evidence.entries:
         yield from _entry_types(entry)
@@ -230,8 +228,8 @@ def _partitions_stay(evidence: FeedEvidence) -> Iterator[Finding]:
 def _last_cursor_text(evidence: FeedEvidence) -> Iterator[Finding]:
     for entry in evidence.entries:
         cursor = entry.get("lastCursor")
-        if isinstance(cursor, str) and cursor and not cursors.is_valid(cursor):
-            yield Finding(f"lastCursor is {cursors.problem(cursor)}", partition_id(entry.get("id")))
+        if isinstance(cursor, str) and cursor and not text.are_valid(cursor):
+            yield Finding(f"lastCursor is {text.problem(cursor)}", partition_id(entry.get("id")))
 
 
 @SECTION.check(

@@ -10,7 +10,7 @@ import orjson
 
 from feedapi_client.cli.doctor.probe_messages import ProbeResponse
 from feedapi_client.model import FIRST, LAST, DialectName, without_lone_surrogates
-from feedapi_client.protocol import cursors
+from feedapi_client.protocol import text
 from feedapi_client.protocol.dialects import DIALECTS
 
 _PAYLOAD_KEYS = {dialect.payload_key for dialect in DIALECTS.values()}
@@ -151,7 +151,7 @@ def _read_cursor(page: WirePage, number: int, cursor: object) -> Iterator[LineFa
         yield LineFault("cursor-text", number, f"has a cursor of the type {type(cursor).__name__}")
         return
     page.checkpoints.append(Checkpoint(cursor, len(page.payloads)))
-    if not cursors.is_valid(cursor):
-        yield LineFault("cursor-text", number, f"has a cursor that is {cursors.problem(cursor)}")
+    if not text.are_valid(cursor):
+        yield LineFault("cursor-text", number, f"has a cursor that is {text.problem(cursor)}")
     elif cursor in (FIRST, LAST):
         yield LineFault("cursor-special", number, f"has the special cursor {cursor}")

@@ -13,8 +13,7 @@ from feedapi_client.client import FetchResponse
 from feedapi_client.errors import FencedError
 from feedapi_client.lineage.states import Save
 from feedapi_client.model import Batch, FeedInfo
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.protocol.page import CheckpointedEvents, Outcome, PageReader
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime import delivery, driver, failures
 from feedapi_client.runtime.background import Background
