@@ -155,7 +155,7 @@ class _Discovery:
         ids = _numbers([entry.id for entry in entries])
         if ids is None:
             at = next(at for at, each in enumerate(entries) if partition_id(each.id) is None)
-            raise self._no_id(at, f"is {_shown(entries[at].id)}")
+            raise self._no_id(at, f"it has the id {_shown(entries[at].id)}")
         partitions = dict(zip(ids, map(_without_fields, ids), strict=True))
         if len(partitions) < len(ids):
             twice = next(id for id, times in Counter(ids).items() if times > 1)
@@ -212,10 +212,8 @@ class _Discovery:
         return number
 
     def _no_id(self, index: int, wrong: str) -> FeedError:
-        problem = f"the id of partitions[{index}] in the discovery: {wrong}"
-        return self._error(
-            LineageError, f"{problem}; an id is an integer from 0 to {MAX_PARTITION}"
-        )
+        wrong = f"partitions[{index}] in the discovery: {wrong}"
+        return self._error(LineageError, f"{wrong}; an id is an integer from 0 to {MAX_PARTITION}")
 
     def _check_cursor(self, name: str, value: str | None, partition: int | None = None) -> None:
         """Refuse what can't be stored or sent (R18)."""
@@ -260,4 +258,4 @@ def partition_id(value: Any) -> int | None:
 
 
 def _shown(value: Id) -> str:
-    return ascii(value if isinstance(value, int) else value[:40])
+    return ascii(value if isinstance(value, int) and abs(value) < 1 << 64 else str(value)[:40])

@@ -420,6 +420,8 @@ class PageReader:
     def _last_closing(self, found: list[str]) -> int:
         """Return the index of the last cursor that closes something; -1 without one."""
         new = set(found)
+        if new.issubset(self._recent):
+            return -1
         if len(new) == len(found) and self._closes(found):
             return len(found) - 1
         closing = -1

@@ -135,7 +135,7 @@ class TestFields:
 
     def test_r12_both_spellings_must_not_differ(self) -> None:
         with pytest.raises(
-            LineageError, match=r"partition 7: .*both startsAfterPartition and .*startsAfterParent"
+            LineageError, match=r"partition 7: .*startsAfterPartition and its older spelling"
         ):
             one(startsAfterParent="3", startsAfterPartition="4")
 
@@ -179,6 +179,14 @@ class TestFields:
 
     def test_all_32768_partitions_are_read(self) -> None:
         assert len(negotiate(200, discovery_of(32768), feed=FEED).partitions) == 32768
+
+    def test_ancestors_are_bounded_as_partitions_are(self) -> None:
+        names = [str(id) for id in range(2000)]
+        listed = [{"id": id, "cursorFromPartitions": names} for id in names]
+        with pytest.raises(LineageError, match="lists more than 262144 ancestors"):
+            discover({"partitions": listed})
+        deepest = [{"id": 20_000 + id, "splitFromAncestors": names[:15]} for id in range(12_000)]
+        assert len(discover({"partitions": deepest}).partitions) == 12_000
 
     def test_the_work_grows_with_the_number_of_partitions_and_no_faster(self) -> None:
         one, two, three = (calls_of_negotiate(discovery_of(size)) for size in (100, 200, 300))
@@ -231,19 +239,21 @@ class TestR12:
     def test_r12_an_id_out_of_range_or_of_another_type_is_an_error(self, id: Any) -> None:
         with pytest.raises(
             LineageError,
-            match=rf"^feed {FEED}: partitions\[1\] of the discovery has the id .*; "
+            match=rf"^feed {FEED}: partitions\[1\] in the discovery: .*; "
             r"an id is an integer from 0 to 32767$",
         ):
             discover({"partitions": [{"id": 1}, {"id": id}]})
 
     def test_r12_a_partition_without_id_is_an_error(self) -> None:
-        with pytest.raises(LineageError, match=r"partitions\[0\] of the discovery has no id"):
+        with pytest.raises(
+            LineageError, match=r"partitions\[0\] in the discovery: .*missing required field `id`"
+        ):
             discover({"partitions": [{}]})
 
     @pytest.mark.parametrize("entry", [7, "7", None, [7]])
     def test_r12_a_partition_that_is_no_object_is_an_error(self, entry: Any) -> None:
         with pytest.raises(
-            LineageError, match=r"partitions\[0\] of the discovery is .*, not an object"
+            LineageError, match=r"partitions\[0\] in the discovery: Expected `object`"
         ):
             discover({"partitions": [entry]})
 
@@ -293,7 +303,7 @@ class TestR12:
         ],
     )
     def test_r12_a_flag_of_another_type_is_an_error(self, field: str, value: Any) -> None:
-        with pytest.raises(ProtocolError, match=f"^feed {FEED}: {field} in the discovery is "):
+        with pytest.raises(ProtocolError, match=f"^feed {FEED}: {field} in the discovery: "):
             discover({"partitions": [], field: value})
 
 

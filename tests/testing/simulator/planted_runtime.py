@@ -39,7 +39,7 @@ def rest_of_a_torn_page_is_delivered(patch: pytest.MonkeyPatch) -> None:
 
     def all_of_it(self: PageReader) -> list[CheckpointedEvents]:
         batches = rest(self)
-        left = self._decoder._open
+        left = self._open
         return [*batches, CheckpointedEvents(left, self.cursor, 0)] if left else batches
 
     patch.setattr(PageReader, "rest", all_of_it)
