@@ -1,19 +1,18 @@
 """The bytes of one response in, events and checkpoints out (R3), in any chunking.
 
-Complete lines are decoded many at a time (`_Block`) where each of them is what it should be, and
-otherwise one by one (`PageDecoder._read`), with the same result: without the first way only speed
-would be lost. (The result differs for an event that gives its payload twice, of two kinds: there
-JSON itself leaves open what counts.)
+Complete lines are decoded many at a time where each of them is what it should be, and otherwise one
+by one, with the same result: without the first way only speed would be lost. (It differs for an
+event that gives its payload twice, of two kinds: there JSON itself leaves open what counts.)
 """
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import BytesIO
 from operator import sub
-from re import compile as pattern
 from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
@@ -39,9 +38,8 @@ _MANY = 8
 """With fewer lines to a checkpoint every line is checked. Where each event has a checkpoint, that
 takes 0.75 of the time that a look at each checkpoint and its neighbours takes."""
 _LONGEST_KEY = 32
-_OPEN, _CLOSE = b"{}"
 _NULL = b"null"
-_BLANK_LINES = pattern(rb"\n\s*\n")
+_BLANK_LINES = re.compile(rb"\n\s*\n")
 _PAYLOAD_WORDS = (b'"data', b'"event', b"\\u")
 _WORDS = (*_PAYLOAD_WORDS, b'"cursor', b'"headers', b'"partition')
 """What a line holds, in small letters, that says anything under whatever key: an escape may be
@@ -94,14 +92,8 @@ def parts(data: bytes) -> Iterator[bytes]:
 class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events and errors.
 
-    Arguments:
-        dialect: of the feed.
-        feed, partition: for messages; the partition also for the events.
-        decoder: what the events' `json()` uses.
-        max_line_bytes: bytes of a line, without its ``\\n``.
-        quote: makes an excerpt of a publisher's plain text for a message.
-        any_payload: deliver also payloads that are neither an object nor a string. The protocol
-            forbids them: without this they are an error.
+    `decoder` is what the events' `json()` uses, `quote` makes an excerpt of a publisher's text for
+    a message. With `any_payload` a payload may be any JSON, which the protocol forbids.
     """
 
     def __init__(
@@ -143,12 +135,8 @@ class PageDecoder:
     def feed(self, data: bytes, receive: Callable[[Decoded], None]) -> None:
         """Decode the next bytes of the response; `receive` gets what the lines say.
 
-        What is before a fault is received before its error is raised. Not to be called after one.
-
-        Raises:
-            TornResponseError: a line is not a message of the protocol.
-            LineTooLongError: a line is longer than `max_line_bytes`.
-            ProtocolError: a payload, a partition or a cursor that the protocol forbids.
+        What is before a fault is received before its error is raised: `TornResponseError`,
+        `LineTooLongError`, `ProtocolError`. Not to be called after one.
         """
         cut = data.rfind(b"\n") + 1
         if cut:
@@ -163,10 +151,7 @@ class PageDecoder:
                 self._fail(LineTooLongError, self._too_long())
 
     def finish(self, receive: Callable[[Decoded], None]) -> None:
-        """Note that the response is complete. A last line without ``\\n`` counts when it parses.
-
-        Raises as `feed` does; TornResponseError when the last line does not parse.
-        """
+        """Decode the last line, which may have no ``\\n``. Raises as `feed` does."""
         line = bytes(self._tail)
         self._tail.clear()
         self._decode(line, receive)
@@ -212,12 +197,9 @@ class PageDecoder:
     # once where events begin alike, 220 with no check at all.
 
     def _is_nothing(self, block: bytes) -> bool:
-        """Whether no line says anything, and each is an object. Count them, without a look at each.
-
-        Between ``}`` and ``{`` a newline can't be inside of an object.
-        """
+        """Whether no line says anything, and each is an object: count them, unseen."""
         key = b'"%b"' % self._dialect.payload_key.encode()
-        if key in block or b'"cursor"' in block:
+        if key in block or b'"cursor"' in block or len(block) > self._max_line_bytes:
             return False  # as it is nearly always, after a few bytes
         text = block.lower()
         if any(word in text for word in _WORDS):
@@ -226,9 +208,9 @@ class PageDecoder:
             found = len(_read_nothing(block))
         except (ValueError, RecursionError):
             return False
+        # A newline between ``}`` and ``{`` can't be inside of an object.
+        block = _BLANK_LINES.sub(b"\n", block.lstrip())
         if block.count(b"}\n{") != found - 1 or block[:1] + block[-2:] != b"{}\n":
-            return False
-        if len(block) > self._max_line_bytes:
             return False
         self.unknown_commands += found
         self._count(found)
@@ -261,9 +243,12 @@ class PageDecoder:
         head = self._common_head(block, len(records) - len(checkpoints))
         if head and len(checkpoints) * _MANY < len(lines):
             return decoded if block.endswith(b"}\n") and _others_are(decoded, head) else None
-        if not _each_is_an_object(lines):
+        if {line[:1] for line in lines} != {b"{"} or {line[-2:-1] for line in lines} != {b"}"}:
             return None
-        return decoded if head else self._checked(decoded)
+        if head:
+            return decoded
+        kinds = {bytes(record._payload)[:1] for record in records if record._cursor is None}
+        return decoded if kinds <= {b"{", b'"'} and self._is_own(records) else None
 
     def _are_bare(self, decoded: Decoded) -> bool:
         """Return whether the checkpoints are usual ones, which hold no event too."""
@@ -277,31 +262,6 @@ class PageDecoder:
         ):
             return False
         return SPECIAL.isdisjoint(cursors) and self._is_own([records[at] for at in checkpoints])
-
-    def _checked(self, decoded: Decoded) -> Decoded | None:
-        """Look at each event, and leave out the lines that are nothing."""
-        lines, records, checkpoints, _ = decoded
-        kinds = {bytes(record._payload)[:1] for record in records if record._cursor is None}
-        if not kinds <= {b"{", b'"', b""} or not self._is_own(records):
-            return None
-        if b"" not in kinds:
-            return decoded
-        nothing = [
-            at
-            for at, record in enumerate(records)
-            if record._cursor is None and record._payload is NO_PAYLOAD
-        ]
-        text = b"".join([lines[at] for at in nothing]).lower()
-        if any(word in text for word in _WORDS):
-            return None
-        self.unknown_commands += len(nothing)
-        self._nothing += len(nothing)
-        for at in nothing:
-            lines[at] = b""
-        records = [record for record, line in zip(records, lines, strict=True) if line]
-        lines = [line for line in lines if line]
-        checkpoints = [at for at, record in enumerate(records) if record._cursor is not None]
-        return Decoded(lines, records, checkpoints, decoded.cursors)
 
     def _is_own(self, records: list[Event]) -> bool:
         """Return whether no record names another partition than this; only those of v1 name any."""
@@ -325,19 +285,15 @@ class PageDecoder:
     def _learn(self, block: bytes) -> list[bytes]:
         """Return how the first or the second line begins, if that is an event.
 
-        Tried first is the head with the payload's first key: a longer needle is found faster, which
-        takes 5 % off the whole.
+        First with the payload's first key: a longer needle is found faster, 5 % of the whole.
         """
-        dialect, partition = self._dialect, self._origin.partition
+        own = f'"partition": ?{self._origin.partition}, ?' if self._dialect.names_partition else ""
+        pattern = re.compile(f'{{{own}"{self._dialect.payload_key}": ?[{{"]'.encode())
         for start in (0, block.find(b"\n") + 1):
-            for space in ("", " "):  # as JSON encoders write it
-                first = f'"partition":{space}{partition},{space}' if dialect.names_partition else ""
-                for opening in '{"':
-                    head = f'{{{first}"{dialect.payload_key}":{space}{opening}'.encode()
-                    if block.startswith(head, start):
-                        end = start + len(head)
-                        key = block[end : block.find(b'":', end, end + _LONGEST_KEY) + 1]
-                        return [head + key, head]
+            if found := pattern.match(block, start):
+                end = found.end()
+                key = block[end : block.find(b'":', end, end + _LONGEST_KEY) + 1]
+                return [found[0] + key, found[0]]
         return []
 
     # ------------------------------------------------------------------ line by line
@@ -513,15 +469,6 @@ def _may_hold_event(line: bytes, cursor: str) -> bool:
     return any(word in text for word in _PAYLOAD_WORDS)
 
 
-def _each_is_an_object(lines: list[bytes]) -> bool:
-    """Return whether each line begins and ends as an object.
-
-    Between ``}`` and ``{`` a newline can't be inside of a record. So if there are as many records
-    as lines, each line holds one.
-    """
-    return {line[0] for line in lines} == {_OPEN} and {line[-2:-1] for line in lines} == {b"}"}
-
-
 def _others_are(decoded: Decoded, head: bytes) -> bool:
     """Return whether the lines that begin with `head` are just those without a checkpoint.
 
@@ -531,7 +478,7 @@ def _others_are(decoded: Decoded, head: bytes) -> bool:
     lines = decoded.lines
     for at in decoded.checkpoints:
         line = lines[at]
-        if line[0] != _OPEN or line[-2:-1] != b"}" or line.startswith(head):
+        if line[:1] != b"{" or line[-2:-1] != b"}" or line.startswith(head):
             return False
         if lines[at - 1][-2:] != b"}\n":
             return False

@@ -139,19 +139,16 @@ def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
 
     The feed would send other events than those that were selected.
     """
-    dialect = DIALECTS[info.dialect]
-    if (options.event_types or options.skip_event_types) and not dialect.event_types:
+    dialect, by_type = DIALECTS[info.dialect], options.event_types or options.skip_event_types
+    needs = ""
+    if by_type and not dialect.event_types:
+        needs = "event_types and skip_event_types need a feed of dialect v2-token"
+    elif options.filters and not dialect.filters:
+        needs = "filters need a feed of dialect v2-draft"
+    if needs:
         raise ProtocolError(
-            "event_types and skip_event_types need a feed of dialect v2-token, this one speaks "
-            f"{info.dialect}: {_instead(info)} or select in the application",
-            feed=feed,
-        )
-    if not options.filters:
-        return
-    if not dialect.filters:
-        raise ProtocolError(
-            f"filters need a feed of dialect v2-draft, this one speaks {info.dialect}: "
-            f"{_instead(info)} or select in the application",
+            f"{needs}, this one speaks {info.dialect}: {_instead(info)} or select in the "
+            "application",
             feed=feed,
         )
     unknown = sorted(set(options.filters) - set(info.filters))

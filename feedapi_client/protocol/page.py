@@ -38,14 +38,10 @@ def passed_limit(partitions: int) -> int:
 
 
 class CheckpointedEvents(NamedTuple):
-    """Events closed by a checkpoint.
+    """Events closed by a checkpoint, oldest first; `size` is what their lines took, in bytes.
 
-    Attributes:
-        events: oldest first; may be empty.
-        cursor: resumes after the last of them.
-        size: bytes of the response that their lines took.
-        marks: checkpoints among them, the last one included, where somebody asked for these: how
-            many events are before each, and its cursor.
+    `marks` are the checkpoints among them, the last one included, where somebody asked for these:
+    how many events are before each, and its cursor.
     """
 
     events: list[Event]
@@ -83,10 +79,7 @@ class Finished(NamedTuple):
 
 
 class PassedCursors:
-    """Digests of the `most` cursors that were passed last, oldest first.
-
-    For a moment there may be twice as many.
-    """
+    """Digests of the `most` cursors that were passed last; for a moment twice as many."""
 
     __slots__ = ("_digests", "_most")
 
@@ -128,11 +121,10 @@ class Progress:
 
     Arguments:
         limit: the number of responses in a row without progress that is an error (R13).
-        passed: how many passed cursors are remembered beyond the last 8, as digests. One takes
-            about 100 bytes. With at most 8 there are no digests.
+        passed: how many passed cursors are remembered, as digests of about 100 bytes. With at most
+            8 there are none.
         cautious: whether an empty answer that leads away from where it began to read, or from where
-            the last events came, is doubted. A replica that lags may name its own, older end, and
-            as a cursor that was never passed: of two responses each has checkpoints of its own.
+            the last events came, is doubted: a replica that lags may name its own, older end.
     """
 
     __slots__ = (
@@ -171,8 +163,7 @@ class Progress:
     def asked(self, cursor: str, end: str | None = None) -> list[str]:
         """Note the cursor of a request. Return `recent`, which ends with it.
 
-        `end` is the known end of a closed partition. To come back to it is always progress, because
-        nothing is asked for behind it.
+        To come back to the known `end` is always progress: nothing is asked for behind it.
         """
         if self.recent[-1:] != [cursor]:  # a restart: what came after this cursor comes again
             self.recent[:] = [cursor]
@@ -225,26 +216,17 @@ class Progress:
 
 
 class PageReader:
-    """Reads one response of one partition.
+    """Reads one response of one partition, by a decoder of its own.
 
-    Any chunking of the same bytes gives the same events, the same last cursor and the same outcome.
-    Only the division into batches depends on it: what one chunk closes is one batch. And the bound
-    on bytes without a checkpoint applies to what is left after a chunk.
+    Any chunking of the same bytes gives the same events, last cursor and outcome. What one chunk
+    closes is one batch, and `max_unclosed_bytes` applies to what is left after a chunk.
 
     A checkpoint that repeats the cursor asked with, one of the last 8 or one of those passed lately
     closes nothing. The events before it would come again, so they are held until another
     checkpoint follows (R13).
 
-    Arguments:
-        decoder: a new one, for this response.
-        feed, partition: for messages.
-        asked: the cursor of the request.
-        closed: whether the discovery before the request listed the partition as closed.
-        last_cursor: the end that this discovery listed for a closed partition. None where it is
-            not known, or where events are selected: it is then another place.
-        progress: the counts of the partition. Without them each response stands alone, and there is
-            never a `NoProgressError`.
-        max_unclosed_bytes: the bytes of events that may come without a checkpoint.
+    `closed` and `last_cursor` are what the discovery before the request listed; where events are
+    selected, `last_cursor` is another place, and None. Without `progress` a response stands alone.
     """
 
     def __init__(
@@ -287,8 +269,7 @@ class PageReader:
     def kept_bytes(self) -> int:
         """Bytes of events that no checkpoint closed yet, and of the incomplete line.
 
-        Not those of lines that nobody keeps, which may come for weeks: blank lines, unknown
-        commands, checkpoints that close nothing (R15).
+        Lines that nobody keeps may come for weeks, and don't count (R15).
         """
         return self._open_bytes + self._decoder.tail_bytes
 
@@ -328,25 +309,16 @@ class PageReader:
     def check(self) -> None:
         """Raise the fault that `feed` found behind the batches it returned, if there was one.
 
-        Raises:
-            TornResponseError: a line is not a message of the protocol.
-            LineTooLongError: a line is longer than `Limits.max_line_bytes`.
-            ProtocolError: a payload, a partition or a cursor that the protocol forbids.
-            BufferLimitError: more bytes without a checkpoint than `max_unclosed_bytes`.
+        `TornResponseError`, `LineTooLongError`, `ProtocolError` of a line, `BufferLimitError`.
         """
         if self._error is not None:
             raise self._error
 
     def finish(self) -> Finished:
-        """Note that the response is complete. A last line without ``\\n`` counts when it parses.
+        """Note, once, that the response is complete. A last line without ``\\n`` counts.
 
-        Call it once. Every batch that was closed before is returned by `feed` already.
-
-        Raises:
-            TornResponseError: the last line does not parse.
-            NoProgressError: too many responses in a row made no progress (R13): they brought events
-                and no new cursor, or returned to a recent one.
-            FeedError: what `check` raises.
+        Raises what `check` does, and `NoProgressError` when too many responses in a row brought
+        events and no new cursor, or returned to a recent one (R13).
         """
         self.check()
         try:
@@ -527,13 +499,7 @@ class PageReader:
 
 
 def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: int) -> FeedError:
-    """Return the error for a closed partition whose replica does not reach its end (R6).
-
-    Arguments:
-        asked: the cursor behind which nothing came.
-        last_cursor: the end that discovery lists.
-        feed, partition: for the message.
-    """
+    """Return the error for a closed partition whose replica does not reach its end (R6)."""
     return NoProgressError(
         f"the partition is closed and ends at lastCursor {shown(last_cursor or '')}, but nothing "
         f"comes behind {shown(asked)}: the replica that answers may lag behind. If nothing is "
@@ -568,11 +534,8 @@ class EndEvidence:
 
     A moment's answer proves nothing: a replica that lags, a gateway and a page of maintenance
     answer 200 as well. Sound empty answers are an end once there were three, with a discovery in
-    between that still lists the partition as closed, and nothing failed for a time.
-
-    Arguments:
-        settle_time: the seconds of that time.
-        pause: seconds before the second answer is asked for; later pauses are longer.
+    between that still lists the partition as closed, and nothing failed for `settle_time` seconds.
+    `pause` comes before the second answer is asked for; later pauses are longer.
     """
 
     __slots__ = ("_answers", "_info", "_pause", "_settle_time")
@@ -597,16 +560,10 @@ class EndEvidence:
         return self._info is None or info is self._info
 
     def add(self, info: object, *, now: float, since: float) -> float | None:
-        """Count a sound empty answer.
+        """Count a sound empty answer of a request after the discovery `info`.
 
-        Arguments:
-            info: the discovery before the request.
-            now: the present time.
-            since: when the partition was first seen closed, or when that failed last which lets its
-                time begin anew.
-
-        Returns:
-            None when the end is shown; otherwise seconds until the next request.
+        Since `since` the partition is seen closed, and nothing failed. Return None when the end is
+        shown, otherwise the seconds until the next request.
         """
         if not self._answers:
             self._info = info
@@ -621,10 +578,7 @@ class EndEvidence:
 
 
 class FeedAnswers:
-    """How many of a feed's answers of the last `seconds` have failed (R6).
-
-    They are counted in parts of that time, so that the memory does not grow with the requests.
-    """
+    """How many of a feed's answers of the last `seconds` have failed (R6)."""
 
     __slots__ = ("_counts", "_seconds", "failed_at")
 
