@@ -41,10 +41,11 @@ _TYPED_DECODERS = 256  # types whose decoders are kept
 _KEY_URLS = 64  # feeds whose keys' URLs are kept: a process makes the same few keys again and again
 
 _load = msgspec.json.Decoder().decode
+_SURROGATE = rb"u[dD][89a-fA-F][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
-    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
+    rb"(?:[^\\]++|\\[^u]|\\u(?!" + _SURROGATE[1:] + rb")"  # a run of all else, pairs included
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++"
+    rb"|\\(?P<lone>" + _SURROGATE + rb")"
 )
 
 

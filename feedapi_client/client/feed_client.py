@@ -24,7 +24,7 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import PageDecoder, parts
+from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
 from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
@@ -221,7 +221,7 @@ class FetchResponse(ResponseStream):
     async def __anext__(self) -> bytes:
         part = next(self._parts, None)
         if part is None:
-            self._parts = parts(await super().__anext__())
+            self._parts = self.reader.parts(await super().__anext__())
             part = next(self._parts, b"")
         else:  # to read a chunk may take long: the other tasks get their turn within it
             await self._endpoint.io.others()

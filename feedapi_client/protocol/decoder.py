@@ -26,6 +26,7 @@ from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, printable,
 PART_BYTES = 64 * 1024
 PART_LINES = 1024
 """What is decoded at a time: what the processor's cache holds, within a millisecond or two."""
+_SLOW_LINES = 128
 MOST_NOTHING = 1 << 19
 """Lines of a response that say nothing, beyond `_PAID` for each one that does. (As a heartbeat of a
 stream, one a second, they last for 6 days.)"""
@@ -78,12 +79,16 @@ class Decoded(NamedTuple):
     cursors: list[str]
 
 
-def parts(data: bytes) -> Iterator[bytes]:
-    """Cut bytes into what is decoded at a time, so that other tasks get their turn in between."""
+def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
+    """Cut bytes into what is decoded at a time, so that other tasks get their turn in between.
+
+    The parts are smaller while `decoder` has to look at each line.
+    """
     start = 0
     while start < len(data):
         end = min(start + PART_BYTES, len(data))
-        while data.count(b"\n", start, end) > PART_LINES:
+        lines = PART_LINES if decoder is None or not decoder.slow else _SLOW_LINES
+        while end - start > 2 * _SMALL and data.count(b"\n", start, end) > lines:
             end = start + (end - start) // 2
         yield data[start:end] if end - start < len(data) else data
         start = end
@@ -113,6 +118,8 @@ class PageDecoder:
         """Whether the response held an event so far."""
         self.echoed = False
         """Whether the response echoed the ``_first`` or ``_last`` that it was asked for."""
+        self.slow = False
+        """Whether the last bytes were decoded line by line."""
         self.unknown_commands = 0
         """Lines that were neither an event nor a checkpoint."""
         self._dialect = dialect
@@ -166,6 +173,7 @@ class PageDecoder:
             if self._is_nothing(block):
                 return
             decoded = self._at_once(block)
+            self.slow = decoded is None
             if decoded is not None:
                 records = len(decoded.records)
                 self.saw_events = self.saw_events or records > len(decoded.checkpoints)

@@ -6,14 +6,14 @@ and get batches back, and at the end the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Any, NamedTuple
 
 from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError, TornResponseError
 from feedapi_client.model import FIRST, LAST, Event
-from feedapi_client.protocol.decoder import Decoded, PageDecoder
+from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
 from feedapi_client.protocol.text import shown
 
 RECENT = 8
@@ -305,6 +305,10 @@ class PageReader:
         if self._error is None and self.kept_bytes > self._max_unclosed:
             self._error = self.too_much_unclosed()
         return batches
+
+    def parts(self, chunk: bytes) -> Iterator[bytes]:
+        """Cut a chunk into what takes a millisecond or two to `feed`."""
+        return parts(chunk, self._decoder)
 
     def check(self) -> None:
         """Raise the fault that `feed` found behind the batches it returned, if there was one.

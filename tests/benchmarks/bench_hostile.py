@@ -31,7 +31,7 @@ from tests.benchmarks.serving import serving
 
 PAGE = Path(__file__).parents[1] / "faults" / "held.md"
 MEGABYTES = 4
-SECONDS = 0.4
+SECONDS = 0.3
 PARTITIONS = (1, 16, 64)
 _SLEEP = 0.002
 _EVENT: dict[str, bytes] = {

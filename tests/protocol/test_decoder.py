@@ -384,12 +384,23 @@ class TestNonsense:
         assert MOST_NOTHING >= 5 * 24 * 3600
 
     @pytest.mark.parametrize("line", [b"{}\n", b"x" * 999 + b"\n", b"x" * 99])
-    def test_bytes_are_cut_into_what_takes_little_time(self, line: bytes) -> None:
-        body = line * 3000 + b"{}\n" * 3000
-        cut = list(parts(body))
+    @pytest.mark.parametrize(("slow", "most"), [(False, 1024), (True, 128)])
+    def test_bytes_are_cut_into_what_takes_little_time(
+        self, line: bytes, slow: bool, most: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_SMALL", 1)
+        decoder, body = Page().decoder, line * 3000 + b"{}\n" * 3000
+        decoder.slow = slow
+        cut = list(parts(body, decoder))
         assert b"".join(cut) == body
         assert max(map(len, cut)) <= 64 * 1024
-        assert max(part.count(b"\n") for part in cut) <= 1024
+        assert max(part.count(b"\n") for part in cut) <= most
+
+    def test_parts_are_smaller_while_each_line_is_looked_at(self) -> None:
+        page = Page()
+        for line, slow in ((b'{"Data":{}}\n', True), (b'{"event":{}}\n', False)):
+            page.read(line * 1000)
+            assert page.decoder.slow is slow or module._SMALL > 1000
 
 
 class TestSpeed:
