@@ -118,8 +118,8 @@ class PageDecoder:
         """Whether the response held an event so far."""
         self.echoed = False
         """Whether the response echoed the ``_first`` or ``_last`` that it was asked for."""
-        self.slow = False
-        """Whether the last bytes were decoded line by line."""
+        self.slow = True
+        """Whether the last bytes were decoded line by line, as the first ones may be."""
         self.unknown_commands = 0
         """Lines that were neither an event nor a checkpoint."""
         self._dialect = dialect

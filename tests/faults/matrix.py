@@ -65,7 +65,8 @@ for each line that is an event or a checkpoint. Then it is a `TornResponseError`
 Neither blank lines nor the cursor asked with count.
 
 The longest time that a task waited for its turn (beside `SyncFeedConsumer`: a thread), in
-milliseconds of CPU, while responses of 4 MiB of such lines came as 4 to 600 KiB of gzip:
+milliseconds of CPU, while responses of 4 MiB of such lines came as gzip, on two cores that were
+busy with other work:
 
 """
 _INTRODUCTION = """# What a fault comes to
