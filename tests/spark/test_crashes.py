@@ -1,0 +1,205 @@
+"""A query dies at each of its writes, alone and beside other drivers, and its rows meet an oracle.
+
+Without a JVM: `MicroBatchEngine` takes the place of Spark's loop. All that the source writes goes
+through obstore.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+from feedapi_client.errors import FencedError
+from feedapi_client.spark.source_options import parse_options
+from feedapi_client.spark.staging.lease import LeaseRecord
+from feedapi_client.spark.staging.staging_errors import StagingError
+from feedapi_client.spark.stream import FeedStreamReader
+from feedapi_client.testing import Publisher
+from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODES = ("before", "after", "overlap", "late")
+"""The driver dies before or after the write, or another one begins meanwhile: it goes on beside the
+first, or comes to the end of the feed before the first one wakes up."""
+
+
+class Logs:
+    """What Spark and the sink keep of one query, for all its drivers."""
+
+    def __init__(self) -> None:
+        self.committed = -1
+        self.offsets = _Once()
+        self.rows: dict[int, list[dict[str, Any]]] = {}
+
+
+class _Once(dict[int, str]):
+    """Spark's log of offsets: of two drivers that write one, the second ends."""
+
+    def __setitem__(self, batch: int, offset: str) -> None:
+        if batch in self:
+            raise Crash(f"batch {batch} is logged")
+        super().__setitem__(batch, offset)
+
+
+class Driver(MicroBatchEngine):
+    """One process. Nobody tidies up after it."""
+
+    def __init__(self, logs: Logs, make_reader: Callable[[], FeedStreamReader]) -> None:
+        self.logs = logs
+        super().__init__(make_reader)
+        self.offsets, self.rows = logs.offsets, logs.rows
+
+    @property
+    def committed(self) -> int:
+        return self.logs.committed
+
+    @committed.setter
+    def committed(self, batch: int) -> None:
+        self.logs.committed = max(batch, self.logs.committed)
+
+    def restart(self) -> None:
+        self.reader = self._make()
+
+
+class World:
+    """A feed and a query, which is disturbed at one of its writes."""
+
+    def __init__(self, folder: Path, mode: str, at: int) -> None:
+        self.publisher = Publisher(partitions=2, page_size=10, checkpoint_every=5, seed=3)
+        self.folder, self.mode, self.at = folder, mode, at
+        self.writes = 0
+        self.logs = Logs()
+        self.other: Driver | None = None
+
+    def play(self) -> list[str]:
+        """Return what is wrong in the end."""
+        with self.publisher.serve():
+            driver = self.driver()
+            for step in range(3):
+                self.publish(12)
+                if step == 1:
+                    self.publisher.split(0, into=2)
+                self.trigger(driver, 2)
+            self.at = -1
+            self.driver().run()
+            return problems(self.driver().all_rows(), self.publisher.payloads())
+
+    def trigger(self, driver: Driver, times: int) -> None:
+        """Trigger the driver, and another one in turns with it, when there is one.
+
+        The first one of two may end, in place of writing. What it reads late, of objects that are
+        deleted, may be something else: the sink has that micro-batch, and does not take it.
+        """
+        for _ in range(times):
+            try:
+                if driver.reader is not None:
+                    driver._trigger()
+            except (AssertionError, Crash, FencedError, StagingError) as error:
+                if self.other is not None:
+                    driver.reader = None
+                elif isinstance(error, Crash):
+                    driver.restart()
+                else:
+                    raise
+            if self.other is not None:
+                self.other._trigger()
+
+    def driver(self) -> Driver:
+        given = {"pollInterval": "0.001", "maxPollInterval": "0.001", "settleTime": "0.01"}
+        given |= {"url": str(self.publisher.url), "maxEventsPerPartition": "8"}
+        options = parse_options({**given, "baseDelay": "0.01"})
+        return Driver(self.logs, partial(FeedStreamReader, options, self.folder.as_uri()))
+
+    def publish(self, count: int) -> None:
+        first = len(self.publisher.payloads())
+        for n in range(first, first + count):
+            self.publisher.publish(f"e{n % 5}", {"entity": f"e{n % 5}", "n": n})
+
+    def write(self, write: Callable[[], Any]) -> Any:
+        """Write, and do what is to be done at this write."""
+        self.writes += 1
+        if self.writes != self.at:
+            return write()
+        if self.mode == "before":
+            raise Crash
+        if self.mode in ("overlap", "late"):
+            self.other = self.driver()
+            self.publish(9)
+            self.other.run() if self.mode == "late" else self.other.trigger()
+        written = write()
+        if self.mode == "after":
+            raise Crash
+        return written
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], int]]:
+    """Return what plays a world: with a mode, the number of the write, and how to write."""
+    monkeypatch.setattr(LeaseRecord, "is_over", lambda record: True)  # the newer run takes over
+    put, delete = obstore.put, obstore.delete
+    worlds: list[World] = []
+
+    def written(write: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        if threading.current_thread().name == "feedapi-lease":
+            return write(*given, **more)
+        return worlds[-1].write(partial(write, *given, **more))
+
+    def play(mode: str, at: int, put: Callable[..., Any] = put) -> tuple[list[str], int]:
+        monkeypatch.setattr(obstore, "put", partial(written, put))
+        monkeypatch.setattr(obstore, "delete", partial(written, delete))
+        worlds.append(World(tmp_path / str(len(worlds)), mode, at))
+        return worlds[-1].play(), worlds[-1].writes
+
+    return play
+
+
+def outcomes(play: Any, mode: str, **given: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield what is wrong after a disturbance at each write."""
+    _, count = play(mode, 0)
+    for at in range(1, count + 1):
+        try:
+            found, _ = play(mode, at, **given)
+        except (AssertionError, StagingError, FencedError) as error:
+            found = [str(error)]
+        yield at, found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_r08_query_that_dies_at_any_write_reads_every_event_once(play: Any, mode: str) -> None:
+    assert [one for one in outcomes(play, mode) if one[1]] == []
+
+
+def overwriting(part: str, *given: Any, **more: Any) -> Any:
+    """An object store, or a library, that does not write only where there is nothing."""
+    if f"/{part}/" in given[1]:
+        del more["mode"]
+    return PUT(*given, **more)
+
+
+PUT = obstore.put
+
+
+@pytest.mark.parametrize(("part", "mode"), [("plan", "late"), ("data", "overlap")])
+def test_control_plan_or_events_that_are_written_over_are_found(
+    play: Any, part: str, mode: str
+) -> None:
+    assert any(found for _, found in outcomes(play, mode, put=partial(overwriting, part)))
+
+
+def test_control_driver_that_forgets_what_the_last_one_read_is_found(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = FeedStreamReader._results
+
+    def forgets(reader: FeedStreamReader, epoch: Any) -> Any:
+        return results(reader, epoch) if reader._planned_here else []
+
+    monkeypatch.setattr(FeedStreamReader, "_results", forgets)
+    assert any(found for _, found in outcomes(play, "after"))
