@@ -28,8 +28,9 @@ PART_LINES = 1024
 """What is decoded at a time: what the processor's cache holds, within a millisecond or two."""
 _SLOW_LINES = 128
 MOST_NOTHING = 1 << 19
-"""Lines of a response that say nothing, beyond `_PAID` for each one that does. (As a heartbeat of a
-stream, one a second, they last for 6 days.)"""
+"""Lines of a response that say nothing, beyond `_PAID` for each one that does and for each call of
+`PageDecoder.feed`. A heartbeat of a stream comes in a piece of its own, and is never too many (R15).
+"""
 _PAID = 16
 _SMALL = 1024
 """Blocks of fewer bytes go line by line: at 300 bytes that takes 0.7 of the time, at 1,200 1.1."""
@@ -95,7 +96,8 @@ def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
 
 
 class PageDecoder:
-    """Decodes one response. Any chunking of the same bytes gives the same events and errors.
+    """Decodes one response. Any chunking of the same bytes gives the same events and errors; only
+    how many lines may say nothing depends on it.
 
     `decoder` is what the events' `json()` uses, `quote` makes an excerpt of a publisher's text for
     a message. With `any_payload` a payload may be any JSON, which the protocol forbids.
@@ -145,6 +147,8 @@ class PageDecoder:
         What is before a fault is received before its error is raised: `TornResponseError`,
         `LineTooLongError`, `ProtocolError`. Not to be called after one.
         """
+        if self._nothing > 0:
+            self._nothing -= _PAID
         cut = data.rfind(b"\n") + 1
         if cut:
             whole = cut == len(data) and not self._tail
@@ -153,7 +157,7 @@ class PageDecoder:
             self._decode(block, receive)
         if cut < len(data):
             self._tail += data[cut:] if cut else data
-            if len(self._tail) > self._max_line_bytes:
+            if len(self._tail) > self._max_line_bytes + len(BOM_UTF8):  # which is not of a line
                 self._tail.clear()
                 self._fail(LineTooLongError, self._too_long())
 

@@ -59,14 +59,16 @@ HELD = Path(__file__).parent / "held.md"
 """A table that ``python -m tests.benchmarks.bench_hostile`` writes."""
 _HELD = """## Nonsense
 
-What one response brings holds nothing else up: it is decoded in parts of at most 64 KiB and 1,024
-lines, with other tasks in between. A response may hold 524,288 lines that say nothing, and 16 more
-for each line that is an event or a checkpoint. Then it is a `TornResponseError` like any other.
-Neither blank lines nor the cursor asked with count.
+What one response brings is decoded in parts of at most 64 KiB and 1,024 lines, with other tasks in
+between. A response may hold 524,288 lines that say nothing, and 16 more for each line that is an
+event or a checkpoint and for each piece in which it comes: heartbeats of a stream are never too
+many. Then it is a `TornResponseError` like any other. Neither blank lines nor the cursor asked with
+count.
 
 The longest time that a task waited for its turn (beside `SyncFeedConsumer`: a thread), in
-milliseconds of CPU, while responses of 4 MiB of such lines came as gzip, on two cores that were
-busy with other work:
+milliseconds of CPU, while responses of 4 MiB of such lines came as gzip, measured on two cores that
+were busy with other work. A task waits for a part of each response that is there, so that it waits
+longer beside more of them:
 
 """
 _INTRODUCTION = """# What a fault comes to

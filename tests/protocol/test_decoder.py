@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import DialectName, Event, make_event, without_lone_surrogates
 from feedapi_client.protocol import decoder as module
-from feedapi_client.protocol.decoder import MOST_NOTHING, Decoded, PageDecoder, parts
+from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
 from feedapi_client.protocol.dialects import DIALECTS
 from feedapi_client.protocol.text import MAX_CURSOR
 from tests.protocol.calls import calls_of
@@ -367,11 +367,14 @@ class TestNonsense:
         self, dialect: DialectName, line: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "MOST_NOTHING", 1000)
-        page = Page(dialect)
-        page.decoder.asked = "_first"
-        assert page.read(line * 1000).error is None
-        assert isinstance(page.read(line).error, TornResponseError)
-        assert "more than 1000 lines of the response" in str(page.error)
+        pages = []
+        for lines in (1000, 1001):
+            pages.append(Page(dialect))
+            pages[-1].decoder.asked = "_first"
+            pages[-1].read(line * lines)
+        assert pages[0].error is None
+        assert isinstance(pages[1].error, TornResponseError)
+        assert "more than 1000 lines of the response" in str(pages[1].error)
 
     def test_each_line_that_says_something_pays_for_others(
         self, monkeypatch: pytest.MonkeyPatch
@@ -380,8 +383,15 @@ class TestNonsense:
         assert Page().read((b'{"event":{}}\n' + b"{}\n" * 16) * 1000).error is None
         assert Page().read((b'{"event":{}}\n' + b"{}\n" * 17) * 1000).error is not None
 
-    def test_it_is_more_than_the_heartbeats_of_days(self) -> None:
-        assert MOST_NOTHING >= 5 * 24 * 3600
+    @pytest.mark.parametrize("line", [*NOTHING, b'{"cursor":"_first"}\n', b'{"Ping":"data"}\n'])
+    def test_r15_heartbeats_that_come_one_by_one_are_never_too_many(
+        self, line: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "MOST_NOTHING", 100)
+        page = Page()
+        page.decoder.asked = "_first"
+        assert page.read(*[line * 16] * 1000).error is None
+        assert isinstance(page.read(line * 200).error, TornResponseError)
 
     @pytest.mark.parametrize("line", [b"{}\n", b"x" * 999 + b"\n", b"x" * 99])
     @pytest.mark.parametrize(("slow", "most"), [(False, 1024), (True, 128)])
