@@ -300,9 +300,12 @@ class TestLongLines:
         assert "longer than 64 bytes: raise Limits.max_line_bytes" in str(page.error)
         assert page.said == [b'"a"', "1"]
 
-    def test_a_line_of_just_the_limit_is_read(self) -> None:
-        line = b'{"event":"' + b"x" * 52 + b'"}\n'
-        assert len(Page(limit=64).read(line).raws) == 1
+    @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+    @pytest.mark.parametrize("size", [1, 66, 67, 68])
+    def test_a_line_of_just_the_limit_is_read(self, mark: bytes, size: int) -> None:
+        body = mark + b'{"event":"' + b"x" * 52 + b'"}\n'
+        page = Page(limit=64).read(*[body[at : at + size] for at in range(0, len(body), size)])
+        assert len(page.raws) == 1
 
     def test_a_line_over_64_kib_is_read(self) -> None:
         payload = b'"' + b"x" * 300_000 + b'"'

@@ -188,7 +188,8 @@ class Prober:
         question = answer.question
         client = self._anonymous if question.anonymous else self._client
         auth = None if question.anonymous else self._auth
-        url = self._url.request_url(question.suffix, list(question.params.items()))
+        target = self._url.target(question.suffix, list(question.params.items()))
+        url = self._url.request_url(target)
         coding = "identity" if question.identity else ACCEPT_ENCODING
         headers = {"Accept-Encoding": coding, "User-Agent": f"feedapi-client/{__version__}"}
         if question.partition is None:
