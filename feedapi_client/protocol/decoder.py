@@ -28,8 +28,8 @@ PART_LINES = 1024
 """What is decoded at a time: what the processor's cache holds, within a millisecond or two."""
 _SLOW_LINES = 128
 MOST_NOTHING = 1 << 19
-"""Lines of a response that say nothing, beyond `_PAID` for each one that does and for each piece that
-is fed. A heartbeat of a stream comes in a piece of its own, so that they are never too many (R15)."""
+"""Lines of a response that say nothing, beyond `_PAID` for each one that does and for each call of
+`feed`. A heartbeat of a stream has one of its own, so that these are never too many (R15)."""
 _PAID = 16
 _SMALL = 1024
 """Blocks of fewer bytes go line by line: at 300 bytes that takes 0.7 of the time, at 1,200 1.1."""
