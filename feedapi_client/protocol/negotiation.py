@@ -36,8 +36,8 @@ class _Listed(_Identified, rename="camel", gc=False):
     split_from_ancestors: msgspec.Raw = NO_PAYLOAD
 
 
-class _Identities(msgspec.Struct):
-    partitions: list[_Identified]
+class _Listing(msgspec.Struct):
+    partitions: list[msgspec.Raw] | None
 
 
 class _Document(msgspec.Struct, rename="camel"):
@@ -49,7 +49,8 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 _read_document = msgspec.json.Decoder(_Document).decode
-_read_identities = msgspec.json.Decoder(_Identities).decode
+_read_listing = msgspec.json.Decoder(_Listing).decode
+_read_identified = msgspec.json.Decoder(_Identified).decode
 _read_ids = msgspec.json.Decoder(list[Id] | None).decode
 
 
@@ -135,9 +136,10 @@ class _Discovery:
         )
 
     def _of_field(self, error: msgspec.ValidationError) -> Exception:
-        """Return the error for a wrong field; `error` where the document is no discovery at all."""
+        """Return the error for a wrong field. Raises where the document is no discovery at all."""
+        listed = _read_listing(self._body).partitions or []
         place = _PLACE.fullmatch(str(error))
-        if place is None or (place[2] == "partitions" and place[3] is None):
+        if place is None:
             return error
         wrong, name, index, field = place.groups()
         if name != "partitions":
@@ -145,7 +147,7 @@ class _Discovery:
         if field in (None, "id"):
             return self._no_id(int(index), wrong)
         try:
-            id = partition_id(_read_identities(self._body).partitions[int(index)].id)
+            id = partition_id(_read_identified(listed[int(index)]).id)
         except msgspec.ValidationError:
             id = None  # it has none
         kind = LineageError if field.startswith("startsAfter") else ProtocolError

@@ -495,12 +495,6 @@ class PageReader:
             **self._where,
         )
 
-    def __repr__(self) -> str:
-        return (
-            f"<PageReader of partition {self._where['partition']}: asked {self.asked!r}, "
-            f"at {self.cursor!r}, {self.kept_bytes} bytes unclosed>"
-        )
-
 
 def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: int) -> FeedError:
     """Return the error for a closed partition whose replica does not reach its end (R6)."""

@@ -82,6 +82,9 @@ class TestR01:
             b"7",
             b'{"a":1}',
             b'{"partitions":{}}',
+            b'{"token":7}',
+            b'{"filters":{"a":1},"partitions":{}}',
+            b'{"stream":"y","partitions":[{}}',
             b"\xff",
         ],
     )

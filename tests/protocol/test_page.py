@@ -170,13 +170,6 @@ class TestBatches:
             assert page.kept_bytes == len(event(3))
         assert sizes == [2 * len(event(1)), 3 * len(event(1)), 103 * len(event(1))]
 
-    def test_the_repr_shows_where_it_stands(self) -> None:
-        page = reader()
-        page.feed(checkpoint("a") + event(1))
-        assert repr(page) == (
-            f"<PageReader of partition 2: asked 'asked', at 'a', {len(event(1))} bytes unclosed>"
-        )
-
     @pytest.mark.parametrize("asked", ["_first", ASKED])
     @pytest.mark.parametrize("events", [0, 1, 300])
     def test_r03_a_special_cursor_anywhere_else_is_an_error_and_closes_nothing(
