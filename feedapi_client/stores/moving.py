@@ -156,7 +156,7 @@ def _refused(key: FeedKey, found: list[FeedKey]) -> StoreError:
     return StoreError(
         f"no cursor is stored for this feed, but the consumer '{_shown(key.name)}' has some of "
         f"what looks like the same feed: {stored}. To go on from there, run: {commands}. To read "
-        'this feed from its beginning, give start="first" (feedapi run --start first; cat and '
+        'this feed from its beginning, give start="first" (feedapi run --from first; cat and '
         "relay --from first)",
         feed=key.url,
     )
