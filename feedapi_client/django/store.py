@@ -1,0 +1,212 @@
+"""Cursors, and quarantined events, in a database of Django. Needs the extra ``django``."""
+
+# ruff: noqa: S608 - the statements are made of constants
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from django.db import Error
+
+from feedapi_client.django.database import DjangoDatabase, OwnTransaction
+from feedapi_client.errors import FeedError, StoreError
+from feedapi_client.model import FeedKey
+from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
+from feedapi_client.stores.base import CursorStore, asyncio_operation
+from feedapi_client.stores.journal import Journal
+from feedapi_client.stores.position_scripts import PositionScripts
+from feedapi_client.stores.scripted import Run, ScriptedStore
+from feedapi_client.stores.scripts import CountedChange, Query, Script, StatementRows, just
+
+T = TypeVar("T")
+
+_NAMES = ", ".join(COLUMNS)
+_INSERT = f"INSERT INTO feedapi_quarantine ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))})"
+_SELECT = f"SELECT {_NAMES} FROM feedapi_quarantine"
+_REMOVE = "DELETE FROM feedapi_quarantine WHERE id = ?"
+
+
+class DjangoCursorStore(ScriptedStore):
+    """Keeps positions in a database of Django: PostgreSQL, MySQL, MariaDB or SQLite.
+
+    The tables are those of the other SQL stores, created by ``manage.py migrate`` with
+    ``"feedapi_client.django"`` in ``INSTALLED_APPS``. `PostgresCursorStore`,
+    `SQLAlchemyCursorStore` and the command line read the same.
+
+    Exactly once: write the effects within ``transaction.atomic()`` and pass the connection::
+
+        with transaction.atomic():
+            Order.objects.create(...)
+            batch.commit(transaction=connection)
+
+    The save is then part of that block, in the thread that opened it, with everything that Django
+    does at its end: ``on_commit`` functions run when effects and cursor are both there. It may be
+    nested, and durable. ``True`` and the alias stand for the connection of the calling thread. A
+    save that is refused leaves nothing of itself in the transaction. After an error of the database
+    the block can only be rolled back.
+
+    Use it with `SyncFeedConsumer`; or with `FeedConsumer` and handlers in `sync_to_async`, which
+    commit by ``async_to_sync(batch.commit)(transaction=connection)``. A commit without
+    ``transaction=`` in an open block of the same thread is refused: it would survive a rollback.
+
+    Saves that the consumer makes on its own, and all other operations, are transactions of the
+    store's own, on one connection beside those of the application's threads. It has the
+    application's settings, but ``CONN_MAX_AGE``: it stays open, and is checked before each use.
+
+    Runs on asyncio only, as Django does.
+
+    Arguments:
+        using: the alias of the database.
+        journal: keep a history of positions.
+        timeout: maximum time for one operation, in seconds. A statement in the caller's thread is
+            waited for all the same.
+
+    Raises:
+        ConnectionDoesNotExist: Django has no database of that alias.
+        ValueError: that kind of database is not supported.
+
+    Cancellation: a save that has begun is finished.
+    """
+
+    def __init__(
+        self, using: str = "default", *, journal: Journal | None = None, timeout: float = 30.0
+    ) -> None:
+        self.database = DjangoDatabase(using)
+        named = "feedapi_cursors{}".format
+        self._scripts = PositionScripts(self.database.vendor, named, journal)
+        self._timeout = timeout
+
+    @property
+    def using(self) -> str:
+        """The alias of the database."""
+        return self.database.using
+
+    def check_thread(self) -> None:
+        """See `ThreadBoundStore.check_thread`: no ``atomic()`` may be open in this thread."""
+        self.database.check_thread()
+
+    def quarantine(self) -> DjangoQuarantineStore:
+        """Return the quarantine in the same database. Closing this store closes it."""
+        return DjangoQuarantineStore(self.database)
+
+    async def aclose(self) -> None:
+        """See `Closable.aclose`. Leaves the application's connections open."""
+        await self.database.aclose()
+
+    async def _run_alone(self, script: Script[T]) -> T:
+        return await self.database.transact(script)
+
+    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:  # noqa: ARG002
+        if transaction is None:
+            await self.database.check_no_transaction()
+            return None
+        return partial(self.database.run_within, transaction)
+
+    @asynccontextmanager
+    async def _operation(self, feed: FeedKey | None, *, shield: bool = True) -> AsyncIterator[None]:
+        url = None if feed is None else feed.url
+        try:
+            async with asyncio_operation(
+                "DjangoCursorStore", "the cursor database", feed, self._timeout, shield=shield
+            ):
+                yield
+        except FeedError as error:
+            error.feed = error.feed or url
+            raise
+        except Exception as error:
+            reason = self.database.reason(error)
+            raise StoreError(
+                f"the cursor database {self.database} failed: {reason}", feed=url
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<DjangoCursorStore {self.database}>"
+
+
+class DjangoQuarantineStore:
+    """Keeps events in a table of a database of Django, which ``manage.py migrate`` creates.
+
+    The table is that of the other SQL stores. A `transaction` is what `DjangoCursorStore` takes.
+    The admin has the events as a model. Runs on asyncio only.
+
+    Arguments:
+        using: the alias of the database.
+    """
+
+    def __init__(self, using: str | DjangoDatabase = "default") -> None:
+        self.database = DjangoDatabase(using) if isinstance(using, str) else using
+
+    async def prepare(self) -> None:
+        """See `QuarantineStore.prepare`: raises if there is no table."""
+        await self._run(just(Query(f"{_SELECT} WHERE 1 = 0")))
+
+    def joins(self, cursors: CursorStore) -> bool:
+        """See `QuarantineStore.joins`: True for a `DjangoCursorStore` of the same alias."""
+        return isinstance(cursors, DjangoCursorStore) and cursors.using == self.database.using
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[OwnTransaction]:
+        """See `QuarantineStore.begin`."""
+        try:
+            async with self.database.begin() as transaction:
+                yield transaction
+        except Error as error:
+            raise self._failed(error) from None
+
+    async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
+        """See `QuarantineStore.add`."""
+        if events:
+            await self._run(just(StatementRows(_INSERT, [*map(to_row, events)])), transaction)
+
+    async def page(
+        self,
+        feed: FeedKey | None = None,
+        *,
+        partition: int | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[QuarantinedEvent]:
+        """See `QuarantineStore.page`."""
+        given = {"id >": after, "feed_id =": feed and feed.id, "partition_id =": partition}
+        chosen = {column: value for column, value in given.items() if value is not None}
+        where = " AND ".join(f"{column} ?" for column in chosen)
+        query = Query(f"{_SELECT} WHERE {where} ORDER BY id LIMIT ?", (*chosen.values(), limit))
+        return [from_row(row) for row in await self._run(just(query))]
+
+    async def get(self, id: str) -> QuarantinedEvent | None:
+        """See `QuarantineStore.get`."""
+        rows = await self._run(just(Query(f"{_SELECT} WHERE id = ?", (id,))))
+        return from_row(rows[0]) if rows else None
+
+    async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
+        """See `QuarantineStore.remove`."""
+        return await self._run(_remove(sorted(set(ids))), transaction)
+
+    async def aclose(self) -> None:
+        """Close the store's own connection. A later use opens another one."""
+        await self.database.aclose()
+
+    async def _run(self, script: Script[T], transaction: Any = None) -> T:
+        try:
+            if transaction is None:
+                return await self.database.transact(script)
+            return await self.database.run_within(transaction, script)
+        except Error as error:
+            # Without the cause, whose text may hold a payload (R19).
+            raise self._failed(error) from None
+
+    def _failed(self, error: Error) -> StoreError:
+        return StoreError(f"the quarantine {self.database} failed: {self.database.reason(error)}")
+
+    def __repr__(self) -> str:
+        return f"<DjangoQuarantineStore {self.database}>"
+
+
+def _remove(ids: list[str]) -> Script[int]:
+    removed = 0
+    for id in ids:
+        removed += yield CountedChange(_REMOVE, (id,))
+    return removed
