@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import AsyncIterator
@@ -26,6 +27,8 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 1.0
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
+_NUMBERED = re.compile(r"\$(\d+)")
+"""A parameter of `PostgresScripts`."""
 
 
 class OwnTransaction(NamedTuple):
@@ -223,13 +226,15 @@ def _execute(connection: Any, sql: str) -> None:
 
 def _run(connection: Any, script: Script[T]) -> T:
     def rows(step: Step) -> Any:
-        sql = step.sql.replace("?", "%s")
+        sql = _NUMBERED.sub(r"%(p\1)s", step.sql)
         with connection.cursor() as cursor:
             if isinstance(step, StatementRows):
-                cursor.executemany(sql, step.rows)
+                cursor.executemany(sql.replace("?", "%s"), step.rows)
                 return []
-            # Without parameters a % is not doubled.
-            cursor.execute(sql, tuple(step.parameters) or None)
+            parameters: Any = tuple(step.parameters) or None  # without any, a % is not doubled
+            if sql != step.sql:
+                parameters = {f"p{number}": value for number, value in enumerate(parameters, 1)}
+            cursor.execute(sql.replace("?", "%s"), parameters)
             if isinstance(step, CountedChange):
                 return cursor.rowcount
             return list(cursor.fetchall()) if cursor.description else []
