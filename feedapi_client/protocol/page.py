@@ -30,7 +30,8 @@ _ALL_PASSED = 1 << 18
 MIN_EMPTY_ANSWERS = 3
 """Sound empty answers that show the end of a closed partition without `lastCursor`, at least."""
 MOVES_BELIEVED = 3
-"""Empty answers in a row that lead away from where a reader began: then it follows the last one."""
+"""Empty answers in a row that lead away from where a reader began, at least: then it follows the
+last one."""
 _MOST_DOUBLINGS = 16
 _ANSWERS = 8
 """Answers of a closed partition within `settle_time`, at least, once it seems to be at its end."""
@@ -74,15 +75,18 @@ class Progress:
         limit: the number of responses in a row without progress that is an error (R13).
         passed: how many passed cursors are remembered beyond the last 8, as digests. One takes
             about 100 bytes. With at most 8 there are no digests.
-        cautious: whether an empty answer that leads away from where it began to read, or from where
-            the last events came, is doubted. A replica that lags may name its own, older end, and
-            as a cursor that was never passed: of two responses each has checkpoints of its own.
+        doubted_for: the seconds over which an empty answer that leads away from where it began to
+            read, or from where the last events came, has to be repeated; None: it is not doubted. A
+            replica that lags may name its own, older end, and as a cursor that was never passed: of
+            two responses each has checkpoints of its own.
     """
 
     __slots__ = (
         "_began",
         "_cautious",
+        "_doubted_for",
         "_moves",
+        "_moves_since",
         "_moving",
         "empty",
         "left",
@@ -92,12 +96,17 @@ class Progress:
         "stuck",
     )
 
-    def __init__(self, limit: int, *, passed: int = MOST_PASSED, cautious: bool = False) -> None:
-        self._cautious = cautious
+    def __init__(
+        self, limit: int, *, passed: int = MOST_PASSED, doubted_for: float | None = None
+    ) -> None:
+        self._cautious = doubted_for is not None
+        self._doubted_for = doubted_for or 0.0
         self._began: str | None = None
         """Where it began to read, or where the last events ended; None behind an empty answer."""
         self._moves = 0
         """Empty answers in a row that led away from there."""
+        self._moves_since = 0.0
+        """When the first of them came."""
         self._moving = False
         """Whether empty answers were believed: this publisher's cursors move without events."""
         self.limit = limit
@@ -144,10 +153,12 @@ class Progress:
         """Whether an empty answer may lead to an older place: this is where the reader began."""
         return cursor == self._began
 
-    def led_away(self) -> bool:
+    def led_away(self, now: float) -> bool:
         """Count such an answer. Return whether there were enough of them to believe the last."""
+        if not self._moves:
+            self._moves_since = now
         self._moves += 1
-        if self._moves < MOVES_BELIEVED:
+        if self._moves < MOVES_BELIEVED or now < self._moves_since + self._doubted_for:
             return False
         self._moving = True
         return True
@@ -292,10 +303,11 @@ class PageReader:
         if self._error is not None:
             raise self._error
 
-    def finish(self) -> Finished:
+    def finish(self, now: float = 0.0) -> Finished:
         """Note that the response is complete. A last line without ``\\n`` counts when it parses.
 
-        Call it once. Every batch that was closed before is returned by `feed` already.
+        Call it once. Every batch that was closed before is returned by `feed` already. `now` is the
+        time, on any clock; it counts where the progress is `doubted_for` some.
 
         Raises:
             TornResponseError: the last line does not parse.
@@ -310,7 +322,7 @@ class PageReader:
             self._error = error
             raise
         batches = self._take()
-        if self._is_believed():
+        if self._is_believed(now):
             assert self._doubted is not None
             self.cursor = self._doubted
             batches.append(CheckpointedEvents([], self.cursor, 0))
@@ -357,12 +369,12 @@ class PageReader:
             return False
         return progress.doubts(self.asked)
 
-    def _is_believed(self) -> bool:
+    def _is_believed(self, now: float) -> bool:
         """Whether the doubted cursor of an empty response is followed after all."""
         if self._doubted is None or self.cursor != self.asked or self._decoder.saw_events:
             return False
         assert self._progress is not None
-        return self._progress.led_away()
+        return self._progress.led_away(now)
 
     def _classify(self) -> Outcome:
         decoder, progress = self._decoder, self._progress

@@ -123,7 +123,7 @@ class RuntimePartition:
         """How often it was read from its stored position, with nothing in flight before that."""
         self.read_cursor = entry.cursor
         attempts = limits.max_attempts_without_progress
-        self.progress = Progress(attempts, passed=passed, cautious=True)
+        self.progress = Progress(attempts, passed=passed, doubted_for=limits.settle_time)
         self.evidence: EndEvidence | None = None
         """The empty answers since it was found closed, where only they can show its end."""
         self.evidence_since: datetime | None = None

@@ -218,7 +218,7 @@ class PartitionRequest:
         return _marked([batch for lines in few for batch in reader.feed(lines)])
 
     def _finish(self, reader: PageReader) -> Outcome:
-        finished = reader.finish()
+        finished = reader.finish(self._clock())
         for batch in finished.batches:
             self._receive(batch)
         empty = self._partition.progress.empty
