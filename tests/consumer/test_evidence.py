@@ -592,6 +592,18 @@ def test_r13_cursors_that_move_without_events_are_doubted_once() -> None:
     assert all(asked.count(cursor) == 1 for cursor in asked if cursor != "10")
 
 
+async def followed(
+    feed: Scripted, store: MemoryCursorStore, seen: list[tuple[int, int]], seconds: float
+) -> FeedConsumer:
+    """Follow the feed with a new consumer for these seconds."""
+    consumer = feed.consumer(follow=True, store=store)
+    async with consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(follow, consumer, seen)
+        await anyio.sleep(seconds)
+        tasks.cancel_scope.cancel()
+    return consumer
+
+
 def test_r13_after_a_restart_a_replica_with_an_older_end_brings_nothing_twice() -> None:
     feed, store, restarted = Scripted({0: Listed(400)}, page=50, every=1), MemoryCursorStore(), []
     seen: list[tuple[int, int]] = []
@@ -604,13 +616,9 @@ def test_r13_after_a_restart_a_replica_with_an_older_end_brings_nothing_twice() 
     feed.answers.append(older)
 
     async def body() -> None:
-        for seconds in (5, 60):
-            consumer = feed.consumer(follow=True, store=store)
-            async with consumer, anyio.create_task_group() as tasks:
-                tasks.start_soon(follow, consumer, seen)
-                await anyio.sleep(seconds)
-                tasks.cancel_scope.cancel()
-            restarted.append(True)
+        consumer = await followed(feed, store, seen, 5)
+        restarted.append(True)
+        await followed(feed, store, seen, 60)
         assert seen == everything(feed)
         assert (await store.load(consumer.key))[0].cursor == "400"
 
@@ -630,13 +638,9 @@ def test_r13_a_moment_of_older_ends_after_a_restart_brings_nothing_twice() -> No
     feed.answers.append(older)
 
     async def body() -> None:
-        for seconds in (5, 60):
-            consumer = feed.consumer(follow=True, store=store)
-            async with consumer, anyio.create_task_group() as tasks:
-                tasks.start_soon(follow, consumer, seen)
-                await anyio.sleep(seconds)
-                tasks.cancel_scope.cancel()
-            lags.append(feed.asks[-1].at)
+        await followed(feed, store, seen, 5)
+        lags.append(feed.asks[-1].at)
+        await followed(feed, store, seen, 60)
         assert seen == everything(feed)
 
     in_time(body, "asyncio")
