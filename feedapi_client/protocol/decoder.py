@@ -399,10 +399,10 @@ class PageDecoder:
             return None
         try:
             return _VALUES[key](given[key])
-        except UnicodeDecodeError:
-            wrong = "the response holds a cursor or a header that is not valid UTF-8"
-            self._fail(ProtocolError, wrong)
         except (ValueError, RecursionError) as error:
+            if not _is_utf8(given[key]):  # msgspec's error for it depends on its version
+                wrong = "the response holds a cursor or a header that is not valid UTF-8"
+                self._fail(ProtocolError, wrong)
             raise self._torn(line, error, True, f" - at `$.{key}`") from _shown_cause(error)
 
     def _echoes(self, cursor: str | None, payload: bytes) -> bool:
@@ -450,6 +450,14 @@ class PageDecoder:
         return self._error(
             TornResponseError, f"the response {what} ({len(line)} bytes){quoted}{reason}"
         )
+
+
+def _is_utf8(value: Any) -> bool:
+    try:
+        bytes(value).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _shown_cause(error: Exception) -> Exception | None:
