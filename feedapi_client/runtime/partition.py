@@ -17,8 +17,7 @@ from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import FIRST, Event, Position
 from feedapi_client.options import Limits, RetryPolicy
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import MOST_PASSED, EndEvidence, Progress
+from feedapi_client.protocol.page import MOST_PASSED, CheckpointedEvents, EndEvidence, Progress
 from feedapi_client.runtime.buffer import BufferBudget, memory_of
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.handling import Handling

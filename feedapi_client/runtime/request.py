@@ -8,8 +8,7 @@ import anyio
 
 from feedapi_client.client import FeedClient, FetchResponse
 from feedapi_client.errors import FeedUnavailableError, ProtocolError, TornResponseError
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.protocol.page import CheckpointedEvents, Outcome, PageReader
 from feedapi_client.runtime.buffer import EVENT_BYTES
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
