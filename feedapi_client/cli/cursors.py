@@ -6,7 +6,7 @@ import datetime as dt
 import sys
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,7 +159,7 @@ def _print_feeds(
     feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None = None
 ) -> None:
     if only is not None:
-        feeds = [feed.only(only) for feed in feeds]
+        feeds = [_only(feed, only) for feed in feeds]
     if json:
         print_json(_exported(feeds))
     elif not feeds:
@@ -176,6 +176,12 @@ def _print_feeds(
             rows.append(row)
         columns = ("partition", "status", "revision", "cursor", "lag")
         print_table(columns[: 4 + (feed.lag is not None)], rows)
+
+
+def _only(feed: FeedPositions, chosen: list[int]) -> FeedPositions:
+    positions = {id: at for id, at in feed.positions.items() if id in chosen}
+    lag = None if feed.lag is None else {id: at for id, at in feed.lag.items() if id in chosen}
+    return replace(feed, positions=positions, lag=lag)
 
 
 def _styled(state: str, text: object = None) -> Cell:

@@ -163,7 +163,7 @@ def parts(
         health, partitions = consumer["health"], sorted(consumer["partitions"], key=_rank)
         word = "ready" if health["ready"] else "not ready" if health["live"] else "not live"
         style = {"ready": "bold green", "not ready": "bold yellow"}.get(word, "bold red")
-        yield f"{consumer['name']} @ {consumer['feed']}  {word}", style
+        yield f"{consumer['name']} @ {consumer['feed']} · {word}", style
         states = sorted(consumer["states"].items(), key=lambda item: -item[1])
         figures = [f"{count:,} {state}" for state, count in states]
         if rates := [each["rate"] for each in partitions if "rate" in each]:

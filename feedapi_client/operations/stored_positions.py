@@ -42,13 +42,6 @@ class FeedPositions:
         """Return the ids of all partitions that are stored or listed, sorted."""
         return sorted(self.positions.keys() | (self.lag or {}).keys())
 
-    def only(self, partitions: Collection[int]) -> FeedPositions:
-        """Return those of these partitions."""
-        chosen = set(partitions)
-        positions = {id: at for id, at in self.positions.items() if id in chosen}
-        lag = None if self.lag is None else {id: at for id, at in self.lag.items() if id in chosen}
-        return FeedPositions(self.key, positions, lag)
-
 
 @dataclass(frozen=True, slots=True)
 class FeedLeases:
