@@ -173,4 +173,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_OF_EXTRAS})
+    return sorted([*__all__, *_OF_EXTRAS, *(name for name in globals() if name.startswith("__"))])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,11 @@ DialectName = Literal["v1", "v2-draft", "v2-token"]
 Status = Literal["open", "drained", "superseded"]
 Decoder = Callable[[bytes], Any]
 
+_STEP_BITS = 20
+steps = random.Random()
+"""Draws the revisions of this process. An application that seeds `random` does not change them."""
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=steps.seed)
 MAX_PARTITION = 32767
 """The largest id of a partition."""
 
@@ -375,20 +382,33 @@ class Position:
         cursor: resumes after the last event that was handled.
         status: ``drained`` when a closed partition was read to its end, ``superseded`` when the
             cursor was transferred to its successors, otherwise ``open``.
-        revision: counts the saves of this position. A store accepts a position only when it holds
-            the revision before it; for the first, which is 1, it must hold none.
+        revision: tells this save of the position from all others. It is drawn: see `after`.
+        replaces: the revision of the position that this one replaces; None: nothing is stored. A
+            store accepts a position only when it holds that very revision. It is not stored, and
+            does not count when positions are compared.
     """
 
     cursor: str
     status: Status = "open"
     revision: int = 1
+    replaces: int | None = field(default=None, compare=False)
+
+    @classmethod
+    def after(cls, stored: Position | None, cursor: str, status: Status = "open") -> Position:
+        """Return a position that replaces the `stored` one; None: nothing is stored.
+
+        Its revision is larger by a random step of 1 to 2**20. After a database went back, two
+        consumers may save on the same position: their revisions are not the same.
+        """
+        replaces = None if stored is None else stored.revision
+        return cls(cursor, status, (replaces or 0) + 1 + steps.getrandbits(_STEP_BITS), replaces)
 
     def advance(self, cursor: str | None = None, status: Status | None = None) -> Position:
-        """Return the next position: the revision after this one, other fields as given."""
-        return Position(
+        """Return a position that replaces this one, with the other fields as given."""
+        return Position.after(
+            self,
             self.cursor if cursor is None else cursor,
             self.status if status is None else status,
-            self.revision + 1,
         )
 
 

@@ -219,7 +219,10 @@ class RetryPolicy:
         check_fields(self)
         check_function("RetryPolicy.decide", self.decide)
         if self.base_delay <= 0 or self.max_delay < self.base_delay:
-            raise ValueError("RetryPolicy: base_delay must be positive and max_delay not smaller")
+            raise ValueError(
+                f"RetryPolicy.base_delay ({self.base_delay}) must be positive, and max_delay "
+                f"({self.max_delay}) not smaller"
+            )
         if self.max_retry_after < 0 or (self.give_up_after is not None and self.give_up_after < 0):
             raise ValueError("RetryPolicy: max_retry_after and give_up_after must not be negative")
         if self.refused_for < 0:
@@ -275,8 +278,9 @@ class Share:
             )
         if self.lease_seconds < 3 * self.rebalance_seconds:
             raise ValueError(
-                "Share.lease_seconds must be at least three times rebalance_seconds: "
-                "one late heartbeat must not cost all leases"
+                f"Share.lease_seconds ({self.lease_seconds}) must be at least three times "
+                f"Share.rebalance_seconds ({self.rebalance_seconds}): one late heartbeat must not "
+                "cost all leases"
             )
         if self.instance is not None and not (
             0 < len(self.instance) <= 100 and self.instance.isprintable()

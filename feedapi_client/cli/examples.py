@@ -15,7 +15,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": (
         f"doctor {_URL}",
         f"doctor {_URL} --auth-env TOKEN --json",
-        f"doctor {_URL} --strict --ignore lineage-string",
+        f"doctor {_URL} --strict --ignore id-text",
     ),
     "cat": (
         f"cat {_URL} --limit 10",

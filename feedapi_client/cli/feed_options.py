@@ -356,12 +356,13 @@ class Connection:
 
     @asynccontextmanager
     async def client(
-        self, limits: Limits | None = None, *, anonymous: bool = False
+        self, limits: Limits | None = None, *, anonymous: bool = False, own: bool = True
     ) -> AsyncIterator[httpx.AsyncClient | None]:
         """Open a client with these credentials, and with enough connections for `limits`.
 
-        Gives None when there is nothing to set: the library's own client does then. The client is
-        closed at the end of the block. `anonymous` leaves out everything but ``--ca-file``.
+        Gives None when there is nothing to set: the library's own client does then, unless `own` is
+        False. The client is closed at the end of the block. `anonymous` leaves out everything but
+        ``--ca-file``.
 
         Raises `typer.BadParameter`.
         """
@@ -369,7 +370,7 @@ class Connection:
         headers = {} if anonymous else self.headers()
         auth = None if anonymous else self._auth()
         verify = self._verify(anonymous=anonymous)
-        if not headers and verify is True and auth is None:
+        if own and not headers and verify is True and auth is None:
             yield None
             return
         import httpx

@@ -13,7 +13,7 @@ import orjson
 
 from feedapi_client.arguments import check_function, check_instance
 from feedapi_client.errors import FeedError, ProtocolError, RequestRefusedError
-from feedapi_client.http.endpoint import Endpoint, Exchange, ResponseStream
+from feedapi_client.http.endpoint import Endpoint, Exchange
 from feedapi_client.http.io import AsyncHTTP, AsyncIO
 from feedapi_client.lineage import graph
 from feedapi_client.model import Batch, Decoder, Event, FeedInfo
@@ -181,8 +181,7 @@ class FeedClient:
             progress=progress,
             max_unclosed_bytes=limits.max_buffered_bytes,
         )
-        exchange = self.transport.exchange(dialect.suffix, params, partition, idle)
-        return FetchResponse(exchange, reader, info)
+        return FetchResponse(reader, info, self.transport, dialect.suffix, params, partition, idle)
 
     def fetch(self, partition: int, cursor: str) -> Fetch:
         """One fetch: await it for a `Page`, or iterate for each `Batch` as its checkpoint arrives.
@@ -201,13 +200,13 @@ class FeedClient:
         return f"<{type(self).__name__} {self.feed}: {known}>"
 
 
-class FetchResponse(ResponseStream):
+class FetchResponse(Exchange):
     """A response, open while it is entered. Feed its chunks to `reader`."""
 
     __slots__ = ("_info", "reader")
 
-    def __init__(self, exchange: Exchange, reader: PageReader, info: FeedInfo) -> None:
-        super().__init__(exchange)
+    def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
+        super().__init__(*request)
         self.reader, self._info = reader, info
 
     async def __aenter__(self) -> Self:

@@ -29,6 +29,7 @@ from feedapi_client.quarantine.operations import replay
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 atomic: Any = transaction.atomic  # its type is too wide for a type checker
+_LONGEST_SHOWN = 1 << 18
 _SETTING = "FEEDAPI_QUARANTINE_HANDLER"
 
 
@@ -93,14 +94,14 @@ class QuarantineAdmin(admin.ModelAdmin):
         """Return when the event was quarantined."""
         return _EPOCH + timedelta(microseconds=event.quarantined_at)
 
+    def get_queryset(self, request: Any) -> Any:
+        """Leave in the database what only an event's own page shows."""
+        return super().get_queryset(request).defer("payload", "headers", "error")
+
     @admin.display(description="payload")
     def event(self, event: Any) -> str:
-        """Return the payload, as JSON if it is some."""
-        raw = bytes(event.payload)
-        try:
-            return json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
-        except ValueError:
-            return raw.decode(errors="backslashreplace")
+        """Return the payload, indented if it is JSON, and at most `_LONGEST_SHOWN` characters."""
+        return shown_payload(bytes(event.payload))
 
     def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002
         """Only consumers add events."""
@@ -128,6 +129,24 @@ class QuarantineAdmin(admin.ModelAdmin):
             self.message_user(request, f"{id} failed again with {kind}, and stays", messages.ERROR)
         if handled:
             self.message_user(request, f"{handled} replayed", messages.SUCCESS)
+
+
+def shown_payload(raw: bytes) -> str:
+    """Return a payload as a page shows it: JSON is indented while it stays short by that."""
+    text = raw[:_LONGEST_SHOWN].decode(errors="backslashreplace")
+    if len(raw) > _LONGEST_SHOWN:
+        return f"{text}\n… of {len(raw):,} bytes"
+    indented, length = [], 0
+    try:
+        # Spaces in front of nested values grow with the square of the payload.
+        for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(raw)):
+            indented.append(part)
+            length += len(part)
+            if length > _LONGEST_SHOWN:
+                return text
+    except (ValueError, RecursionError):
+        return text
+    return "".join(indented)
 
 
 def replay_here(

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import ssl
@@ -52,7 +53,7 @@ from feedapi_client.http.http_errors import (
     response_in,
     the_error,
 )
-from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Deadline
+from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.urls import (
     FeedURL,
@@ -73,6 +74,9 @@ _RECENT = 64
 _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
+_FIXED = {"Accept": "*/*", "Accept-Encoding": ACCEPT_ENCODING, "Connection": "keep-alive"}
+"""What a connection of our own sends with each request."""
+_LONGEST_URL = 64 * 1024
 _USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
 _UNSENDABLE = "the request can't be sent: check the http client's headers, proxies and auth"
 _URL_ERRORS = (httpx.InvalidURL, UnicodeError)
@@ -109,6 +113,15 @@ class Endpoint:
         self._url = FeedURL.parse(url)
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._secrets, self._via = self._url.secrets, ""
+        headers = {
+            **_FIXED,
+            "Host": self._url.site.partition("://")[2],
+            "User-Agent": _user_agent(),
+        }
+        if self._url.basic_auth is not None:
+            headers["Authorization"] = _basic(*self._url.basic_auth)
+            self._secrets |= _header_secrets(headers["Authorization"])
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         trusting = io.owned or io.client.trust_env
         if trusting and (named := proxy_of(httpx.URL(self._url.site))) is not None:
             variable, proxy = named
@@ -118,7 +131,6 @@ class Endpoint:
         self._sent: WeakKeyDictionary[httpx.Request, set[str]] = WeakKeyDictionary()
         """The requests under way, and what an auth has sent with each."""
         self._recent: deque[str] = deque(maxlen=_RECENT)
-        self._last: httpx.Request | None = None
         self._used_in: OneProcess | None = None
         register(self)
 
@@ -135,7 +147,7 @@ class Endpoint:
         not asked for, and `NegotiationError` for a body over `max_bytes` or a redirect to another
         origin.
         """
-        exchange = Exchange(self, self.request(suffix, params), None, self.limits.request_timeout)
+        exchange = Exchange(self, suffix, params, discovery=True)
         response, body = await exchange.discovery(max_bytes)
         if len(body) > max_bytes:
             raise NegotiationError(
@@ -145,75 +157,62 @@ class Endpoint:
             )
         return response.status_code, body
 
-    def stream(
-        self,
-        suffix: str,
-        params: Params,
-        *,
-        partition: int | None = None,
-        idle_timeout: float | None = None,
-    ) -> ResponseStream:
-        """A fetch: ``async with endpoint.stream(...) as response: async for chunk in response``."""
-        return ResponseStream(self.exchange(suffix, params, partition, idle_timeout))
-
-    def exchange(
-        self, suffix: str, params: Params, partition: int | None, idle_timeout: float | None
-    ) -> Exchange:
-        """A fetch. Its headers, or an error's headers and body together, may take `idle_timeout`.
-
-        These are seconds; `Limits.request_timeout` for None. Raises what `request` does.
-        """
-        request = self.request(suffix, params, partition=partition, idle_timeout=idle_timeout)
-        whole = self.limits.request_timeout if idle_timeout is None else idle_timeout / SHARE
-        return Exchange(self, request, partition, whole)
-
     def request(
-        self,
-        suffix: str,
-        params: Params,
-        *,
-        partition: int | None = None,
-        idle_timeout: float | None = None,
+        self, suffix: str, params: Params, *, partition: int | None = None
     ) -> httpx.Request:
-        """A GET of the feed: a fetch, or without a partition a discovery, which no cache answers.
+        """A fetch as httpx takes it, or without a partition a discovery, which no cache answers.
 
-        With `idle_timeout` (seconds) the response may be silent for that long; else the client's
-        own timeouts hold. Raises `ProtocolError` for a cursor that makes the URL too long.
+        Raises `ProtocolError` for a cursor that makes the URL too long.
         """
+        return Exchange(self, suffix, params, partition, discovery=partition is None).request
+
+    def target(self, suffix: str, params: Params, partition: int | None) -> str:
+        """Path and query of a request. Raises what `request` does."""
         self._used_in = self._used_in or OneProcess()
         self._used_in.check("the http client")  # its connections would be shared
-        client: Any = self.io.client
-        try:
-            url = self._url.request_url(suffix, params, str(client.params or ""))
-        except httpx.InvalidURL as error:
+        target = self._url.target(suffix, params, str(self.io.client.params or ""))
+        if len(self._url.site) + len(target) > _LONGEST_URL:
             raise ProtocolError(
                 "the request's URL is over 64 KiB: the cursor or the filters are too long",
                 **self.where(partition),
-            ) from error
+            )
+        return target
+
+    async def ask(self, exchange: Exchange) -> Body:
+        """Send a request, and return its response."""
+        if (wire := self.io.wire) is not None:
+            fresh = "Cache-Control: no-cache\r\n" if exchange.is_discovery else ""
+            head = f"GET {exchange.target} HTTP/1.1\r\n{self._headers}{fresh}\r\n"
+            return await wire.get(head.encode("ascii"), exchange.silence)
+        request = exchange.request
+        self.note(request, request, target_of(request))
+        return self.io.body(await self.io.send(request, self.auth(request)))
+
+    def built(self, target: str, silence: Any, *, fresh: bool) -> httpx.Request:
+        """A request as httpx takes it.
+
+        Its timeouts are the client's own, unless they come after ours. An HTTP/2 connection that is
+        dead is used again and again where a request on it is only given up: httpx drops it once a
+        timeout of its own was over.
+        """
+        client: Any = self.io.client
         headers = {"Accept-Encoding": ACCEPT_ENCODING}
         if client.headers.get("user-agent") == _USER_AGENT_OF_HTTPX:
             headers["User-Agent"] = _user_agent()  # the caller has named no other
-        if partition is None:
+        if fresh:
             headers["Cache-Control"] = "no-cache"
-        timeout = self._timeout(idle_timeout)
+        own, write = client.timeout, self.no_longer(client.timeout.write)
+        timeout = httpx.Timeout(connect=own.connect, read=silence, write=write, pool=own.pool)
+        url = self._url.request_url(target)
         request: httpx.Request = client.build_request("GET", url, headers=headers, timeout=timeout)
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
 
-    def _timeout(self, idle: float | None) -> httpx.Timeout:
-        """httpx's timeout of one request: the client's own, unless they come after ours.
-
-        An HTTP/2 connection that is dead is used again and again where a request on it is only
-        given up. httpcore drops it once a timeout of its own was over.
-        """
-        own, whole = self.io.client.timeout, self.limits.request_timeout
-        read, write = (
-            SHARE * whole if seconds is None or seconds >= whole else seconds
-            for seconds in (own.read, own.write)
-        )
-        silence = self.io.read_timeout(idle or read)
-        return httpx.Timeout(connect=own.connect, read=silence, write=write, pool=own.pool)
+    def no_longer(self, seconds: float | None) -> float:
+        """A timeout of the client, or one that comes before ours."""
+        whole = self.limits.request_timeout
+        return SHARE * whole if seconds is None or seconds >= whole else seconds
 
     def auth(self, request: httpx.Request) -> httpx.Auth | None:
         """The auth of a request: the client's own, otherwise the credentials in the feed's URL."""
@@ -256,7 +255,6 @@ class Endpoint:
         texts = _header_values(sent) | {v for v in values if not decoded([v]) <= target}
         self._sent.setdefault(request, set()).update(texts)
         self._recent.extend(texts.difference(self._recent))
-        self._last = request
 
     # ------------------------------------------------------------------ errors
 
@@ -377,197 +375,66 @@ class _Noting(httpx.Auth):
 
 
 class Exchange:
-    """One request, redirects included, up to the response that counts."""
+    """One request, redirects included, up to the response that counts.
+
+    Entered it is a response of status 2xx, while that is open, and an asynchronous iterator of its
+    chunks. Entering raises what `Endpoint.get` does, and `RequestRefusedError` and `ProtocolError`
+    for the other statuses. Iterating raises `TornResponseError` when the body breaks off. Leaving
+    closes the connection if the body was not read to its end.
+
+    Arguments:
+        idle: seconds that the response may be silent, that its headers may take, or an error's
+            headers and body together; `Limits.request_timeout` for None.
+        discovery: whether an answer has to be new, and no cache's.
+
+    Raises what `Endpoint.request` does.
+    """
+
+    __slots__ = (
+        *("_body", "_coding", "_deadline", "_endpoint", "_io", "_partition", "_pieces", "_request"),
+        *("_seconds", "is_discovery", "silence", "target"),
+    )
 
     def __init__(
-        self, endpoint: Endpoint, request: httpx.Request, partition: int | None, seconds: float
+        self,
+        endpoint: Endpoint,
+        suffix: str,
+        params: Params,
+        partition: int | None = None,
+        idle: float | None = None,
+        *,
+        discovery: bool = False,
     ) -> None:
-        self.endpoint, self._io = endpoint, endpoint.io
-        self._request, self.partition = request, partition
-        self._where = endpoint.where(partition)
-        self._seconds = seconds
-        self._deadline = Deadline(math.inf, seconds)
-        self._discovery = False
+        self._endpoint, self._io, self._partition = endpoint, endpoint.io, partition
+        self.target, self.is_discovery = endpoint.target(suffix, params, partition), discovery
+        own = idle or endpoint.no_longer(endpoint.io.client.timeout.read)
+        self.silence: Any = endpoint.io.read_timeout(own)
+        self._seconds = endpoint.limits.request_timeout if idle is None else idle / SHARE
+        self._request: httpx.Request | None = None
+        self._pieces: Iterator[bytes] = iter(())
+
+    @property
+    def request(self) -> httpx.Request:
+        """The request as httpx takes it, made only where httpx has to do with it."""
+        if self._request is None:
+            new = self.is_discovery
+            self._request = self._endpoint.built(self.target, self.silence, fresh=new)
+        return self._request
 
     async def discovery(self, limit: int) -> tuple[httpx.Response, bytes]:
         """The response to a discovery, and its body up to a little over `limit` bytes."""
-        self._discovery = True
-        return await self._run(limit)
-
-    async def fetch(self) -> httpx.Response:
-        """The response to a fetch, with status 2xx. Its body is not read yet."""
-        return (await self._run(_EXCERPT_BYTES))[0]
-
-    async def _run(self, limit: int) -> tuple[httpx.Response, bytes]:
-        self._deadline = Deadline(self._io.now() + self._seconds, self._seconds)
-        request, redirects = self._request, 0
-        while True:
-            self.endpoint.note(request, request, target_of(request))
-            call = self._io.send(request, self.endpoint.auth(request))
-            answer = await self._io.attempt(call, request, self._deadline)
-            # Outside a handler, so that what is raised for an error does not quote it (R19).
-            failed = isinstance(answer, Exception)
-            response = self._answer_in(answer, request) if isinstance(answer, Exception) else answer
-            if response.is_success and not self._discovery:
-                return response, b""
-            body = await self._body_of(response, request, limit, read=failed)
-            onward = self._onward(response)
-            if onward is None:
-                self._classify(response, body)
-                return response, body
-            request, redirects = onward, redirects + 1
-            if redirects > _MAX_REDIRECTS:
-                raise self._redirect_error(
-                    f"more than {_MAX_REDIRECTS} redirects, one after the other (status "
-                    f"{response.status_code})",
-                    response.status_code,
-                )
-
-    def _answer_in(self, error: Exception, request: httpx.Request) -> httpx.Response:
-        """The answer that a hook of the caller's client has raised for.
-
-        Raises our error where there is none. httpx's own names the URL with its query, so that it
-        is not chained (R19).
-        """
-        endpoint = self.endpoint
-        if isinstance(error, FeedError):  # of an auth of ours
-            error.feed = error.feed or endpoint.feed
-            error.partition = error.partition or self.partition
-            raise error
-        response = response_in(error)
-        if response is None:
-            where = request_of_location(error)
-            # A client of ours has no code of the caller's that makes URLs.
-            if where == request.url or (self._io.owned and isinstance(error, _URL_ERRORS)):
-                raise self._unreadable_location(_SOME_REDIRECT) from None
-            endpoint.unanswered(the_error(error), self.partition)
-        asked = response.request
-        if asked.url.path == request.url.path and endpoint.is_of_feed(asked.url):
-            return response
-        status, place = response.status_code, shown_origin(asked.url)
-        if status in (401, 403):
-            raise AuthenticationError(
-                f"{place}, which the http client asks, answers status {status}. "
-                "Check the credentials",
-                **self._where,
-            ) from None
-        raise FeedUnavailableError(
-            f"the http client failed with {type(the_error(error)).__name__}: {place}, which it "
-            f"asks, answers status {status}",
-            **self._where,
-        ) from None
-
-    async def _body_of(
-        self, response: httpx.Response, request: httpx.Request, limit: int, *, read: bool
-    ) -> bytes:
-        """The body of an error or a discovery; `read`: the caller's hook had the response."""
-        if read and response.is_closed:
-            return response.content[:limit] if response.is_stream_consumed else b""
-        body = await self._io.attempt(self._read(response, limit), request, self._deadline)
-        if not isinstance(body, Exception):
-            return body
-        if response.status_code == 200:
-            self.endpoint.broke_off(body, self.partition)
-        return b""
-
-    async def _read(self, response: httpx.Response, limit: int) -> bytes:
-        body, received = bytearray(), self._io.body(response)
-        try:
-            coding = coding_of(response)
-            while (chunk := await received.read()) is not None:
-                for piece in coding.feed(chunk):
-                    body += piece
-                    if len(body) > limit:
-                        return bytes(body)
-            coding.finish()
-        finally:
-            await received.aclose()
-        return bytes(body)
-
-    def _onward(self, response: httpx.Response) -> httpx.Request | None:
-        """Return the request that follows a redirect; None for any other response."""
-        request = response.next_request
-        if request is None and not response.has_redirect_location:
-            return None
-        try:
-            if request is None:  # the caller's hook came before httpx made it
-                sent, location = response.request, response.headers["location"]
-                request = httpx.Request(
-                    "GET",
-                    sent.url.join(location),
-                    headers=sent.headers,
-                    extensions=sent.extensions,
-                )
-            same = self.endpoint.is_of_feed(request.url)
-        except (httpx.InvalidURL, ValueError):  # such as a host name that idna refuses
-            raise self._unreadable_location(response.status_code) from None
-        if same:
-            return request
-        place = self.endpoint.quote(shown_origin(request.url).encode())
-        raise self._redirect_error(
-            f"the feed redirects (status {response.status_code}) to another origin, {place}, which "
-            "is refused: no credentials are sent there. If the feed has moved, use its new URL",
-            response.status_code,
-        )
-
-    def _unreadable_location(self, status: int) -> FeedError:
-        return self._redirect_error("the feed redirects to a URL that can't be read", status)
-
-    def _redirect_error(self, message: str, status: int) -> FeedError:
-        if self._discovery:
-            return NegotiationError(message, **self._where)
-        error = TransportError(message, **self._where)
-        error.status = status
-        return error
-
-    def _classify(self, response: httpx.Response, body: bytes) -> None:
-        """Raise the error for a status, unless negotiation classifies it."""
-        status, headers = response.status_code, response.headers
-        said = f": '{self.endpoint.quote(body)}'" if body.strip() else ""
-        error: ProtocolError | TransportError
-        if status in _LATER or status >= 500:
-            raise FeedUnavailableError(
-                f"the publisher answers status {status}{said}",
-                status=status,
-                retry_after=retry_after(headers.get("retry-after"), headers.get("date")),
-                **self._where,
-            )
-        message = f"the publisher answers a fetch with status {status}{said}"
-        if status in (401, 403):
-            text = f"the publisher answers status {status}{said}. Check the credentials"
-            error = AuthenticationError(text, **self._where)
-        elif self._discovery:
-            return
-        elif status in _REFUSED:
-            raise RequestRefusedError(message, status=status, **self._where)
-        else:
-            error = ProtocolError(f"{message}. Check the URL", **self._where)
-        error.status = status
-        raise error
-
-
-class ResponseStream:
-    """A response of status 2xx, while it is entered: an asynchronous iterator of its chunks.
-
-    Entering sends the request and raises what `Endpoint.get` does, and `RequestRefusedError` and
-    `ProtocolError` for the other statuses. Iterating raises `TornResponseError` when the body
-    breaks off. Leaving closes the connection if the body was not read to its end.
-    """
-
-    __slots__ = ("_body", "_coding", "_endpoint", "_partition", "_pieces", "_start")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._endpoint, self._partition = exchange.endpoint, exchange.partition
-        self._start = exchange.fetch
-        self._pieces: Iterator[bytes] = iter(())
+        answer = await self._run(limit)
+        assert isinstance(answer, tuple)
+        return answer
 
     async def __aenter__(self) -> Self:
-        response = await self._start()
-        self._body = self._endpoint.io.body(response)
+        answer = await self._run(_EXCERPT_BYTES)
+        assert not isinstance(answer, tuple)
+        self._body = answer
         try:
-            self._coding = coding_of(response)
+            self._coding = Decompressor(answer.coding)
         except UnsupportedCodingError as error:
-            await self._body.aclose()
+            await answer.aclose()
             self._endpoint.broke_off(error, self._partition)
         return self
 
@@ -583,7 +450,7 @@ class ResponseStream:
             piece = next(self._pieces, None)
             if piece is not None:
                 # A chunk may inflate a thousandfold: the other tasks get their turn within it.
-                await self._endpoint.io.others()
+                await self._io.others()
             while piece is None:
                 chunk = await self._body.read()
                 if chunk is None:
@@ -598,15 +465,157 @@ class ResponseStream:
             failed = failure_of(error)
             self._endpoint.broke_off(failed, self._partition)
 
+    async def _run(self, limit: int) -> Body | tuple[httpx.Response, bytes]:
+        """A response whose body is still to be read, or one that was read up to a limit."""
+        self._deadline = Deadline(self._io.now() + self._seconds, self._seconds)
+        for redirects in itertools.count():
+            call = self._endpoint.ask(self)
+            answer = await self._io.attempt(call, self.silence, self._deadline)
+            # Outside a handler, so that what is raised for an error does not quote it (R19).
+            if isinstance(answer, Exception):
+                response = self._answer_in(answer)
+                received: Body | None = None if response.is_closed else self._io.body(response)
+            elif 200 <= answer.status < 300 and not self.is_discovery:
+                return answer
+            else:
+                response, received = answer.response(self.request), answer
+            body = await self._body_of(response, received, limit)
+            onward = self._onward(response)
+            if onward is None:
+                self._classify(response, body)
+                return response, body
+            if redirects == _MAX_REDIRECTS:
+                text = f"more than {redirects} redirects, one after the other"
+                status = response.status_code
+                raise self._redirect_error(f"{text} (status {status})", status)
+            self._request, self.target = onward, onward.url.raw_path.decode("ascii")
+        raise AssertionError
 
-def coding_of(response: httpx.Response) -> Decompressor:
-    """What undoes the content coding of a body. Raises `UnsupportedCodingError`.
+    def _answer_in(self, error: Exception) -> httpx.Response:
+        """The answer that a hook of the caller's client has raised for.
 
-    A response that is in memory already, as those of `httpx.MockTransport` are, was decoded by
-    httpx. Its raw bytes can't be had again.
-    """
-    encoding = "" if response.is_stream_consumed else response.headers.get("content-encoding", "")
-    return Decompressor(encoding)
+        Raises our error where there is none. httpx's own names the URL with its query, so that it
+        is not chained (R19).
+        """
+        endpoint, request = self._endpoint, self.request
+        if isinstance(error, FeedError):  # of an auth of ours
+            error.feed = error.feed or endpoint.feed
+            error.partition = error.partition or self._partition
+            raise error
+        response = response_in(error)
+        if response is None:
+            where = request_of_location(error)
+            # A client of ours has no code of the caller's that makes URLs.
+            if where == request.url or (self._io.owned and isinstance(error, _URL_ERRORS)):
+                raise self._unreadable_location(_SOME_REDIRECT) from None
+            endpoint.unanswered(the_error(error), self._partition)
+        asked = response.request
+        if asked.url.path == request.url.path and endpoint.is_of_feed(asked.url):
+            return response
+        status, place = response.status_code, shown_origin(asked.url)
+        if status in (401, 403):
+            raise AuthenticationError(
+                f"{place}, which the http client asks, answers status {status}. "
+                "Check the credentials",
+                **self._where(),
+            ) from None
+        raise FeedUnavailableError(
+            f"the http client failed with {type(the_error(error)).__name__}: {place}, which it "
+            f"asks, answers status {status}",
+            **self._where(),
+        ) from None
+
+    async def _body_of(self, response: httpx.Response, received: Body | None, limit: int) -> bytes:
+        """The body of an error or a discovery, unless the caller's hook has closed it."""
+        if received is None:
+            return response.content[:limit] if response.is_stream_consumed else b""
+        body = await self._io.attempt(_read(received, limit), self.silence, self._deadline)
+        if not isinstance(body, Exception):
+            return body
+        if response.status_code == 200:
+            self._endpoint.broke_off(body, self._partition)
+        return b""
+
+    def _onward(self, response: httpx.Response) -> httpx.Request | None:
+        """Return the request that follows a redirect; None for any other response."""
+        request = response.next_request
+        if request is None and not response.has_redirect_location:
+            return None
+        try:
+            if request is None:  # of a connection of our own, or the caller's hook was first
+                sent, location = response.request, httpx.URL(response.headers["location"])
+                if location.scheme and not location.host:
+                    raise self._unreadable_location(response.status_code)
+                request = httpx.Request(
+                    "GET",
+                    sent.url.join(location),
+                    headers=sent.headers,
+                    extensions=sent.extensions,
+                )
+            same = self._endpoint.is_of_feed(request.url)
+        except (httpx.InvalidURL, ValueError):  # such as a host name that idna refuses
+            raise self._unreadable_location(response.status_code) from None
+        if same:
+            return request
+        place = self._endpoint.quote(shown_origin(request.url).encode())
+        raise self._redirect_error(
+            f"the feed redirects (status {response.status_code}) to another origin, {place}, which "
+            "is refused: no credentials are sent there. If the feed has moved, use its new URL",
+            response.status_code,
+        )
+
+    def _where(self) -> dict[str, Any]:
+        return self._endpoint.where(self._partition)
+
+    def _unreadable_location(self, status: int) -> FeedError:
+        return self._redirect_error("the feed redirects to a URL that can't be read", status)
+
+    def _redirect_error(self, message: str, status: int) -> FeedError:
+        if self.is_discovery:
+            return NegotiationError(message, **self._where())
+        error = TransportError(message, **self._where())
+        error.status = status
+        return error
+
+    def _classify(self, response: httpx.Response, body: bytes) -> None:
+        """Raise the error for a status, unless negotiation classifies it."""
+        status, headers = response.status_code, response.headers
+        said = f": '{self._endpoint.quote(body)}'" if body.strip() else ""
+        error: ProtocolError | TransportError
+        if status in _LATER or status >= 500:
+            raise FeedUnavailableError(
+                f"the publisher answers status {status}{said}",
+                status=status,
+                retry_after=retry_after(headers.get("retry-after"), headers.get("date")),
+                **self._where(),
+            )
+        message = f"the publisher answers a fetch with status {status}{said}"
+        if status in (401, 403):
+            text = f"the publisher answers status {status}{said}. Check the credentials"
+            error = AuthenticationError(text, **self._where())
+        elif self.is_discovery:
+            return
+        elif status in _REFUSED:
+            raise RequestRefusedError(message, status=status, **self._where())
+        else:
+            error = ProtocolError(f"{message}. Check the URL", **self._where())
+        error.status = status
+        raise error
+
+
+async def _read(received: Body, limit: int) -> bytes:
+    body = bytearray()
+    try:
+        coding = Decompressor(received.coding)
+        while (chunk := await received.read()) is not None:
+            for piece in coding.feed(chunk):
+                body += piece
+                if len(body) > limit:
+                    return bytes(body)
+        coding.finish()
+    finally:
+        await received.aclose()
+    return bytes(body)
 
 
 def target_of(request: httpx.Request) -> frozenset[str]:

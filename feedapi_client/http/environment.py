@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import ssl
+import sys
 from ipaddress import ip_address, ip_network
+from types import FunctionType
 from typing import Any
 from urllib.request import getproxies
 
@@ -130,3 +132,36 @@ class ByEnvironment(httpx.AsyncBaseTransport, httpx.BaseTransport):
         """Close the connections."""
         for transport in self._made.values():
             await transport.aclose()
+
+
+def is_patched(client: type) -> bool:
+    """Whether somebody has replaced a method of httpx or of what sends its requests.
+
+    pytest-httpx, respx and tracers do. The methods are compared with those found to be the
+    libraries' own, and not with those of the import, which may come when they are replaced already.
+    """
+    core = sys.modules.get("httpcore")
+    classes = [client, httpx.AsyncHTTPTransport]
+    if core is not None:
+        classes += [core.AsyncConnectionPool, core.AsyncHTTPConnection]
+    return not all(map(_is_as_made, classes))
+
+
+_LIBRARIES = frozenset({"httpx", "httpcore", "contextlib"})
+_as_made: dict[type, dict[str, Any]] = {}
+
+
+def _is_as_made(kind: type) -> bool:
+    if _as_made.get(kind) == vars(kind):
+        return True
+    if all(map(_is_their_own, vars(kind).values())):
+        _as_made[kind] = dict(vars(kind))
+        return True
+    return False
+
+
+def _is_their_own(value: object) -> bool:
+    """Whether a member of a class is no method, or one that the libraries have written."""
+    if type(value) is FunctionType:  # a wrapper may pass for the function that it wraps
+        return value.__globals__["__name__"].partition(".")[0] in _LIBRARIES
+    return not callable(value)

@@ -1,4 +1,5 @@
-"""How requests are sent: `AsyncIO` by `httpx.AsyncClient`, `BlockingIO` by `httpx.Client`.
+"""How requests are sent: `AsyncIO` by connections of our own or `httpx.AsyncClient`, `BlockingIO`
+by `httpx.Client`.
 
 Both have the same coroutines, which `Endpoint` awaits. Those of `BlockingIO` never suspend.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, NamedTuple, TypeVar
 from urllib.request import getproxies
@@ -19,16 +20,21 @@ import httpx
 
 from feedapi_client.arguments import check_instance
 from feedapi_client.causes import failure_of
-from feedapi_client.http.connections import ConnectionPerRequest, LargeReadsTransport
-from feedapi_client.http.environment import ByEnvironment, public_certificates
+from feedapi_client.http.environment import (
+    ByEnvironment,
+    is_patched,
+    proxy_of,
+    public_certificates,
+)
 from feedapi_client.http.urls import parse_url
+from feedapi_client.http.wire import Fetcher, WireBody
 from feedapi_client.options import Limits
 
 T = TypeVar("T")
 AsyncHTTP = httpx.AsyncClient
 SyncHTTP = httpx.Client
 SHARE = 0.9
-"""Of the time for an exchange: httpcore's own timeouts come before. It closes the connection then,
+"""Of the time for an exchange: the timeouts of httpx come before. It closes the connection then,
 and the socket of a TLS handshake, which it leaves to the garbage collector when it is cancelled."""
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
@@ -36,9 +42,6 @@ _SLICE = 0.001
 """Seconds that a response may be worked on until other tasks get their turn."""
 _LONGEST = 86_400.0
 """Seconds of a read that is not limited."""
-_ASYNC_SEND = httpx.AsyncHTTPTransport.handle_async_request
-_SEND = httpx.HTTPTransport.handle_request
-"""httpx's own methods, which pytest-httpx replaces."""
 
 
 class Deadline(NamedTuple):
@@ -68,15 +71,42 @@ class AsyncIO:
         _check(url, http, httpx.AsyncClient, limits)
         self.limits = limits = limits or Limits()
         self.owned = http is None
-        self.client: httpx.AsyncClient = http or _own_client(httpx.AsyncClient, url, limits, None)
+        self._wire: Fetcher | None = None
+        if http is not None:
+            self.client: httpx.AsyncClient = http
+            return
+        verify, site = _trust(url), parse_url(url)
+        kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
+        self.client = _own_client(*kinds, limits, verify)
+        if proxy_of(site) is None:
+            self._wire = Fetcher(
+                site,
+                verify,
+                places=limits.max_concurrent_fetches + _SPARE_CONNECTIONS,
+                seconds=SHARE * limits.request_timeout,
+                expiry=_expiry(limits),
+                read_bytes=limits.read_bytes,
+            )
+
+    @property
+    def wire(self) -> Fetcher | None:
+        """The connections of a client of our own, unless httpx has to send its requests.
+
+        So it has to through a proxy, and where somebody has replaced methods of httpx: tests that
+        answer its requests, tracers.
+        """
+        no_use = self.client.is_closed or is_patched(type(self.client))
+        return None if no_use else self._wire
 
     async def aclose(self) -> None:
         """Close the client, unless it is the caller's."""
         if self.owned:
             await self.client.aclose()
+        if self._wire is not None:
+            await self._wire.aclose()
 
     async def attempt(
-        self, call: Awaitable[T], _request: httpx.Request, deadline: Deadline
+        self, call: Awaitable[T], _silence: float | None, deadline: Deadline
     ) -> T | Exception:
         """Await a call until a deadline. Return its result, or what it failed with (R14)."""
         try:
@@ -103,13 +133,29 @@ class AsyncIO:
         return AsyncBody(response)
 
 
-class AsyncBody:
+class HTTPXBody:
+    """A response of httpx.
+
+    One that is in memory already, as those of `httpx.MockTransport` are, was decoded by httpx. Its
+    raw bytes can't be had again.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response, self.status = response, response.status_code
+        self._decoded = response.is_stream_consumed
+        self.coding = "" if self._decoded else response.headers.get("content-encoding", "")
+
+    def response(self, _request: httpx.Request) -> httpx.Response:
+        """The response itself."""
+        return self._response
+
+
+class AsyncBody(HTTPXBody):
     """Chunks of a response."""
 
     def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-        decoded = response.is_stream_consumed
-        self._chunks = response.aiter_bytes() if decoded else response.aiter_raw()
+        super().__init__(response)
+        self._chunks = response.aiter_bytes() if self._decoded else response.aiter_raw()
         self._under_way = False
         self._until = 0.0
 
@@ -168,7 +214,11 @@ class BlockingIO:
         _check(url, http, httpx.Client, limits)
         self.limits = limits = limits or Limits()
         self.owned = http is None
-        self.client: httpx.Client = http or _own_client(httpx.Client, url, limits, verify)
+        self.client: httpx.Client = http or _own_client(
+            httpx.Client, httpx.HTTPTransport, limits, verify or _trust(url)
+        )
+
+    wire = None
 
     async def aclose(self) -> None:
         """Close the client, unless it is the caller's."""
@@ -180,17 +230,16 @@ class BlockingIO:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs it
 
     async def attempt(
-        self, call: Awaitable[T], request: httpx.Request, deadline: Deadline
+        self, call: Awaitable[T], silence: ReadTimeout, deadline: Deadline
     ) -> T | Exception:
         """See `AsyncIO.attempt`."""
-        timeout: ReadTimeout = request.extensions["timeout"]["read"]
-        timeout.deadline = deadline
+        silence.deadline = deadline
         try:
             return await call
         except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
             return failure_of(error)
         finally:
-            timeout.deadline = _NEVER
+            silence.deadline = _NEVER
 
     async def send(self, request: httpx.Request, auth: Any) -> httpx.Response:
         """See `AsyncIO.send`."""
@@ -208,13 +257,12 @@ class BlockingIO:
         return BlockingBody(response)
 
 
-class BlockingBody:
+class BlockingBody(HTTPXBody):
     """See `AsyncBody`."""
 
     def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-        decoded = response.is_stream_consumed
-        self._chunks: Iterator[bytes] = response.iter_bytes() if decoded else response.iter_raw()
+        super().__init__(response)
+        self._chunks = response.iter_bytes() if self._decoded else response.iter_raw()
 
     async def read(self) -> bytes | None:
         """Return the next chunk, None at the end."""
@@ -231,9 +279,9 @@ class BlockingBody:
 class ReadTimeout:
     """The read timeout of a request, which also ends its exchange at a deadline.
 
-    httpx has no such bound, and a blocking read can't be cancelled. httpcore gives a request's read
-    timeout to `socket.settimeout` before each read, which asks an object that is no float for an
-    integer: so each read gets what is left, in whole seconds.
+    httpx has no such bound, and a blocking read can't be cancelled. A request's read timeout goes
+    to `socket.settimeout` before each read, which asks an object that is no float for an integer:
+    so each read gets what is left, in whole seconds.
 
     `silence`: seconds that one read may take; None: any number.
     """
@@ -249,7 +297,7 @@ class ReadTimeout:
         return math.ceil(seconds)
 
 
-Body = AsyncBody | BlockingBody
+Body = AsyncBody | BlockingBody | WireBody
 
 
 def too_slow(seconds: float) -> httpx.ReadTimeout:
@@ -257,42 +305,39 @@ def too_slow(seconds: float) -> httpx.ReadTimeout:
     return httpx.ReadTimeout(f"not complete after {seconds:g} s")
 
 
-def _own_client(kind: Any, url: str, limits: Limits, verify: ssl.SSLContext | None) -> Any:
-    """A client of our own, an `httpx.AsyncClient` or `httpx.Client`."""
-    proxies = getproxies().keys() - {"no"}
-    if verify is None:
-        # Another origin is refused, so TLS is never spoken for http:. A context without
-        # certificates saves the time to load them, some 20 ms.
-        plain = url.lower().startswith("http:") and not proxies
-        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else public_certificates()
+def _own_client(kind: Any, transport: Any, limits: Limits, verify: ssl.SSLContext) -> Any:
+    """An `httpx.AsyncClient` or `httpx.Client` of our own, whose transport is of that kind."""
     size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
     pool = httpx.Limits(
         max_connections=size,
         max_keepalive_connections=size,
-        # An idle partition's connection lives until its next poll. The floor keeps httpcore from a
-        # race of its own: it may close a connection that expires after a request took it.
-        keepalive_expiry=max(_MIN_KEEPALIVE_EXPIRY, 2 * limits.max_poll_interval),
+        keepalive_expiry=_expiry(limits),
     )
-    is_async = kind is httpx.AsyncClient
-    patched = (
-        httpx.AsyncHTTPTransport.handle_async_request is not _ASYNC_SEND
-        if is_async
-        else httpx.HTTPTransport.handle_request is not _SEND
-    )
-    transport: Any
-    if proxies or patched:
-        of_httpx = httpx.AsyncHTTPTransport if is_async else httpx.HTTPTransport
-        transport = ByEnvironment(of_httpx, verify=verify, limits=pool)
-    else:
-        ours: Any = ConnectionPerRequest if is_async else LargeReadsTransport
-        transport = ours(verify, pool, read_bytes=limits.read_bytes)
     return kind(
-        transport=transport,
+        transport=ByEnvironment(transport, verify=verify, limits=pool),
         timeout=httpx.Timeout(limits.request_timeout, connect=SHARE * limits.request_timeout),
         # Load balancers set cookies under ever new names with each response: none is kept.
         cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
         trust_env=False,
     )
+
+
+def _expiry(limits: Limits) -> float:
+    """Seconds that an idle connection is kept: a partition's lives until its next poll.
+
+    The floor keeps httpx from a race: it may close one that expires after a request took it.
+    """
+    return max(_MIN_KEEPALIVE_EXPIRY, 2 * limits.max_poll_interval)
+
+
+def _trust(url: str) -> ssl.SSLContext:
+    """What a client of our own trusts.
+
+    Another origin is refused, so TLS is never spoken for http: without a proxy. A context without
+    certificates saves the time to load them, some 20 ms.
+    """
+    plain = url.lower().startswith("http:") and not getproxies().keys() - {"no"}
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else public_certificates()
 
 
 def _check(url: str, http: object, kind: type, limits: object) -> None:

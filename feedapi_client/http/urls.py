@@ -59,13 +59,13 @@ class FeedURL:
         query = "&".join(filter(None, [self.query, client_params, *own]))
         return f"{path}?{query}" if query else path
 
-    def request_url(self, suffix: str, params: Params, client_params: str = "") -> httpx.URL:
-        """The URL of one request. Raises httpx.InvalidURL when it is longer than 64 KiB.
+    def request_url(self, target: str) -> httpx.URL:
+        """The URL of one request.
 
         A partition at its end is asked with the same URL again and again, and httpx takes about 30
         microseconds to read one. So the last few thousand short ones are remembered.
         """
-        url = self.site + self.target(suffix, params, client_params)
+        url = self.site + target
         return _remembered(url) if len(url) <= _LONGEST_REMEMBERED else httpx.URL(url)
 
 

@@ -13,20 +13,21 @@ from feedapi_client.liftbridge.liftbridge_errors import StreamError, StreamGapEr
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.stream_format import Attempt, MessageFormat, SettledAttempts
 from feedapi_client.liftbridge.subscription import Start, Until
+from feedapi_client.model import Event, make_event
 from feedapi_client.protocol.text import printable
 
 # Messages that become readable together arrive together.
 _SETTLES_AFTER = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RelayedBatch:
     """A batch of the feed, as a relay wrote it.
 
     Attributes:
         partition: the partition of the feed.
         cursor: the feed's cursor after the batch.
-        events: the payloads exactly as the publisher of the feed sent them.
+        events: the events as the publisher of the feed sent them, without headers.
         keys: the keys of the events; empty where one message holds the whole batch.
         next_offset: where to start a reader that resumes after this batch. A start between two
             messages of a batch loses that batch.
@@ -34,7 +35,7 @@ class RelayedBatch:
 
     partition: int
     cursor: str
-    events: tuple[bytes, ...]
+    events: tuple[Event, ...]
     keys: tuple[bytes, ...]
     next_offset: int
 
@@ -169,7 +170,7 @@ def _batch_of(attempt: Attempt, stream: str) -> RelayedBatch | None:
     first, last = attempt.messages[0], attempt.messages[-1]
     keys: tuple[bytes, ...] = ()
     if attempt.format == MessageFormat.BATCH:
-        events = tuple(first.value.split(b"\n"))
+        payloads = first.value.split(b"\n")
     elif attempt.format == MessageFormat.EVENTS:
         # Behind them there may be positions that did not fit into the last one.
         rows = [
@@ -177,7 +178,7 @@ def _batch_of(attempt: Attempt, stream: str) -> RelayedBatch | None:
             for message in attempt.messages
             if text_header(message, FORMAT) == MessageFormat.EVENTS
         ]
-        events = tuple(message.value for message in rows)
+        payloads = [message.value for message in rows]
         keys = tuple(message.key for message in rows)
     elif attempt.format == MessageFormat.POSITIONS:
         return None
@@ -187,10 +188,11 @@ def _batch_of(attempt: Attempt, stream: str) -> RelayedBatch | None:
             f"format '{printable(attempt.format, 50)}': update feedapi-client here",
             stream=stream,
         )
+    partition = int(text_header(first, PARTITION))
     return RelayedBatch(
-        partition=int(text_header(first, PARTITION)),
+        partition=partition,
         cursor=text_header(first, CURSOR),
-        events=events,
+        events=tuple(make_event(partition, payload) for payload in payloads),
         keys=keys,
         next_offset=last.offset + 1,
     )

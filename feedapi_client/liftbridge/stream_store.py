@@ -33,7 +33,7 @@ from feedapi_client.liftbridge.stream_options import (
 from feedapi_client.liftbridge.stream_publisher import StreamPublisher
 from feedapi_client.liftbridge.stream_rows import OutgoingBatch, batch_rows
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import check_predecessor
+from feedapi_client.stores.base import check_replaces, in_place_of
 from feedapi_client.stores.moving import check_moves, moved_positions
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class StreamCursorStore:
 
         Raises:
             RelayFencedError: another relay wrote to the stream.
-            FencedError: a position is not the successor of the stored one.
+            FencedError: a position replaces another one than the stored one.
             MessageTooLargeError: an event, or the batch, does not fit into a message. Nothing is
                 saved, and the store can be used on. `index` is the place of the event.
             StoreError: the attempt could not be completed. It may be complete or not, so the store
@@ -155,7 +155,7 @@ class StreamCursorStore:
                 return
             for partition, position in positions.items():
                 stored = self._ledger.state.positions.get(partition)
-                check_predecessor(feed, partition, position, stored.revision if stored else None)
+                check_replaces(feed, partition, position.replaces, stored)
             # Nothing else may be written before the result of this write is known. After a failure
             # the store stays closed until it is loaded again.
             self._loaded_feed = None
@@ -300,14 +300,7 @@ class StreamCursorStore:
                 )
                 await self._ledger.skip_to_end()
             stored = self._ledger.state.positions
-            replaced = {
-                partition: Position(
-                    position.cursor,
-                    position.status,
-                    stored[partition].revision + 1 if partition in stored else 1,
-                )
-                for partition, position in positions.items()
-            }
+            replaced = in_place_of(stored, positions)
             await self._replace_all(feed, {**stored, **replaced})
             return replaced
 

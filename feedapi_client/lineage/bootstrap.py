@@ -9,7 +9,7 @@ from feedapi_client.arguments import check_partitions, check_plain
 from feedapi_client.errors import LineageError, NoProgressError
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.model import FIRST, LAST, MAX_PARTITION, Partition, Position
+from feedapi_client.model import FIRST, LAST, MAX_PARTITION, Partition, Position, Status
 
 StartAt = Literal["first", "last"] | Mapping[int, str]
 
@@ -67,7 +67,7 @@ def first_positions(
     """
     given = start if isinstance(start, Mapping) else {}
     _check_given(given, graph, ends, selection, feed)
-    positions = {p: Position(ends[p] if at == LAST else at) for p, at in given.items()}
+    positions = {p: Position.after(None, ends[p] if at == LAST else at) for p, at in given.items()}
     for listed in graph:
         if any(a in given or a in selection.others for a in listed.cursor_from):
             continue
@@ -76,18 +76,19 @@ def first_positions(
             # One that is gone may be listed again by a discovery that lags (R9), or be read by a
             # consumer of the same name that started a moment earlier (R17).
             if ancestor in selection:
-                positions.setdefault(ancestor, Position(FIRST, "superseded"))
+                positions.setdefault(ancestor, Position.after(None, FIRST, "superseded"))
         if listed.id in given:
             continue
         if listed.id in graph.successors:
-            positions[listed.id] = Position(FIRST, "superseded")
+            positions[listed.id] = Position.after(None, FIRST, "superseded")
         elif start == "last":
             if listed.id not in ends:
                 text = "its present end is not known, so that nothing can start there"
                 raise NoProgressError(text, feed=feed, partition=listed.id)
-            positions[listed.id] = Position(ends[listed.id], "drained" if listed.closed else "open")
+            status: Status = "drained" if listed.closed else "open"
+            positions[listed.id] = Position.after(None, ends[listed.id], status)
         else:
-            positions[listed.id] = Position(FIRST)
+            positions[listed.id] = Position.after(None, FIRST)
     return positions
 
 

@@ -74,11 +74,6 @@ Because = tuple[int, ...] | FeedError
 """Why a partition is in a state: what it waits for, or the error that parks it."""
 
 
-def next_position(before: Position | None, cursor: str, status: Status = "open") -> Position:
-    """Return the position that replaces the one `before` it; None: there is none."""
-    return Position(cursor, status, before.revision + 1 if before else 1)
-
-
 class Planner:
     """Decides which partitions of one feed are read, in which order, and what is saved.
 
@@ -249,7 +244,7 @@ class Planner:
         """
         entry = self.entries[partition]
         status: Status = "drained" if self._is_end(entry, cursor) else "open"
-        return next_position(after or entry.position, cursor, status)
+        return Position.after(after or entry.position, cursor, status)
 
     def delivered(self, partition: int) -> None:
         """Note that a batch of the partition was delivered to the application."""
@@ -275,7 +270,7 @@ class Planner:
     def committed(self, partition: int, position: Position) -> None:
         """Note what was saved of a partition whose later batches are in flight."""
         entry, known = self.entries[partition], self.entries[partition].position
-        if known is None or (position != known and position.revision >= known.revision):
+        if known is None or position.revision > known.revision:
             self._place(entry, position)  # else another instance went on from it meanwhile
         self.saved({partition: position})
 
@@ -397,16 +392,12 @@ class Planner:
             self.entries[partition].reopened = False
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
-        """Return the owned partitions whose loaded position is newer than any saved here."""
+        """Return the owned partitions whose loaded position is another one than was saved here."""
         return {
             p
             for p in self._owned & stored.keys()
             if (known := self.entries[p].position) is not None
-            and (
-                stored[p].revision > known.revision
-                # After a failover another one may have saved as often as was lost.
-                or (stored[p].revision == known.revision and stored[p].cursor != known.cursor)
-            )
+            and stored[p].revision != known.revision  # lower: the store went back
             and self.entries[p].saved_at < began
             and p not in self._unsure
         }
@@ -695,7 +686,7 @@ class Planner:
             case State.DRAINED:
                 return [Rediscover()]
             case State.SUPERSEDED if e.position is None:
-                return [Save({e.id: self._decide(e, next_position(None, FIRST, "superseded"))})]
+                return [Save({e.id: self._decide(e, Position.after(None, FIRST, "superseded"))})]
             case State.PARKED if isinstance(because, FeedError):
                 # An error that a driver or another partition had is known already.
                 own = e.error is None and because.partition == e.id
@@ -707,7 +698,7 @@ class Planner:
 
     def _open_again(self, e: Entry) -> list[Action]:
         """Save that a drained partition is read on: after a crash its end has to show anew (R6)."""
-        decided = self._decide(e, next_position(e.position, e.cursor))
+        decided = self._decide(e, Position.after(e.position, e.cursor))
         e.reopened = True
         return [Save({e.id: decided})]
 
@@ -1022,9 +1013,9 @@ class Planner:
         cursor = FIRST if at is None else at.cursor
         before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
         skipped = [a for a in before if a in self._selection and stored[a] is None]
-        taken = {e.id: next_position(e.position, e.cursor, "superseded") for e in live}
-        taken |= dict.fromkeys(skipped, next_position(None, cursor, "superseded"))
-        return {s.id: next_position(self.entries[s.id].position, cursor), **taken}
+        taken = {e.id: Position.after(e.position, e.cursor, "superseded") for e in live}
+        taken |= dict.fromkeys(skipped, Position.after(None, cursor, "superseded"))
+        return {s.id: Position.after(self.entries[s.id].position, cursor), **taken}
 
     def _check_unambiguous(
         self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
@@ -1061,11 +1052,11 @@ class Planner:
     # ------------------------------------------------------------------ the first start, reports
 
     def _in_one_save(self, actions: list[Action]) -> list[Action]:
-        """Merge the saves of a first start: each position is saved once, as its first revision."""
+        """Merge the saves of a first start: each position is saved once, as its first."""
         positions = {
             e.id: e.position
-            if e.position.revision == 1
-            else self._decide(e, next_position(None, e.cursor, e.position.status))
+            if e.position.replaces is None
+            else self._decide(e, Position.after(None, e.cursor, e.position.status))
             for e in self.entries.values()
             if e.position is not None
         }

@@ -79,7 +79,7 @@ async def drain(
         drained = found.advance(status="drained")
     else:
         end = listed.last_cursor if listed is not None else None
-        drained = Position(end or FIRST, "drained")
+        drained = Position.after(None, end or FIRST, "drained")
     change = Change(feed.key, stored, {partition: drained}, reason)
     if not dry_run:
         await apply_change(store, change, force=force)

@@ -70,7 +70,7 @@ def _changes(stored: Positions, reached: Positions) -> dict[int, Position]:
     for partition, end in reached.items():
         before = stored.get(partition)
         if before is None:
-            changes[partition] = Position(end.cursor, end.status)
+            changes[partition] = Position.after(None, end.cursor, end.status)
         elif (before.cursor, before.status) != (end.cursor, end.status):
             changes[partition] = before.advance(end.cursor, end.status)
     return changes

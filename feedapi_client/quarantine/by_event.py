@@ -14,7 +14,7 @@ from feedapi_client.quarantine.operations import list_events
 from feedapi_client.quarantine.policy import OnFailure, may_be_an_events_fault, parse_on_failure
 from feedapi_client.quarantine.quarantine_location import quarantine_beside
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
-from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
+from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent, quarantined
 from feedapi_client.retry import Backoff
 from feedapi_client.stores.base import CursorStore
 
@@ -72,17 +72,21 @@ class HeldKeys:
             found.setdefault(key, deque()).extend(id for id in ids if id in self._unsaved)
         self._ids = {key: ids for key, ids in found.items() if ids}
 
-    async def holds(self, key: Hashable) -> bool:
-        """Return whether an event of the key is in quarantine now. Raises `StoreError`."""
+    async def first(self, key: Hashable) -> str | None:
+        """Return the id of the first event of the key that is in quarantine now.
+
+        Raises:
+            StoreError
+        """
         if self.stale:
             await self.load()
         ids = self._ids.get(key)
         while ids:
             if ids[0] in self._unsaved or await self._store.get(ids[0]) is not None:
-                return True
+                return ids[0]
             ids.popleft()
         self._ids.pop(key, None)
-        return False
+        return None
 
     def add(self, key: Hashable, id: str) -> None:
         """Note that an event of the key goes into quarantine, with the next save."""
@@ -181,13 +185,6 @@ class EventFailures:
         delivery = BatchDelivery(batch, _unused, self._store, self._same_transaction)
         delivery.quarantined.extend(records)
         await delivery.save(None)
-
-
-class EarlierEventQuarantined(Exception):  # noqa: N818 - the reason that a record shows
-    """An earlier event of the same key is in quarantine (``Quarantine(whole_key=True)``)."""
-
-    def __init__(self) -> None:
-        super().__init__("an earlier event of its key is in quarantine")
 
 
 async def _unused(batch: Batch[Any]) -> None:

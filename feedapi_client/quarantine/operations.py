@@ -18,7 +18,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch, Decoder, FeedKey, make_event
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
-from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent, earlier_of
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ async def replay(
     The handler may be that of `FeedConsumer.run`. Its ``await batch.commit(transaction=tx)``
     removes the event in that transaction: exactly once, also when two replays run at a time.
     Without a commit the event is removed when the handler returns. An event whose handler raises
-    stays, and the replay goes on.
+    stays, and the replay goes on. So does an event of a key (``Quarantine(whole_key=True)``) as
+    long as an earlier one of its key is in quarantine.
 
     Cancellation: the event in flight stays unless its transaction was committed.
 
@@ -118,12 +119,15 @@ async def replay(
     check_async_function("the handler", handle, _HANDLER)
     handled = failed = 0
     events = list_events(store, feed, partition=partition) if ids is None else _chosen(store, ids)
+    keys = _Keys(store)
     async for event in events:
-        error = await _replay_event(store, handle, event, decoder)
+        error = await keys.held_back(event) or await _replay_event(store, handle, event, decoder)
+        if error is not None:
+            keys.stays(event)
         handled, failed = handled + (error is None), failed + (error is not None)
         if error is not None:
             log.warning(
-                "feed %s, partition %d: event %s stays in quarantine: the handler failed with %s",
+                "feed %s, partition %d: event %s stays in quarantine: %s",
                 event.feed.url,
                 event.partition,
                 event.id,
@@ -132,6 +136,33 @@ async def replay(
         if report is not None:
             report(event, error)
     return Replayed(handled, failed)
+
+
+class _Keys:
+    """Tells the events that follow one of their key which has stayed."""
+
+    def __init__(self, store: QuarantineStore) -> None:
+        self._store = store
+        self._firsts: dict[str, str] = {}
+        """The first event of the key, by the events that followed it."""
+        self._stayed: dict[str, str] = {}
+        """The earliest event that has stayed, by the first of its key."""
+
+    async def held_back(self, event: QuarantinedEvent) -> Exception | None:
+        earlier = earlier_of(event)
+        if earlier is None:
+            return None
+        first = self._firsts[event.id] = self._firsts.get(earlier, earlier)
+        if (
+            self._stayed.get(first, event.id) < event.id
+            or await self._store.get(earlier) is not None
+        ):
+            return EarlierEventQuarantined(first)
+        return None
+
+    def stays(self, event: QuarantinedEvent) -> None:
+        first = self._firsts.get(event.id, event.id)
+        self._stayed[first] = min(event.id, self._stayed.get(first, event.id))
 
 
 async def _chosen(store: QuarantineStore, ids: Iterable[str]) -> AsyncIterator[QuarantinedEvent]:

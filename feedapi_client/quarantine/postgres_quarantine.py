@@ -15,7 +15,7 @@ from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.postgres import PostgresCursorStore, server_message
 from feedapi_client.stores.postgres_drivers import database_of, runner_on
 from feedapi_client.stores.postgres_statements import FormatTable, quoted
-from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.scripts import Query, Script, T, just
 from feedapi_client.stores.stored_format import QUARANTINE_FORMAT
 
 _TYPES = {
@@ -69,7 +69,7 @@ class PostgresQuarantineStore:
         Raises:
             StoreError
         """
-        await self._run(_rows(Query(self._create), self._format.create()))
+        await self._run(self._format.create([self._table], just(Query(self._create))))
 
     async def prepare(self) -> None:
         """See `QuarantineStore.prepare`: raises if there is no table."""
@@ -117,7 +117,7 @@ class PostgresQuarantineStore:
         """Close the pool that was opened for a DSN. A later use opens another one."""
         await self._database.aclose()
 
-    async def _run(self, script: Script[list[Any]], transaction: Any = None) -> list[Any]:
+    async def _run(self, script: Script[T], transaction: Any = None) -> T:
         with self._translated():
             if transaction is None:
                 return await self._database.transact(script)
@@ -126,8 +126,8 @@ class PostgresQuarantineStore:
                     "transaction must be an AsyncConnection or a Connection of psycopg, or a "
                     f"Connection of asyncpg, not a {type(transaction).__name__}"
                 )
-            rows: list[Any] = await run(script)
-            return rows
+            found: T = await run(script)
+            return found
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -19,6 +19,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
+_FOLLOWS = "an earlier event of its key is in quarantine: "
+
+
+class EarlierEventQuarantined(Exception):  # noqa: N818 - the reason that a record shows
+    """An earlier event of the same key is in quarantine (``Quarantine(whole_key=True)``).
+
+    Attributes:
+        id: of the first one.
+    """
+
+    def __init__(self, id: str) -> None:
+        super().__init__(_FOLLOWS + id)
+        self.id = id
+
+
 @dataclass(frozen=True, slots=True)
 class QuarantinedEvent:
     """An event in quarantine.
@@ -42,6 +57,13 @@ class QuarantinedEvent:
     error_type: str
     error: str = field(repr=False)
     time: datetime
+
+
+def earlier_of(event: QuarantinedEvent) -> str | None:
+    """Return the id of the event of its key that it waits for; None: it is the first."""
+    if event.error_type != EarlierEventQuarantined.__name__:
+        return None
+    return event.error.removeprefix(_FOLLOWS)
 
 
 def quarantined(

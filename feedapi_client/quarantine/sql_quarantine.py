@@ -68,7 +68,7 @@ class SQLAlchemyQuarantineStore:
 
     Arguments:
         engine: the caller's engine, which the store does not dispose of.
-        table, schema: name of the table.
+        table, schema: name of the table. Without a `schema` that of the `metadata` counts.
         metadata: the metadata to put the table into, and `format_table`; by default one of the
             store's own.
     """
@@ -84,6 +84,7 @@ class SQLAlchemyQuarantineStore:
         self.engine = engine
         self._engine = awaited(engine)
         metadata = sa.MetaData() if metadata is None else metadata
+        schema = metadata.schema if schema is None else schema
         self.table = table_in(metadata, quarantine_table, table, schema)
         self.format_table = format_table(metadata, schema)
         self._foreign_errors = (SQLAlchemyError, OSError, engine.dialect.loaded_dbapi.Error)
@@ -180,7 +181,7 @@ class SQLAlchemyQuarantineStore:
             if transaction is None:
                 context: Any = self._engine.begin()
             else:
-                context = nullcontext(await connection_of(transaction))
+                context = nullcontext(await connection_of(transaction, self.table))
             async with context as connection:
                 yield connection
 

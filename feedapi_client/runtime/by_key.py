@@ -21,9 +21,9 @@ from feedapi_client.causes import failure_of
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import Batch, Event
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
-from feedapi_client.quarantine.by_event import EarlierEventQuarantined, EventFailures, Key
+from feedapi_client.quarantine.by_event import EventFailures, Key
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
-from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent
 from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.buffer import memory_of
 from feedapi_client.runtime.delivery import TURN_SECONDS, Delivery
@@ -284,8 +284,8 @@ class ByKey:
         if isinstance(item.key, _NoKey):
             raise item.key.error
         held = self._failures.held
-        if held and await held.holds(item.key):
-            raise EarlierEventQuarantined
+        if held and (earlier := await held.first(item.key)) is not None:
+            raise EarlierEventQuarantined(earlier)
         if self._ahead is None:
             await _awaitable(self._handle(item.event))
         else:

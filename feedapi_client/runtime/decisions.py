@@ -49,15 +49,15 @@ class DecisionLog:
         superseded = [
             id
             for id, each in positions.items()
-            # An ancestor with the revision 1 is history of a first start: it had no cursor.
-            if each.status == "superseded" and each.revision > 1
+            # An ancestor that nothing was stored of is history of a first start.
+            if each.status == "superseded" and each.replaces is not None
         ]
         if superseded:
             cursors = {positions[id].cursor for id in superseded}
             successors = [
                 id
                 for id, each in positions.items()
-                if each.status == "open" and each.revision == 1 and each.cursor in cursors
+                if each.status == "open" and each.replaces is None and each.cursor in cursors
             ]
             log.info(
                 "feed %s: the cursor of %s was transferred to %s",

@@ -262,7 +262,9 @@ class Delivery:
         if transaction is None and partition.is_saved(number, durably=True):
             return
         before = partition.position_before(number)
-        position = driver.planner.checkpoint(partition.id, batch.cursor, after=before)
+        position = partition.drawn(
+            number, driver.planner.checkpoint(partition.id, batch.cursor, after=before)
+        )
         # Block lineage changes to this position until the save is through, also when the batch was
         # released before, or is meanwhile.
         driver.planner.hold(partition.id)

@@ -57,6 +57,7 @@ class RuntimePartition:
         "_announced",
         "_base",
         "_buffer",
+        "_drawn",
         "_held_seconds",
         "_loss_untold",
         "_lost",
@@ -111,6 +112,7 @@ class RuntimePartition:
     ) -> None:
         self.entry = entry
         self._buffer = buffer
+        self._drawn: tuple[int, Position] | None = None
         self.failures = Failures(retry)
         """What fails, and when it is asked again."""
         self.handling = Handling()
@@ -499,6 +501,19 @@ class RuntimePartition:
         """Return what was saved before batch `number`; None when the planner has it."""
         earlier = self._saves_before(number)
         return earlier[-1].position if earlier else None
+
+    def drawn(self, number: int, position: Position) -> Position:
+        """Return what an earlier attempt to commit batch `number` has saved, or `position`.
+
+        A save whose end nobody saw is known by its revision.
+        """
+        if self._drawn is not None and self._drawn[0] == number:
+            known = self._drawn[1]
+            same = known.replaces == position.replaces and known.cursor == position.cursor
+            if same and known.status in ("open", position.status):
+                return known
+        self._drawn = number, position
+        return position
 
     def is_saved(
         self, number: int, *, durably: bool = False, position: Position | None = None

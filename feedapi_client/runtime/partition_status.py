@@ -33,7 +33,7 @@ def partition_status(
     if entry.state in _READ_NO_MORE:
         error = None  # of requests that nobody makes again
     position = entry.position
-    if position is not None and unsaved and position.revision == 1:
+    if position is not None and unsaved and position.replaces is None:
         position = None  # a later one has the cursor of the one before it, which is saved
     cursor = position.cursor if position else None
     waits_for = entry.waits_for if entry.state is State.WAITING else ()

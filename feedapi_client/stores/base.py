@@ -52,8 +52,9 @@ class CursorStore(Protocol):
         Cancellation: all positions are saved or none, and the store stays usable.
 
         Raises:
-            FencedError: for one of the positions the stored revision is not its predecessor, which
-                is ``revision - 1``, or nothing for a revision of 1. Nothing is saved.
+            FencedError: for one of the positions another revision is stored than the one that it
+                `replaces`; for None, any. Nothing is saved. A store may accept the very position
+                that it holds: its driver has repeated a save whose reply was lost.
             StoreError: the store failed, or it can't take part in a transaction.
         """
         ...
@@ -98,8 +99,7 @@ class AdministrableStore(CursorStore, Protocol):
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """Delete the positions of the partitions, or of all; skip those without a position.
 
-        Stop the feed's consumer first. Revisions start again at 1, so that a consumer that pauses
-        during the deletion could later find the very revision that it expects.
+        Stop the feed's consumer first: it would go on to its next save.
 
         Raises:
             StoreError
@@ -111,8 +111,8 @@ class AdministrableStore(CursorStore, Protocol):
     ) -> dict[int, Position]:
         """Replace the positions of these partitions, whatever is stored: all or none.
 
-        The other partitions stay as they are. The revisions given are ignored: each becomes the
-        one after the stored revision.
+        The other partitions stay as they are. The revisions given are ignored: each position
+        replaces the stored one.
 
         Returns the positions as saved.
 
@@ -156,7 +156,7 @@ class JournalledStore(AdministrableStore, Protocol):
         ...
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """Make the positions of that time the current ones, each with the next revision.
+        """Make the positions of that time the current ones, each with a revision of its own.
 
         Returns the positions as saved. See `feedapi_client.stores.journal`.
 
@@ -208,27 +208,29 @@ class Closable:
         await self.aclose()
 
 
-def check_predecessor(
-    feed: FeedKey, partition: int, position: Position, stored: int | None
+def check_replaces(
+    feed: FeedKey, partition: int, replaces: int | None, stored: Position | int | None
 ) -> None:
-    """Check that the `stored` revision (None: nothing stored) is the one before `position`'s.
+    """Check that what is stored (None: nothing) has the revision that is to be replaced.
 
     Raises:
-        FencedError: it is not.
+        FencedError: it has not.
     """
-    if stored != (position.revision - 1 if position.revision > 1 else None):
-        raise fenced(feed, partition, position.revision, stored)
+    found = stored.revision if isinstance(stored, Position) else stored
+    if found != replaces:
+        raise fenced(feed, partition, replaces, found)
 
 
-def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> FencedError:
+def fenced(feed: FeedKey, partition: int, replaces: int | None, stored: int | None) -> FencedError:
     """Return the error of a refused save.
 
     What is stored is newer when another consumer has saved, and older when the store went back.
     """
+    expected = "nothing" if replaces is None else f"revision {replaces}"
     found = "nothing is stored" if stored is None else f"revision {stored} is stored"
-    if (stored or 0) < revision - 1:
+    if (stored or 0) < (replaces or 0):
         return FencedError(
-            f"the store went back: revision {revision} can't be saved because {found}. A failover "
+            f"the store went back: {expected} can't be replaced because {found}. A failover "
             "or a restored backup has lost what was saved before, somebody deleted it, or the "
             "application went on although it had rolled back the transaction of a commit. Check "
             "'feedapi cursors ls' before you start again: without any position the next start "
@@ -237,8 +239,8 @@ def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> 
             partition=partition,
         )
     return FencedError(
-        f"another consumer named {feed.name!r} advanced this partition: revision {revision} "
-        f"can't be saved because {found}. Run one consumer of a name at a time",
+        f"another consumer named {feed.name!r} advanced this partition: {found}, and {expected} "
+        "was expected. Run one consumer of a name at a time",
         feed=feed.url,
         partition=partition,
     )
@@ -316,12 +318,12 @@ def stored_position(
     return Position(cursor, status, revision)  # type: ignore[arg-type]
 
 
-def with_next_revisions(
-    positions: Mapping[int, Position], revisions: Mapping[int, int]
+def in_place_of(
+    stored: Mapping[int, Position], positions: Mapping[int, Position]
 ) -> dict[int, Position]:
-    """Return the positions with the revisions that follow the stored ones."""
+    """Return positions that replace the stored ones."""
     return {
-        partition: Position(new.cursor, new.status, revisions.get(partition, 0) + 1)
+        partition: Position.after(stored.get(partition), new.cursor, new.status)
         for partition, new in positions.items()
     }
 
@@ -332,8 +334,7 @@ async def replace_positions(
     """Implement `AdministrableStore.replace` for any store: retry until no consumer interferes."""
     for attempt in range(1, _REPLACE_ATTEMPTS + 1):
         stored = await store.load(feed)
-        revisions = {partition: found.revision for partition, found in stored.items()}
-        replaced = with_next_revisions(positions, revisions)
+        replaced = in_place_of(stored, positions)
         try:
             await store.save(feed, replaced)
         except FencedError as error:

@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import check_predecessor
+from feedapi_client.model import FeedKey
+from feedapi_client.stores.base import check_replaces
 from feedapi_client.stores.done import (
     DoneEvent,
     already_done,
@@ -119,8 +119,7 @@ class DoneScripts:
 
     def _check_revision(self, feed: FeedKey, partition: int, revision: int) -> Script[None]:
         rows = yield Query(self._revision, (feed.id, partition))
-        expected = Position("", revision=revision + 1)
-        check_predecessor(feed, partition, expected, rows[0][0] if rows else None)
+        check_replaces(feed, partition, revision or None, rows[0][0] if rows else None)
 
     def done(self, feed: FeedKey, event: DoneEvent) -> Script[None]:
         """Remember that the event is done, in the transaction that has its effects.

@@ -11,7 +11,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Closable,
-    check_predecessor,
+    check_replaces,
     check_storable,
     replace_positions,
 )
@@ -48,8 +48,7 @@ class MemoryCursorStore(MemoryLeases, Closable):
         check_storable(feed, positions)
         stored = self._feeds.get(feed, {})
         for partition, position in positions.items():
-            found = stored.get(partition)
-            check_predecessor(feed, partition, position, None if found is None else found.revision)
+            check_replaces(feed, partition, position.replaces, stored.get(partition))
         if positions:
             self._feeds.setdefault(feed, {}).update(positions)
 
@@ -57,12 +56,7 @@ class MemoryCursorStore(MemoryLeases, Closable):
         """See `DoneStore.take_over`."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         found = self._feeds.get(feed, {}).get(partitions[0])
-        check_predecessor(
-            feed,
-            partitions[0],
-            Position("", revision=revision + 1),
-            None if found is None else found.revision,
-        )
+        check_replaces(feed, partitions[0], revision or None, found)
         number = new_claim()
         done: dict[str, int] = {}
         for partition in partitions:

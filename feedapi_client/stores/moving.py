@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import orjson
@@ -46,15 +47,14 @@ def moved_positions(
     """
     if stored and not overwrite:
         raise already_stored(new)
-    # Above both, so that a consumer of either key is fenced.
-    return {
-        partition: Position(
-            found.cursor,
-            found.status,
-            max(found.revision, stored[partition].revision if partition in stored else 0) + 1,
+    # Above both, so that a consumer of either key is fenced. The new key holds nothing any more.
+    moved = {}
+    for partition, found in positions.items():
+        newest = max(found, stored.get(partition, found), key=lambda each: each.revision)
+        moved[partition] = replace(
+            Position.after(newest, found.cursor, found.status), replaces=None
         )
-        for partition, found in positions.items()
-    }
+    return moved
 
 
 def already_stored(new: FeedKey) -> StoreError:

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import check_predecessor, stored_position, with_next_revisions
+from feedapi_client.stores.base import check_replaces, in_place_of, stored_position
 from feedapi_client.stores.done_scripts import DoneScripts, in_parts
 from feedapi_client.stores.journal import (
     Journal,
@@ -162,7 +162,7 @@ class PositionScripts:
         """Return the statements that set a savepoint, go back to it, and give it up."""
         # The UPDATE of one row changes it or does not, without an error. Where it has company an
         # error of another statement would leave it, but for PostgreSQL, which ends the transaction.
-        single = len(positions) == 1 and next(iter(positions.values())).revision > 1
+        single = len(positions) == 1 and next(iter(positions.values())).replaces is not None
         alone = self._journal is None and not any(passed.values())
         if single and (alone or self._dialect == "postgresql"):
             return (), (), ()
@@ -200,9 +200,7 @@ class PositionScripts:
             held |= (yield from self._positions(feed, "", missing)).keys()
         for partition, position in sorted(positions.items()):
             if partition not in held:
-                found = stored.get(partition)
-                revision = None if found is None else found.revision
-                check_predecessor(feed, partition, position, revision)
+                check_replaces(feed, partition, position.replaces, stored.get(partition))
         return min(held, default=None)
 
     def delete(self, feed: FeedKey, partitions: set[int] | None) -> Script[None]:
@@ -251,7 +249,7 @@ class PositionScripts:
         )
         # The `LaterRow`s: the earliest saves of each partition after a time.
         later = yield Query(
-            f"""SELECT partition_id, MIN(saved_at), MIN(CASE WHEN revision = 1 THEN saved_at END)
+            f"""SELECT partition_id, MIN(saved_at), MIN(CASE WHEN revision <= 1 THEN saved_at END)
             FROM (
                 SELECT partition_id, saved_at, revision FROM {self._replaced}
                 WHERE {self._feed} AND saved_at > {at}
@@ -291,8 +289,7 @@ class PositionScripts:
     def _replace(
         self, feed: FeedKey, positions: Mapping[int, Position], stored: Mapping[int, Position]
     ) -> Script[dict[int, Position]]:
-        revisions = {partition: found.revision for partition, found in stored.items()}
-        replaced = with_next_revisions(positions, revisions)
+        replaced = in_place_of(stored, positions)
         yield from self._write(feed, replaced)
         return replaced
 
@@ -303,33 +300,41 @@ class PositionScripts:
             RefusedError, or the driver's error of an equal key: one of them is not.
         """
         at = yield from self._begin_change(feed)
-        if later := {p: new for p, new in positions.items() if new.revision > 1}:
+        if later := {p: new for p, new in positions.items() if new.replaces is not None}:
             yield from self._update(feed, later, at)
-        if first := {p: new for p, new in positions.items() if new.revision <= 1}:
+        if first := {p: new for p, new in positions.items() if new.replaces is None}:
             # An equal key that another transaction has inserted can't be passed by.
             insert = self._insert(feed, first, at)
             bound = self.lock_waits.get(feed)
             yield from insert if bound is None else self._bounded_lock_waits(insert, bound)
+            yield from self._note_first(feed, first)
 
     # The statements that change positions
 
     def _update(self, feed: FeedKey, positions: Mapping[int, Position], at: Query) -> Script[None]:
         for some in in_parts(positions):
             chunk = {p: positions[p] for p in some}
-            matching = self._matching(feed, {p: new.revision - 1 for p, new in chunk.items()})
+            matching = self._matching(feed, {p: new.replaces or 0 for p, new in chunk.items()})
             passes = feed in self.lock_waits
             if self._lock and (passes or len(chunk) > 1):  # an UPDATE locks rows as they lie
-                locked = f"SELECT partition_id FROM {self._cursors} WHERE {matching.sql}"
+                ours = Query(f"{self._feed} AND partition_id IN ({listed(chunk)})", (feed.id,))
+                locked = f"SELECT partition_id, revision FROM {self._cursors} WHERE {ours.sql}"
                 locked += f" ORDER BY partition_id{self._lock}{' SKIP LOCKED' * passes}"
-                if len((yield Query(locked, matching.parameters))) != len(chunk):
+                rows = yield Query(locked, ours.parameters)
+                if {row[0]: row[1] for row in rows} != {
+                    p: new.replaces for p, new in chunk.items()
+                }:
                     raise RefusedError
+                matching = ours
             yield from self._archive(matching, at)
             cursor = _by_partition({p: new.cursor for p, new in chunk.items()})
             status = _by_partition({p: new.status for p, new in chunk.items()})
+            revision = _revisions({p: new.revision for p, new in chunk.items()})
+            parts = (cursor, status, revision, at, matching)
             update = CountedChange(
                 f"UPDATE {self._cursors} SET feed_cursor = {cursor.sql}, status = {status.sql}, "
-                f"revision = revision + 1, saved_at = {at.sql} WHERE {matching.sql}",
-                (*cursor.parameters, *status.parameters, *at.parameters, *matching.parameters),
+                f"revision = {revision.sql}, saved_at = {at.sql} WHERE {matching.sql}",
+                tuple(value for part in parts for value in part.parameters),
             )
             if (yield update) != len(chunk):
                 raise RefusedError
@@ -344,6 +349,17 @@ class PositionScripts:
                 for partition, new in sorted(positions.items())
             ],
         )
+
+    def _note_first(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[None]:
+        """Note in the journal that nothing was stored before, as a row of revision 0."""
+        if self._journal is not None:
+            for some in in_parts(positions):
+                yield Query(
+                    f"INSERT INTO {self._replaced} (feed_id, replaced_at, {_ARCHIVED}) "
+                    "SELECT feed_id, saved_at, partition_id, 0, '', 'open', saved_at "
+                    f"FROM {self._cursors} WHERE {self._feed} AND partition_id IN ({listed(some)})",
+                    (feed.id,),
+                )
 
     def _delete(self, feed: FeedKey, stored: Mapping[int, Position]) -> Script[None]:
         if not stored:
@@ -375,10 +391,9 @@ class PositionScripts:
             ((partition, revision),) = revisions.items()
             condition = f"{self._feed} AND partition_id = ? AND revision = ?"
             return Query(condition, (feed.id, partition, revision))
-        branches = " ".join(f"WHEN {int(p)} THEN {int(r)}" for p, r in revisions.items())
         return Query(
             f"{self._feed} AND partition_id IN ({listed(revisions)}) "
-            f"AND revision = CASE partition_id {branches} END",
+            f"AND revision = {_revisions(revisions).sql}",
             (feed.id,),
         )
 
@@ -439,6 +454,14 @@ class PositionScripts:
                 yield Query(change.format(before))
             raise
         yield Query(change.format(before))
+
+
+def _revisions(revisions: Mapping[int, int]) -> Query:
+    """Return an expression for the revision that belongs to a row's partition."""
+    if len(revisions) == 1:
+        return Query("?", tuple(revisions.values()))
+    branches = " ".join(f"WHEN {int(p)} THEN {int(r)}" for p, r in revisions.items())
+    return Query(f"CASE partition_id {branches} END")
 
 
 def _by_partition(values: Mapping[int, str]) -> Query:

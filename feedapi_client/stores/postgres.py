@@ -103,6 +103,8 @@ class PostgresCursorStore(KeptLeases):
         self._scripts = PostgresScripts(table, schema, journal)
         self._table = table
         self._format = FormatTable(table, schema, STORE_FORMAT)
+        suffixes = ["", "_done", "_instances", "_leases", *(["_journal"] if journal else [])]
+        self._tables = [named(table, schema)(suffix) for suffix in suffixes]
         self._format_is_known = False
         connections = _LeaseConnections(self.database)
         super().__init__(
@@ -192,7 +194,9 @@ class PostgresCursorStore(KeptLeases):
         return await self.database.transact(script)
 
     def _create(self) -> Script[None]:
-        yield from self._format.create()
+        yield from self._format.create(self._tables, self._create_missing())
+
+    def _create_missing(self) -> Script[None]:
         yield from self._scripts.create()
         yield from self._lease_scripts.create()
 

@@ -8,7 +8,8 @@ partitions, as in `feedapi_client.stores.position_scripts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 
@@ -21,8 +22,8 @@ from feedapi_client.stores.sql_dialects import CLOCKS
 from feedapi_client.stores.stored_format import FORMAT_TABLE, check_format
 
 _FEED = "$1::char(64)"
-_NEW = """unnest($2::integer[], $3::text[], $4::text[], $5::bigint[])
-    AS new (partition_id, feed_cursor, status, revision)"""
+_NEW = """unnest($2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+    AS new (partition_id, feed_cursor, status, revision, replaces)"""
 
 
 def quoted(name: str, schema: str | None = None) -> str:
@@ -57,10 +58,22 @@ class FormatTable:
         )
         self._select = f"SELECT version FROM {table} WHERE name = $1::varchar"
 
-    def create(self) -> Script[None]:
-        """Create the table if it does not exist yet, and note the format if it is not noted."""
-        yield Query(self._create)
-        yield Query(self._insert, (self._name, self._newest))
+    def create(self, tables: Sequence[str], create: Script[None]) -> Script[None]:
+        """Create the tables if one does not exist yet, and note their format if it is not noted.
+
+        PostgreSQL asks a role for the right to create a table although it exists.
+
+        Arguments:
+            tables: their quoted names.
+            create: creates them where they do not exist.
+        """
+        names = [self._table, *tables]
+        exist = "SELECT count(to_regclass(name)) FROM unnest($1::text[]) AS names (name)"
+        if (yield Query(exist, (names,)))[0][0] < len(names):
+            yield Query(self._create)
+            yield from create
+        if not (yield Query(self._select, (self._name,))):
+            yield Query(self._insert, (self._name, self._newest))
         yield from self.check()
 
     def check(self) -> Script[None]:
@@ -89,13 +102,13 @@ class PostgresScripts(PositionScripts):
             INSERT INTO {cursors} (feed_id, partition_id, feed_cursor, status, revision, saved_at,
                 feed_url, consumer, filters)
             SELECT {_FEED}, new.partition_id, new.feed_cursor, new.status, new.revision, {clock},
-                $6::text, $7::text, $8::text
+                $7::text, $8::text, $9::text
             FROM {_NEW} ORDER BY new.partition_id
             ON CONFLICT DO NOTHING RETURNING partition_id"""
         self._update_one = f"""
             UPDATE {cursors} SET feed_cursor = $3::text, status = $4::text,
                 revision = $5::bigint, saved_at = {clock}
-            WHERE feed_id = {_FEED} AND partition_id = $2::integer AND revision = $5::bigint - 1
+            WHERE feed_id = {_FEED} AND partition_id = $2::integer AND revision = $6::bigint
             RETURNING partition_id"""
         archived = f""", archived AS (
                 INSERT INTO {replaced} (feed_id, replaced_at, partition_id, revision, feed_cursor,
@@ -106,7 +119,7 @@ class PostgresScripts(PositionScripts):
         before = f"""
             WITH clock AS MATERIALIZED (SELECT {clock} AS at), old AS (
                 SELECT one.* FROM {cursors} AS one JOIN {_NEW} USING (partition_id)
-                WHERE one.feed_id = {_FEED} AND one.revision = new.revision - 1
+                WHERE one.feed_id = {_FEED} AND one.revision = new.replaces
                 ORDER BY one.partition_id FOR UPDATE OF one{{skip}}
             ){archived if journal is not None else ""}"""
         update = f"""{before}
@@ -138,7 +151,7 @@ class PostgresScripts(PositionScripts):
         skip = feed in self.lock_waits
         if len(positions) == 1 and self._journal is None and not skip:
             ((partition, new),) = positions.items()
-            row = (feed.id, partition, new.cursor, new.status, new.revision)
+            row = (feed.id, partition, new.cursor, new.status, new.revision, new.replaces)
             changed = yield Query(self._update_one, row)
         else:
             sql = self._update_unlocked if skip else self._update_all
@@ -161,15 +174,15 @@ class PostgresScripts(PositionScripts):
         if not stored:
             return
         yield from self._begin_change(feed)
-        following = {p: Position(f.cursor, f.status, f.revision + 1) for p, f in stored.items()}
-        deleted = yield Query(self._delete_old, _arrays(feed, following))
+        gone = {p: replace(found, replaces=found.revision) for p, found in stored.items()}
+        deleted = yield Query(self._delete_old, _arrays(feed, gone))
         if len(deleted) != len(stored):
             raise RefusedError
 
 
 def _arrays(
     feed: FeedKey, positions: Mapping[int, Position]
-) -> tuple[str, list[int], list[str], list[str], list[int]]:
+) -> tuple[str, list[int], list[str], list[str], list[int], list[int | None]]:
     rows = sorted(positions.items())
     return (
         feed.id,
@@ -177,4 +190,5 @@ def _arrays(
         [new.cursor for _, new in rows],
         [new.status for _, new in rows],
         [new.revision for _, new in rows],
+        [new.replaces for _, new in rows],
     )

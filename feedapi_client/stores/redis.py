@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from secrets import token_hex
 from typing import Any
 
 import anyio
@@ -29,23 +28,20 @@ from feedapi_client.stores.base import (
     stored_key,
     stored_position,
 )
-from feedapi_client.stores.moving import already_stored, check_moves
+from feedapi_client.stores.moving import already_stored, check_moves, moved_positions
 from feedapi_client.stores.redis_leases import RedisLeases, text_of
 from feedapi_client.stores.stored_format import STORE_FORMAT, check_format
 
 # KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
 # revision that must be stored (0: none), the new value.
 # All positions are checked before one is written, and Redis runs one script at a time. Returns an
-# empty list, or partition and stored revision of the first position that is refused. The feed names
-# its last save: redis-py repeats a command whose reply was lost, which is through then.
+# empty list, or partition and stored revision of the first position that is refused. One that is
+# stored already is this very save: redis-py repeats a command whose reply was lost.
 _SAVE_SCRIPT = """
-if redis.call('HGET', KEYS[1], 'feed') == ARGV[1] then
-    return {}
-end
 for i = 2, #ARGV, 3 do
     local stored = redis.call('HGET', KEYS[1], ARGV[i])
     local revision = stored and string.match(stored, '^%d+') or '0'
-    if revision ~= ARGV[i + 1] then
+    if revision ~= ARGV[i + 1] and stored ~= ARGV[i + 2] then
         return {ARGV[i], revision}
     end
 end
@@ -67,9 +63,9 @@ end
 return 0
 """
 
-# KEYS: pairs of an old and a new hash. ARGV[1]: "1" to overwrite; then for each pair the new feed
-# as JSON. Returns {"refused", number of the pair} or {"moved"}. All pairs are checked before one
-# is written.
+# KEYS: pairs of an old and a new hash. ARGV[1]: "1" to overwrite; ARGV[2]: the step to the new
+# revisions; then for each pair the new feed as JSON. Returns {"refused", number of the pair} or
+# {"moved"}. All pairs are checked before one is written.
 _MOVE_SCRIPT = """
 for pair = 1, #KEYS / 2 do
     local old, new = KEYS[2 * pair - 1], KEYS[2 * pair]
@@ -81,13 +77,13 @@ for pair = 1, #KEYS / 2 do
     local old, new = KEYS[2 * pair - 1], KEYS[2 * pair]
     local fields = redis.call('HGETALL', old)
     if #fields > 0 then
-        local moved = {'feed', ARGV[pair + 1]}
+        local moved = {'feed', ARGV[pair + 2]}
         for i = 1, #fields, 2 do
             if fields[i] ~= 'feed' then
                 local revision, rest = string.match(fields[i + 1], '^(%d+)(.*)$')
                 local stored = redis.call('HGET', new, fields[i])
                 local other = stored and string.match(stored, '^%d+') or '0'
-                local above = math.max(tonumber(revision), tonumber(other)) + 1
+                local above = math.max(tonumber(revision), tonumber(other)) + tonumber(ARGV[2])
                 moved[#moved + 1] = fields[i]
                 moved[#moved + 1] = string.format('%.0f', above) .. rest
             end
@@ -102,6 +98,16 @@ return {'moved'}
 """
 
 _FEED_FIELD = "feed"
+_CODES = {
+    "BusyLoadingError": "LOADING",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "MovedError": "MOVED",
+    "NoPermissionError": "NOPERM",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+}
+"""Of the errors whose class says it."""
 
 
 class RedisCursorStore(RedisLeases, Closable):
@@ -119,9 +125,8 @@ class RedisCursorStore(RedisLeases, Closable):
     Configure Redis with persistence (``appendonly yes``) and ``maxmemory-policy noeviction``.
     Without its cursors a consumer starts from the beginning.
 
-    redis-py repeats a command whose connection broke. A save that had arrived all the same is told
-    by its name, unless another one of the feed came in between: then it is refused as if by another
-    consumer, and the consumer has to be started again.
+    redis-py repeats a command whose connection broke. A save that had arrived all the same is known
+    by what is stored: the revision is drawn, so that no other save has it.
 
     Runs on asyncio only: on trio every operation raises `StoreError`.
 
@@ -175,17 +180,17 @@ class RedisCursorStore(RedisLeases, Closable):
             return
         check_storable(feed, positions)
         async with self._operation(feed):
-            arguments = [_description(feed, save=token_hex(8))]
+            arguments = [_description(feed)]
             for partition, new in positions.items():
                 arguments += [
                     b"%d" % partition,
-                    b"%d" % (new.revision - 1),
+                    b"%d" % (new.replaces or 0),
                     f"{new.revision} {new.status} {new.cursor}".encode(),
                 ]
             refused = await self._save(keys=[self._key(feed)], args=arguments)
         if refused:
             partition, stored = int(refused[0]), int(refused[1])
-            raise fenced(feed, partition, positions[partition].revision, stored or None)
+            raise fenced(feed, partition, positions[partition].replaces, stored or None)
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`. Scans the names of all keys of the database."""
@@ -220,20 +225,41 @@ class RedisCursorStore(RedisLeases, Closable):
     ) -> dict[FeedKey, dict[int, Position]]:
         """See `AdministrableStore.move`.
 
-        On a cluster the hashes of the keys are on different nodes: `StoreError`.
+        On a cluster, which holds keys in several places, one key after the other: after an error
+        some may be moved. Call it again for the others.
         """
         check_moves(keys)
         pairs = [(old, new) for old, new in keys.items() if await self.load(old)]
         if not pairs:
             return {}
+        if isinstance(self._client, aioredis.RedisCluster):
+            return await self._move_between_slots(pairs, overwrite=overwrite)
+        step = Position.after(None, "").revision
         async with self._operation(None):
             answer = await self._move(
                 keys=[self._key(key) for pair in pairs for key in pair],
-                args=[b"1" if overwrite else b"0", *(_description(new) for _, new in pairs)],
+                args=[b"1" if overwrite else b"0", step, *(_description(new) for _, new in pairs)],
             )
         if text_of(answer[0]) == "refused":
             raise already_stored(pairs[int(answer[1]) - 1][1])
         return {new: await self.load(new) for _, new in pairs}
+
+    async def _move_between_slots(
+        self, pairs: Sequence[tuple[FeedKey, FeedKey]], *, overwrite: bool
+    ) -> dict[FeedKey, dict[int, Position]]:
+        taken = {new: await self.load(new) for _, new in pairs}
+        if any(taken.values()) and not overwrite:
+            raise already_stored(next(new for new, stored in taken.items() if stored))
+        moved = {}
+        for old, new in pairs:
+            # A consumer of the old key is refused from here on.
+            positions = await self.replace(old, await self.load(old))
+            moved[new] = moved_positions(new, positions, taken[new], overwrite=overwrite)
+            if taken[new]:
+                await self.delete(new)
+            await self.save(new, moved[new])  # refused where another instance was faster
+            await self.delete(old)
+        return moved
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
@@ -282,10 +308,10 @@ def _position(feed: FeedKey, partition: int, value: str) -> Position:
     return stored_position(feed, partition, cursor, status, int(revision))
 
 
-def _description(feed: FeedKey, **more: str) -> bytes:
+def _description(feed: FeedKey) -> bytes:
     """Return the field ``feed`` of the feed's hash."""
     key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
-    return orjson.dumps({**key, "format": STORE_FORMAT, **more})
+    return orjson.dumps({**key, "format": STORE_FORMAT})
 
 
 def _escape_pattern(prefix: str) -> str:
@@ -298,6 +324,9 @@ def _problem(error: Exception) -> str:
 
 
 def _error_code(error: Exception) -> str:
+    """Return the code that Redis has given an error, if it has: ``READONLY``, ``OOM``."""
     text = str(error)
-    code = text.split(maxsplit=1)[0] if text else ""
+    first = text.split(maxsplit=1)[0] if text else ""
+    # redis-py takes the codes that it knows off the text. Versions before 6 keep them nowhere.
+    code = getattr(error, "status_code", None) or _CODES.get(type(error).__name__, first)
     return f" ({code})" if code.isupper() else ""

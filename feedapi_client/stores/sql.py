@@ -41,6 +41,7 @@ from feedapi_client.stores.sql_connection import (
     named,
     run_on,
 )
+from feedapi_client.stores.sql_dialects import CLOCKS
 from feedapi_client.stores.sql_tables import (
     check_noted_format,
     cursor_table,
@@ -69,10 +70,11 @@ class SQLAlchemyCursorStore(KeptLeases):
 
     Exactly once: pass what writes the effects as ``transaction``: an `AsyncConnection`, an
     `AsyncSession`, a `Connection` or a `Session`. The save is then part of its transaction, which
-    the caller commits or rolls back; a session is not flushed. A save that is refused or fails
-    leaves nothing of itself in the transaction. READ COMMITTED, the default isolation of
-    PostgreSQL, is enough. At stricter levels the database may report a conflict between two
-    consumers by itself: a `StoreError` whose cause is the database's error.
+    the caller commits or rolls back; a session is not flushed. Of a session with several engines
+    (``binds=``, ``get_bind``) it is the one to which an UPDATE of `table` goes. A save that is
+    refused or fails leaves nothing of itself in the transaction. READ COMMITTED, the default
+    isolation of PostgreSQL, is enough. At stricter levels the database may report a conflict
+    between two consumers by itself: a `StoreError` whose cause is the database's error.
 
     Cost: the usual save, of one position, is one statement; a save of many is one for each 500.
 
@@ -89,7 +91,7 @@ class SQLAlchemyCursorStore(KeptLeases):
             must not be in autocommit mode. Make it with ``pool_pre_ping=True``: a pool's
             connections may be dead after a quiet night.
         table, schema: name of the table; the others' are the same with ``_journal``, ``_done``,
-            ``_instances`` and ``_leases``.
+            ``_instances`` and ``_leases``. Without a `schema` that of the `metadata` counts.
         metadata: the metadata to put the tables into; by default one of the store's own.
         journal: keep a history of positions.
         timeout: maximum time for one operation, in seconds, waiting for a connection included. A
@@ -115,7 +117,12 @@ class SQLAlchemyCursorStore(KeptLeases):
                 "and this one has the isolation level AUTOCOMMIT"
             )
         self.engine = engine
+        if engine.dialect.name not in CLOCKS:
+            raise ValueError(
+                f"SQLAlchemyCursorStore works with {', '.join(CLOCKS)}, not {engine.dialect.name}"
+            )
         metadata = sa.MetaData() if metadata is None else metadata
+        schema = metadata.schema if schema is None else schema
         self.table = table_in(metadata, cursor_table, table, schema)
         self.journal_table = (
             table_in(metadata, journal_table, f"{table}_journal", schema) if journal else None
@@ -216,7 +223,7 @@ class SQLAlchemyCursorStore(KeptLeases):
     async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
         if transaction is None:
             return None
-        connection = await connection_of(transaction, feed)
+        connection = await connection_of(transaction, self.table, feed)
         if connection.dialect.name != self.engine.dialect.name:
             raise StoreError(
                 f"the transaction is on {connection.dialect.name}, "

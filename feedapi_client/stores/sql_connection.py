@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -48,16 +49,21 @@ def awaited(engine: AsyncEngine | sa.Engine) -> AnyEngine:
     return ThreadEngine(engine)
 
 
-async def connection_of(transaction: Any, feed: FeedKey | None = None) -> AnyConnection:
-    """Return the connection of the caller's connection or session.
+async def connection_of(
+    transaction: Any, table: sa.Table, feed: FeedKey | None = None
+) -> AnyConnection:
+    """Return the connection of the caller's connection or session that changes the table.
 
     Raises:
         StoreError: it is neither.
     """
+    # A session with several engines (`binds=`, `get_bind`) chooses by the statement.
+    change: Any = {"clause": sa.update(table)}
     if isinstance(transaction, (AsyncSession, async_scoped_session)):
-        transaction = await transaction.connection()
+        transaction = await transaction.connection(bind_arguments=change)
     elif isinstance(transaction, Session):
-        transaction = await in_callers_thread(transaction.connection, otherwise=in_thread)
+        connect = partial(transaction.connection, bind_arguments=change)
+        transaction = await in_callers_thread(connect, otherwise=in_thread)
     if isinstance(transaction, sa.Connection):
         return ThreadConnection(transaction)
     if not isinstance(transaction, (AsyncConnection, ThreadConnection)):

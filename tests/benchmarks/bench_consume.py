@@ -9,8 +9,12 @@ place of the bare loops.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -19,11 +23,11 @@ from tests.benchmarks.results import Comparison, in_turns, table
 from tests.benchmarks.sizes import Sizes
 from tests.benchmarks.static_feed import static_feed
 
-MEASURES = (
+RAW = ("batches(), each .raw taken", "batches_raw", "bare_raw")
+JSON = ("batches(), each .json()", "batches_json", "bare_json")
+EACH = ("async for, each .json()", "events_json", "bare_json")
+OTHERS = (
     ("batches(), payloads untouched", "batches_untouched", "bare_lines", None),
-    ("batches(), each .raw taken", "batches_raw", "bare_raw", 0.8),
-    ("batches(), each .json()", "batches_json", "bare_json", 0.95),
-    ("async for, each .json()", "events_json", "bare_json", 0.8),
     ("SyncFeedConsumer, batches(), each .json()", "sync_batches_json", "batches_json", 0.8),
     ("SyncFeedConsumer, for, each .json()", "sync_events_json", "events_json", 0.8),
     ("batches(), .raw, with observe()", "batches_raw_observed", "batches_raw", 0.97),
@@ -40,24 +44,52 @@ THEIRS = {
 }
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How a feed is cut into responses, and the bars for each `.raw`, `.json()` and event."""
+
+    name: str
+    bars: tuple[float, float, float]
+    page_size: int | None = None
+    """Events in a response; None for one response of all."""
+    chunk: int | None = None
+    share: float = 1.0
+    """Of the events: the bare loop takes long for many responses."""
+
+
+SHAPES = (
+    Shape("one response", (0.9, 0.95, 0.84)),
+    Shape("pages of 1,000", (1.25, 1.15, 1.0), page_size=1000),
+    Shape("pages of 50", (1.4, 1.3, 1.2), page_size=50, share=0.2),
+    Shape("one response in chunks of 4 KiB", (1.3, 1.2, 1.0), chunk=4096),
+)
+
+
 def measure(sizes: Sizes) -> list[Comparison]:
-    """Time each way to consume, in events per second, beside a bare loop."""
+    """Time each way to consume, in events per second, beside a bare loop that streams."""
     events = sizes.pick(600_000, 2000)
-    pages = (1000,) if sizes.quick else (1000, events)
-    return [each for size in pages for each in compare(sizes, events=events, page_size=size)]
-
-
-def compare(sizes: Sizes, *, events: int, page_size: int) -> list[Comparison]:
-    """`measure` with a feed of any size."""
     results = []
-    for name, ours, theirs, bar in MEASURES:
+    for shape, tls in product(SHAPES, (False, True)):
+        count = int(events * shape.share)
+        feed = {"events": count, "page_size": shape.page_size or count, "chunk": shape.chunk}
+        bars = (None, None, None) if tls else shape.bars
+        rows = [(*row, bar) for row, bar in zip((RAW, JSON, EACH), bars, strict=True)]
+        name = f"{shape.name}{', TLS' if tls else ''}"
+        results += compare(sizes, rows, name, tls=tls, **feed)
+    return results + compare(sizes, OTHERS, "pages of 1,000", events=events, page_size=1000)
+
+
+def compare(
+    sizes: Sizes, rows: Sequence[tuple[str, str, str, float | None]], shape: str, **feed: Any
+) -> list[Comparison]:
+    """Time loops in turns, on a feed as `static_feed` takes it."""
+    results = []
+    for name, ours, theirs, bar in rows:
         if theirs == "zeroeventhub" and not find_spec("zeroeventhub"):
             print("For zeroeventhub: pip install fastapi && pip install --no-deps zeroeventhub")
             continue
         dialect = "v1" if theirs == "zeroeventhub" else "v2-token"
-        with static_feed(
-            dialect=dialect, events=events, page_size=page_size, in_thread=sizes.quick
-        ) as url:
+        with static_feed(dialect=dialect, in_thread=sizes.quick, **feed) as url:
             pairs = in_turns(
                 sizes.speed_of(ours, url),
                 sizes.speed_of(theirs, url),
@@ -66,7 +98,7 @@ def compare(sizes: Sizes, *, events: int, page_size: int) -> list[Comparison]:
             )
         results.append(
             Comparison(
-                name=f"{name} / {THEIRS[theirs]}, pages of {page_size:,}",
+                name=f"{name} / {THEIRS[theirs]}, {shape}",
                 unit="M events/s",
                 ours=[each.wall / 1e6 for each, _ in pairs],
                 theirs=[each.wall / 1e6 for _, each in pairs],
@@ -88,7 +120,8 @@ def main() -> None:
         against.main(options.against, rounds=options.rounds, **feed)
     else:
         sizes = Sizes(options.rounds, quick=False, folder=Path())
-        Console().print(table(compare(sizes, **feed)))
+        rows = [(*row, None) for row in (RAW, JSON, EACH)] + [*OTHERS]
+        Console().print(table(compare(sizes, rows, f"pages of {options.page_size:,}", **feed)))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ That way a benchmark measures the client.
 from __future__ import annotations
 
 import gzip
+import os
 import socket
+import ssl
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
@@ -65,6 +69,15 @@ def _compressed(body: bytes, encoding: Encoding | None) -> bytes:
     return body if encoding is None else gzip.compress(body, 6)
 
 
+def _framed(body: bytes, chunk: int | None) -> bytes:
+    """The body behind the header that says its length, or that it comes in chunks."""
+    if chunk is None:
+        return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    pieces = (body[at : at + chunk] for at in range(0, len(body), chunk))
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return b"Transfer-Encoding: chunked\r\n\r\n%b0\r\n\r\n" % chunks
+
+
 def _serve(
     out: Connection,
     dialect: str,
@@ -74,9 +87,11 @@ def _serve(
     endless: bool,
     line_bytes: int | None,
     encoding: Encoding | None,
+    chunk: int | None,
+    certificate: tuple[Path, Path] | None,
 ) -> None:
     built = build_pages(events, page_size, dialect=dialect, line_bytes=line_bytes)
-    pages = {cursor: _compressed(body, encoding) for cursor, body in built.items()}
+    pages = {cursor: _framed(_compressed(body, encoding), chunk) for cursor, body in built.items()}
     coding = f"Content-Encoding: {encoding}\r\n".encode() if encoding else b""
     again = next(iter(pages.values()))
     last = list(pages)[-1]
@@ -100,15 +115,13 @@ def _serve(
             if cursor is not None:
                 self._respond(200, pages.get(cursor, again), coding)
             elif dialect == "v1":
-                self._respond(400, b"handshake error: partition count missing")
+                self._respond(400, _framed(b"handshake error: partition count missing", None))
             else:
-                self._respond(200, listing)
+                self._respond(200, _framed(listing, None))
 
-        def _respond(self, status: int, body: bytes, headers: bytes = b"") -> None:
-            self.wfile.write(
-                b"HTTP/1.1 %d X\r\n%sContent-Length: %d\r\n\r\n" % (status, headers, len(body))
-            )
-            self.wfile.write(body)
+        def _respond(self, status: int, framed: bytes, headers: bytes = b"") -> None:
+            self.wfile.write(b"HTTP/1.1 %d X\r\n%s" % (status, headers))
+            self.wfile.write(framed)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -123,6 +136,10 @@ def _serve(
                 super().handle_error(request, client_address)
 
     server = Server(("127.0.0.1", 0), Handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     out.send(server.server_address[1])
     server.serve_forever()
 
@@ -137,13 +154,36 @@ def static_feed(
     endless: bool = False,
     line_bytes: int | None = None,
     encoding: Encoding | None = None,
+    chunk: int | None = None,
+    tls: bool = False,
     in_thread: bool = False,
 ) -> Iterator[str]:
     """Serve a feed and give its URL.
 
     Each partition has the same `events`. With `endless` they come again and again. A line takes
-    about 150 bytes, or `line_bytes`. `in_thread` is as of `serving`.
+    about 150 bytes, or `line_bytes`. Pages come in chunks of `chunk` bytes, or with their length.
+    With `tls` the environment names the certificate for the clients. `in_thread` is as of
+    `serving`.
     """
-    arguments = (dialect, partitions, events, page_size, endless, line_bytes, encoding)
-    with serving(_serve, *arguments, in_thread=in_thread) as port:
-        yield f"http://127.0.0.1:{port}/feed"
+    with ExitStack() as stack:
+        certificate = None
+        if tls:
+            from tests.http.certificates import self_signed  # which takes long to import
+
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            made = self_signed(folder, "127.0.0.1")
+            certificate = made.path, made.key
+            before = os.environ.get("SSL_CERT_FILE")
+            os.environ["SSL_CERT_FILE"] = str(made.path)
+            stack.callback(_restore, "SSL_CERT_FILE", before)
+        arguments = (dialect, partitions, events, page_size, endless, line_bytes, encoding)
+        port = stack.enter_context(
+            serving(_serve, *arguments, chunk, certificate, in_thread=in_thread)
+        )
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}/feed"
+
+
+def _restore(variable: str, value: str | None) -> None:
+    os.environ.pop(variable, None)
+    if value is not None:
+        os.environ[variable] = value

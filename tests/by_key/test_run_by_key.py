@@ -161,7 +161,7 @@ async def test_a_slow_store_gathers_commits(publisher: Publisher, store: Recordi
     gate = anyio.Event()
 
     async def before_save(positions: Any) -> None:
-        if any(p.revision > 1 for p in positions.values()):
+        if any(p.replaces is not None for p in positions.values()):
             await gate.wait()
 
     store.before_save = before_save

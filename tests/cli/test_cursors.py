@@ -56,12 +56,9 @@ def test_ls_shows_each_position(feedapi: Feedapi, publisher: Publisher, filled: 
     assert result.exit_code == 0
     assert f"default @ {publisher.url}" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("│ 0"))
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        "0",
-        "open",
-        "2",
-        publisher.end_cursor(0),
-    ]
+    id, status, revision, cursor = (cell.strip() for cell in row.strip("│").split("│"))
+    assert (id, status, cursor) == ("0", "open", publisher.end_cursor(0))
+    assert int(revision) > 1
 
 
 def test_show_is_of_one_feed_and_consumer(
@@ -88,7 +85,8 @@ def test_show_is_of_one_feed_and_consumer(
     shown = feedapi("cursors", "show", "--store", filled, "--name", "other")
     assert shown.exit_code == 0
     [row] = [line for line in shown.stdout.splitlines() if line.startswith("│ ")]
-    assert [cell.strip() for cell in row.strip("│").split("│")] == ["5", "open", "1", "abc"]
+    id, status, _, cursor = (cell.strip() for cell in row.strip("│").split("│"))
+    assert (id, status, cursor) == ("5", "open", "abc")
     assert f"default @ {publisher.url}" not in shown.stdout
     unknown = feedapi("cursors", "show", "--store", filled, "--name", "nobody")
     assert (unknown.exit_code, "no positions of such a feed" in unknown.output) == (1, True)
@@ -301,8 +299,9 @@ def test_an_export_can_be_imported_into_another_store(
 def test_import_from_stdin_replaces(feedapi: Feedapi, filled: Path) -> None:
     saved = feedapi("cursors", "export", "--store", filled).stdout
     feedapi("cursors", "set", 0, "_first", "--store", filled)
+    before = _export(feedapi, filled)[0]["positions"][0]["revision"]
     assert feedapi("cursors", "import", "-", "--store", filled, input=saved).exit_code == 0
-    assert _export(feedapi, filled)[0]["positions"][0]["revision"] == 4
+    assert _export(feedapi, filled)[0]["positions"][0]["revision"] > before
     assert _cursors(feedapi, filled)[0] != "_first"
 
 

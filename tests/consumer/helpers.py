@@ -22,7 +22,7 @@ from feedapi_client import (
     Position,
     RetryPolicy,
 )
-from feedapi_client.stores.base import check_predecessor
+from feedapi_client.stores.base import check_replaces
 from feedapi_client.testing import Publisher, Request, faults
 from tests.testing.virtual_time import asgi_client
 
@@ -105,12 +105,7 @@ class RecordingStore(MemoryCursorStore):
         for feed, positions in transaction.changes:
             stored = self._feeds.setdefault(feed, {})
             for partition, position in positions.items():
-                check_predecessor(
-                    feed,
-                    partition,
-                    position,
-                    stored[partition].revision if partition in stored else None,
-                )
+                check_replaces(feed, partition, position.replaces, stored.get(partition))
             stored.update(positions)
 
     async def positions(self) -> dict[int, Position]:

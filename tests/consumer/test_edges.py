@@ -440,7 +440,7 @@ class FailingSaves(MemoryCursorStore):
         self.left = times
 
     async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
-        if self.left and any(position.revision > 1 for position in positions.values()):
+        if self.left and any(position.replaces is not None for position in positions.values()):
             self.left -= 1
             raise StoreError("the cursor database failed")
         await super().save(feed, positions, transaction=transaction)
@@ -474,7 +474,9 @@ class DeadOnce(MemoryCursorStore):
         self.saved, self.died = saved, False
 
     async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
-        dies = not self.died and any(position.revision > 1 for position in positions.values())
+        dies = not self.died and any(
+            position.replaces is not None for position in positions.values()
+        )
         if not dies or self.saved:
             await super().save(feed, positions, transaction=transaction)
         if dies:

@@ -729,7 +729,7 @@ def test_r06_a_run_without_follow_looks_behind_the_ends_of_earlier_runs(
         assert report.endswith(f": '{before or FIRST}'")
         (key,) = await store.feeds()
         drained = (await store.load(key))[0]
-        reopened = Position(drained.cursor, "open", drained.revision + 1)
+        reopened = drained.advance(status="open")
         await store.save(key, {0: reopened})
         del seen[:]
         assert not any("behind the end" in line for line in await run())
@@ -765,7 +765,7 @@ def test_r06_a_child_by_a_declared_edge_was_not_closed_from_the_outset() -> None
     feed = Scripted({0: Listed(closed=True), 1: Listed(10, closed=True), 2: Listed()})
     store = MemoryCursorStore()
     consumer = feed.consumer(store=store, start="last", lineage={1: 0, 2: 1})
-    drained = {0: Position("0", "drained", 2), 1: Position(FIRST, "drained"), 2: Position("0")}
+    drained = {0: Position("0", "drained", 2, 1), 1: Position(FIRST, "drained"), 2: Position("0")}
 
     async def body() -> None:
         await store.save(consumer.key, {0: Position("0")})

@@ -294,7 +294,7 @@ class HangingStore(MemoryCursorStore):
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
-        if self.hangs == "save" and any(each.revision > 1 for each in positions.values()):
+        if self.hangs == "save" and any(each.replaces is not None for each in positions.values()):
             await self.hang_in_store()
         await super().save(feed, positions)
 

@@ -12,6 +12,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
 
 from feedapi_client import FeedKey, StoreError
 from feedapi_client.model import make_event
@@ -189,6 +190,31 @@ def test_the_admin_lists_and_shows_events(admin: Client) -> None:
         assert text in shown
         assert 'name="_save"' not in shown
     assert admin.get(f"{LIST}add/").status_code == 403
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * 5_000 + b"]" * 5_000,
+        b"[" * 600 + b"0," * 50_000 + b"0" + b"]" * 600,
+        b'"' + b"x" * 3_000_000 + b'"',
+    ],
+    ids=["deep", "deep and wide", "long"],
+)
+def test_r16_a_publisher_does_not_decide_how_large_a_page_of_the_admin_is(
+    admin: Client, payload: bytes
+) -> None:
+    store = DjangoQuarantineStore()
+    asyncio.run(store.add([record(9, raw=payload)]))
+    asyncio.run(store.aclose())
+    page = admin.get(f"{LIST}{ids()[-1]}/change/")
+    assert page.status_code == 200
+    assert len(page.content) < 2_000_000
+    with CaptureQueriesContext(connections["default"]) as queries:
+        admin.get(LIST)
+    listed = [query["sql"] for query in queries if "feedapi_quarantine" in query["sql"]]
+    assert listed
+    assert not any("payload" in sql for sql in listed)
 
 
 def test_the_admin_drops_events(admin: Client) -> None:

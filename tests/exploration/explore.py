@@ -7,7 +7,10 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
+from feedapi_client.model import Position
+from feedapi_client.testing.contracts.contract_positions import following
 from tests.exploration.instance import BrokenInvariantError
 from tests.exploration.world import FAULTS, Move, World
 
@@ -61,18 +64,25 @@ class Exploration:
         self.found = Found()
 
     def run(self, advance: Callable[[int], object] = lambda states: None) -> Found:
-        """Explore. The first violation ends it."""
+        """Explore. The first violation ends it.
+
+        Revisions follow from the cursors: what was drawn would make any two states different.
+        """
+        with patch.object(Position, "after", following):
+            return self._run(advance)
+
+    def _run(self, advance: Callable[[int], object]) -> Found:
         began, found = time.perf_counter(), self.found
         level = [(self._add(pickle.loads(self._first), -1, Move("begin")), self._first)]
         try:
             while level and len(self._seen) < self._most:
-                following: list[tuple[int, bytes]] = []
+                later: list[tuple[int, bytes]] = []
                 for number, state in level:
                     if len(self._seen) >= self._most:
                         break
-                    following += self._expand(number, state)
+                    later += self._expand(number, state)
                     self._expanded = number + 1
-                level, found.depth = following, found.depth + bool(following)
+                level, found.depth = later, found.depth + bool(later)
                 advance(len(self._seen))
             found.complete = not level
             self._find_dead_end()

@@ -49,7 +49,7 @@ def _position(*fields: Any) -> Position:
 
 
 def _reduce_position(position: Position) -> tuple[Any, ...]:
-    return (_position, (position.cursor, position.status, position.revision))
+    return (_position, (position.cursor, position.status, position.revision, position.replaces))
 
 
 def _failures(refused: bool) -> Failures:

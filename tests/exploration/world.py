@@ -12,7 +12,7 @@ from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import FIRST, FeedKey, Position
 from feedapi_client.operations.repair import restored_positions
 from feedapi_client.sharing.assignment import merged
-from feedapi_client.stores.base import check_predecessor
+from feedapi_client.stores.base import check_replaces
 from tests.exploration.feeds import Event, Feed
 from tests.exploration.instance import NOTHING, BrokenInvariantError, Instance, Positions, View
 from tests.exploration.pickled import dumped, shared_graph
@@ -64,8 +64,7 @@ class World:
     async def save(self, positions: Positions) -> None:
         """Save all or nothing, as `Positions.save` does. Raises `FencedError`."""
         for partition, position in positions.items():
-            found = self.stored.get(partition)
-            check_predecessor(KEY, partition, position, None if found is None else found.revision)
+            check_replaces(KEY, partition, position.replaces, self.stored.get(partition))
         self.before = self.stored if self.may("back") or self.may("rewind") else None
         self.stored = {**self.stored, **positions}
 
@@ -187,7 +186,7 @@ class World:
         assert self.before is not None
         now = self.stored
         positions = {
-            p: old if old == now[p] else Position(old.cursor, old.status, now[p].revision + 1)
+            p: old if old == now[p] else Position.after(now[p], old.cursor, old.status)
             for p, old in self.before.items()
         }
         self.stored, self.before = positions, None

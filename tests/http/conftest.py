@@ -1,10 +1,12 @@
-"""Everything here runs over both faces: coroutines on a loop, and the same ones in a thread."""
+"""Everything here runs over both faces: coroutines on a loop, and the same ones in a thread.
+
+On a loop they have connections of our own, and those of httpx where somebody has patched that.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
 import pytest
@@ -12,9 +14,11 @@ import pytest
 from tests.http.helpers import made
 
 
-@pytest.fixture(params=[False, True], ids=["async", "sync"])
-def sync(request: pytest.FixtureRequest) -> Any:
-    return request.param
+@pytest.fixture(params=[False, None, True], ids=["wire", "httpx", "sync"])
+def sync(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if request.param is None:
+        monkeypatch.setattr(httpx.AsyncClient, "patched", lambda: None, raising=False)
+    return bool(request.param)
 
 
 @pytest.fixture(autouse=True)

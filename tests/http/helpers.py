@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from feedapi_client.errors import FeedError
-from feedapi_client.http.endpoint import Endpoint, run_now
+from feedapi_client.http.endpoint import Endpoint, Exchange, run_now
 from feedapi_client.http.io import AsyncIO, BlockingIO
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, wire
@@ -60,7 +60,7 @@ async def body_of(at: Endpoint, params: list[tuple[str, str]] | None = None, **m
     """The body of a fetch."""
 
     async def read() -> bytes:
-        async with at.stream("/events", params or [], partition=3, **more) as body:
+        async with Exchange(at, "/events", params or [], 3, **more) as body:
             return b"".join([piece async for piece in body])
 
     body: bytes = await run(at, read())

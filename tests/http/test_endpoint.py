@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import random
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,7 +23,7 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.endpoint import run_now
+from feedapi_client.http.endpoint import Exchange, run_now
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
 from tests.http.helpers import (
@@ -256,7 +255,7 @@ class TestTornBodies:
             wire(lambda _: Reply(start(LINE), close=True)) as server,
             opened(server.url, sync=sync) as at,
         ):
-            body = at.stream("", [])
+            body = Exchange(at, "", [])
             await run(at, body.__aenter__())
             assert await run(at, body.__anext__()) == LINE
             with pytest.raises(TornResponseError) as caught:
@@ -275,7 +274,7 @@ class TestTornBodies:
             opened(server.url, sync=sync, limits=Limits(request_timeout=3600)) as at,
         ):
             with pytest.raises(TornResponseError, match="ReadTimeout"):
-                await body_of(at, idle_timeout=1)
+                await body_of(at, idle=1)
 
 
 class TestConnections:
@@ -309,7 +308,7 @@ class TestConnections:
             wire(lambda _: Reply(start(LINE), hold=True)) as server,
             opened(server.url, sync=sync, http=http) as at,
         ):
-            body = at.stream("", [])
+            body = Exchange(at, "", [])
             await run(at, body.__aenter__())
             with pytest.raises(FeedUnavailableError, match="larger pool"):
                 await body_of(at)
@@ -320,7 +319,7 @@ class TestConnections:
             wire(lambda _: Reply(start(LINE), hold=True)) as server,
             opened(server.url, sync=sync) as at,
         ):
-            body = at.stream("", [])
+            body = Exchange(at, "", [])
             await run(at, body.__aenter__())
             assert await run(at, body.__anext__()) == LINE
             await run(at, body.__aexit__())
@@ -331,7 +330,7 @@ class TestConnections:
         read = []
 
         async def read_on() -> None:
-            async with at.stream("", []) as body:
+            async with Exchange(at, "", []) as body:
                 async for piece in body:
                     read.append(piece)
                     reading.set()
@@ -350,6 +349,13 @@ class TestConnections:
                 await server.closed.wait()
         assert read == [LINE]
 
+    async def test_a_client_of_our_own_that_was_closed_is_named(self, sync: bool) -> None:
+        async with wire(lambda _: ok(LINE)) as server:
+            async with opened(server.url, sync=sync) as at:
+                await get(at)
+            with pytest.raises(TransportError, match="the http client is closed"):
+                await get(at)
+
     async def test_r16_a_read_that_brings_thousands_of_chunks_lets_other_tasks_run(self) -> None:
         """Counted in chunks between two turns of another task, by a clock that each read moves."""
         now, turns, done = itertools.count(step=0.0002), 0, False
@@ -367,7 +373,7 @@ class TestConnections:
 
         transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Body()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(time, "monotonic", lambda: next(now))
+            patch.setattr(anyio, "current_time", lambda: next(now))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(others)
                 http = httpx.AsyncClient(transport=transport)
@@ -377,7 +383,7 @@ class TestConnections:
 
 
 ENDLESS_HEADERS = {
-    "status line": (b"", b"H", page_of),
+    "status line": (b"HTTP/1.1 200 ", b"H", page_of),
     "one header": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", discovery_of),
     "many headers": (b"HTTP/1.1 200 OK\r\n", b"X-Many: a\r\n", page_of),
     "1xx flood": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50, discovery_of),
@@ -506,9 +512,7 @@ class TestRedirects:
         assert len(str(caught.value)) < 600
         assert str(caught.value).isprintable()
 
-    @pytest.mark.parametrize(
-        "location", [b"http://a:port/", b"http://a..b\x01/", b"http://xn--\xff/"]
-    )
+    @pytest.mark.parametrize("location", [b"http://a:port/", b"http://xn--\xff/"])
     async def test_r19_a_location_that_can_not_be_read_is_named_as_that(
         self, location: bytes, sync: bool
     ) -> None:

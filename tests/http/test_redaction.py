@@ -17,6 +17,7 @@ import pytest
 
 from feedapi_client import OAuthClientCredentials
 from feedapi_client.errors import FeedError, TransportError
+from feedapi_client.http.endpoint import Exchange
 from feedapi_client.http.redaction import LONGEST_TEXT, hide_secrets, redact_http_logs
 from tests.client.wire import Reply, Request, ok, start, wire
 from tests.http.helpers import (
@@ -191,7 +192,7 @@ async def test_r19_logs_of_a_request_under_way_are_redacted(
 
     http = a_client(sync, transport=httpx.MockTransport(answer), auth=Rotating())
     async with opened("http://127.0.0.1:9/feed", sync=sync, http=http) as at:
-        streams = [at.stream("", []) for _ in range(100)]
+        streams = [Exchange(at, "", []) for _ in range(100)]
         for stream in streams:
             await run(at, stream.__aenter__())
         for stream in streams:

@@ -166,7 +166,7 @@ async def _kept(mode: str, broker: LiftbridgeBroker) -> list[int]:
         return _plain(broker)
     async with LiftbridgeApi(broker.address) as api:
         reader = RelayReader(api, "s", until=broker.next_offset("s") - 1)
-        return [orjson.loads(event)["n"] async for batch in reader for event in batch.events]
+        return [event.json()["n"] async for batch in reader for event in batch.events]
 
 
 def repeated(numbers: Sequence[int]) -> int:

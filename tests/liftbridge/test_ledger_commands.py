@@ -13,12 +13,13 @@ import pytest
 
 from feedapi_client import FeedConsumer
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Relay, StreamCursorStore
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import FeedKey
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker
 from tests import warm
 from tests.liftbridge.exactly_once.streams import SMALL, read
 from tests.liftbridge.helpers import SAFETY_NET
+from tests.positions import stand
 
 pytestmark = pytest.mark.anyio
 
@@ -91,7 +92,7 @@ async def test_positions_are_listed_exported_and_seed_another_stream(
     code, text = await cursors("set", "3", "abc", "--store", f"{place}new")
     assert code == 0, text
     seeded = await StreamCursorStore(publisher, api, "new").load(FeedKey(url))
-    assert seeded[3] == Position("abc")
+    assert stand(seeded)[3] == ("abc", "open")
 
 
 async def test_a_feed_that_moved_is_continued_exactly_once(

@@ -24,11 +24,12 @@ from feedapi_client.liftbridge.stream_format import VERSION
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.testing.liftbridge import LiftbridgeBroker
 from tests.liftbridge.exactly_once.streams import KEY, outgoing
+from tests.positions import counted
 
 pytestmark = pytest.mark.anyio
 
 _GOLDEN = Path(__file__).parent / "golden"
-_POSITIONS = {0: Position("b", revision=2), 7: Position("end", "drained")}
+_POSITIONS = {0: counted("b", 2), 7: Position("end", "drained")}
 
 
 async def write(store: StreamCursorStore, key: FeedKey = KEY) -> None:
@@ -78,10 +79,10 @@ async def test_a_ledger_of_every_version_is_read_and_written_on(
     await restore(publisher, f"ledger-{version}-{format}.json")
     store = StreamCursorStore(publisher, api, "s", format=format)
     assert await store.load(KEY) == _POSITIONS
-    await store.save(KEY, {0: Position("c", revision=3)}, transaction=outgoing(3, cursor="c"))
+    await store.save(KEY, {0: counted("c", 3)}, transaction=outgoing(3, cursor="c"))
     until = api_broker.next_offset("s") - 1
     batches = [batch async for batch in RelayReader(api, "s", until=until)]
-    assert [batch.events for batch in batches] == [(b'{"n":1}', b'{"n":2}'), (b'{"n":3}',)]
+    assert [[event.json()["n"] for event in batch.events] for batch in batches] == [[1, 2], [3]]
     # A ledger of an older version was converted by that, and names its feed now.
     assert await StreamCursorStore(publisher, api, "s").feeds() == [KEY]
 

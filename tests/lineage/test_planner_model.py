@@ -122,7 +122,7 @@ class PlannerModel(RuleBasedStateMachine):
                 case Save(positions):
                     for partition, position in positions.items():
                         stored = self.store.get(partition)
-                        assert (stored.revision if stored else 0) == position.revision - 1
+                        assert (stored.revision if stored else None) == position.replaces
                     self.store |= positions
                 case Start(partition, cursor):
                     self.cursors.setdefault(partition, cursor)
@@ -189,7 +189,7 @@ class PlannerModel(RuleBasedStateMachine):
         events, cursor = self.in_flight.pop(partition)
         position = self.planner.checkpoint(partition, cursor)
         stored = self.store.get(partition)
-        assert (stored.revision if stored else 0) == position.revision - 1
+        assert (stored.revision if stored else None) == position.replaces
         self.store[partition] = position
         for entity, number in events:
             self.applied[entity].append(number)

@@ -39,9 +39,11 @@ async def test_positions_are_listed_by_feed_and_consumer(store: AdministrableSto
 
 
 async def test_a_position_is_set_whatever_is_stored(store: AdministrableStore) -> None:
-    assert await set_position(store, HERE, 0, Position("z")) == Position("z", "open", 1)
-    assert await set_position(store, HERE, 0, Position("y")) == Position("y", "open", 2)
-    assert await store.load(HERE) == {0: Position("y", "open", 2)}
+    first = await set_position(store, HERE, 0, Position("z"))
+    second = await set_position(store, HERE, 0, Position("y"))
+    assert (first.cursor, second.cursor) == ("z", "y")
+    assert second.revision > first.revision
+    assert await store.load(HERE) == {0: second}
 
 
 @pytest.mark.parametrize("cursor", ["_last", "ä", "a\x00", "a" * 20_000])
@@ -72,7 +74,7 @@ async def test_a_feed_is_moved_with_all_its_consumers(store: AdministrableStore)
     await store.save(FeedKey(HERE.url, "other"), STORED)
     moved = await move(store, HERE.url, THERE.url)
     assert [feed.key for feed in moved] == [THERE, FeedKey(THERE.url, "other")]
-    assert all(position.revision == 2 for feed in moved for position in feed.positions.values())
+    assert all(position.revision > 1 for feed in moved for position in feed.positions.values())
     assert await list_positions(store) == moved
     with pytest.raises(OperationError, match="holds no cursors"):
         await move(store, HERE.url, THERE.url)
@@ -120,7 +122,7 @@ async def test_an_export_is_imported_into_another_consumer_s_store(
     await store.replace(HERE, {0: Position("later")})
     assert await count_replaced(store, feeds) == 2
     (imported,) = await import_positions(store, feeds)
-    assert imported.positions[0] == Position("a", "open", 3)
+    assert imported.positions[0].cursor == "a"
     assert (await store.load(HERE))[2].cursor == "kept"
 
 

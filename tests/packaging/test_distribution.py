@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 _WHEEL_BYTES = 1_300_000
 _SDIST_BYTES = 6_000_000
-CORE = {"anyio", "httpcore", "httpx", "msgspec", "orjson", "tenacity"}
+CORE = {"anyio", "h11", "httptools", "httpx", "msgspec", "orjson", "tenacity"}
 
 
 def build(folder: Path) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
+import orjson
 import pytest
 
-from feedapi_client import Batch, SQLiteCursorStore, StoreError
-from feedapi_client.quarantine import Replayed, quarantine_beside, replay
+from feedapi_client import Batch, Event, FeedConsumer, Quarantine, SQLiteCursorStore, StoreError
+from feedapi_client.quarantine import Replayed, drop, quarantine_beside, replay
 from feedapi_client.testing import Publisher
 from tests.quarantine.helpers import Ledger, PoisonError, kept, numbers, run
 
@@ -94,3 +95,66 @@ async def test_two_replays_at_a_time_handle_each_event_once(
     assert await replay(quarantine, slower) == Replayed(0, 3)
     assert ledger.rows()[-3:] == [4, 9, 14]
     assert await kept(quarantine) == []
+
+
+async def of_one_key(store: SQLiteCursorStore, names: str) -> Any:
+    """A quarantine with events of one key in their order, of which the first has failed."""
+    publisher = Publisher()
+    for name in names:
+        publisher.append(0, {"key": "k", "name": name})
+
+    async def handle(event: Event) -> None:
+        raise PoisonError
+
+    with publisher.serve():
+        async with FeedConsumer(publisher.url, store=store, follow=False) as consumer:
+            await consumer.run_by_key(
+                handle,
+                key=lambda event: event.json()["key"],
+                on_failure=Quarantine(whole_key=True),
+            )
+    return quarantine_beside(store)
+
+
+async def names_of(quarantine: Any) -> str:
+    return "".join(orjson.loads(event.raw)["name"] for event in await kept(quarantine))
+
+
+@pytest.mark.parametrize(
+    ("fails", "chosen", "handled", "stay"),
+    [
+        ("a", "abc", "", "abc"),
+        ("b", "abc", "a", "bc"),
+        ("", "abc", "abc", ""),
+        ("", "c", "", "abc"),
+        ("", "cab", "ab", "c"),
+    ],
+)
+async def test_what_follows_an_event_of_its_key_stays_as_long_as_that_one(
+    store: SQLiteCursorStore, fails: str, chosen: str, handled: str, stay: str
+) -> None:
+    quarantine, seen = await of_one_key(store, "abc"), []
+    ids = {orjson.loads(event.raw)["name"]: event.id for event in await kept(quarantine)}
+
+    async def handle(batch: Batch) -> None:
+        name = batch.events[0].json()["name"]
+        if name in fails:
+            raise PoisonError
+        seen.append(name)
+
+    done = await replay(quarantine, handle, [ids[name] for name in chosen])
+    assert done == Replayed(len(handled), len(chosen) - len(handled))
+    assert ("".join(seen), await names_of(quarantine)) == (handled, stay)
+
+
+async def test_what_followed_a_dropped_event_of_its_key_is_replayed(
+    store: SQLiteCursorStore,
+) -> None:
+    quarantine, seen = await of_one_key(store, "abc"), []
+    await drop(quarantine, [(await kept(quarantine))[0].id])
+
+    async def handle(batch: Batch) -> None:
+        seen.append(batch.events[0].json()["name"])
+
+    assert await replay(quarantine, handle) == Replayed(2, 0)
+    assert seen == ["b", "c"]

@@ -20,6 +20,7 @@ from feedapi_client.lineage.planner import Fail, Rediscover, Report, Save, Start
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 from tests.consumer.helpers import RecordingStore
+from tests.positions import counted
 from tests.runtime.helpers import batch, driver_of, listing, safety_limit
 from tests.sharing.coordinators import instance
 
@@ -51,10 +52,10 @@ async def test_actions_are_carried_out_in_their_order(store: RecordingStore) -> 
         started_at_save.append(driver.partition(0).started)
 
     store.before_save = note
-    save = [Save({0: Position("a", "open", n)}) for n in (1, 2)]
+    save = [Save({0: counted("a", n)}) for n in (1, 2)]
     await driver.apply([save[0], Start(0, "a"), save[1]])
     assert started_at_save == [False, True]
-    assert await store.positions() == {0: Position("a", "open", 2)}
+    assert await store.positions() == {0: counted("a", 2)}
 
 
 async def test_status_shows_a_transfer_only_after_its_save(store: RecordingStore) -> None:

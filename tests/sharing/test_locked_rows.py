@@ -24,6 +24,7 @@ from feedapi_client import (
 )
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from feedapi_client.testing import Publisher
+from tests.positions import counted
 from tests.sharing.helpers import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -159,17 +160,17 @@ async def test_a_save_waits_for_a_locked_position_a_part_of_a_lease(
         if revision > 1:
             await store.save(FEED, {0: Position("c1")})
         async with others.engine.connect() as connection:
-            held = {0: Position("theirs", revision=revision)}
+            held = {0: counted("theirs", revision)}
             await others.save(FEED, held, transaction=connection)
             began = time.monotonic()
             with pytest.raises(FencedError, match="another transaction") as refused:
-                await save(store, {0: Position("mine", revision=revision)}, transaction)
+                await save(store, {0: counted("mine", revision)}, transaction)
             assert refused.value.partition == 0
             assert time.monotonic() - began < LEASE / 2
             await connection.rollback()
         # That transaction decides. It is over, and has changed nothing.
-        await save(store, {0: Position("mine", revision=revision)}, transaction)
-        assert await store.load(FEED) == {0: Position("mine", revision=revision)}
+        await save(store, {0: counted("mine", revision)}, transaction)
+        assert await store.load(FEED) == {0: counted("mine", revision)}
         await others.engine.dispose()
 
 
@@ -179,10 +180,10 @@ async def test_a_save_waits_for_a_transaction_that_ends_soon(url: str) -> None:
         await store.save(FEED, {0: Position("c1")})
         hold = sa.update(store.table).where(row_of(store.table, 0)).values(saved_at=1)
         async with paused(store.engine, hold) as other, anyio.create_task_group() as tasks:
-            tasks.start_soon(save, store, {0: Position("c2", revision=2)}, True)
+            tasks.start_soon(save, store, {0: counted("c2", 2)}, True)
             await anyio.sleep(0.2)
             await other.rollback()
-        assert await store.load(FEED) == {0: Position("c2", revision=2)}
+        assert await store.load(FEED) == {0: counted("c2", 2)}
 
 
 async def save(store: SQLAlchemyCursorStore, positions: Any, transaction: bool) -> None:

@@ -67,7 +67,7 @@ class SharedPlannerModel(RuleBasedStateMachine):
         """Save all or nothing; False if it is refused."""
         for partition, position in positions.items():
             stored = self.store.get(partition)
-            if (stored.revision if stored else 0) != position.revision - 1:
+            if (stored.revision if stored else None) != position.replaces:
                 return False
         self.store |= positions
         return True

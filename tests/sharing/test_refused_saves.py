@@ -39,11 +39,11 @@ def test_r17_a_refused_end_is_read_again_and_the_children_start(
                 instances.start()
             key = instances.members[0].consumer.key
             await until(lambda: len(instances.handled) == 10)
-            await until(lambda: instances.store._feeds[key][0].revision == 2)
+            await until(lambda: instances.store._feeds[key][0].cursor == publisher.end_cursor(0))
             before = await instances.store.load(key)
             publish(publisher, 0, *range(10, 20))
             await until(lambda: len(instances.handled) == 20)
-            await until(lambda: instances.store._feeds[key][0].revision == 3)
+            await until(lambda: instances.store._feeds[key][0].cursor == publisher.end_cursor(0))
             await go_back(instances, before)  # type: ignore[misc]
             left, _ = publisher.split(0, method="starts-after")
             publish(publisher, left, 20, 21)
@@ -65,7 +65,7 @@ def test_r17_an_idle_partition_takes_the_cursor_that_an_operator_has_set(backend
             await instances.balanced(*members)
             key = members[0].consumer.key
             await until(lambda: len(instances.handled) == 10)
-            await until(lambda: instances.store._feeds[key][0].revision == 2)
+            await until(lambda: instances.store._feeds[key][0].cursor == publisher.end_cursor(0))
             stored = (await instances.store.load(key))[0]
             await rewind(instances, {0: stored.advance("_first")})
             await until(lambda: len(instances.handled) == 20)

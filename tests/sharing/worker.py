@@ -30,7 +30,7 @@ from feedapi_client import (
     Share,
 )
 from feedapi_client.quarantine import Retry
-from feedapi_client.stores.base import with_next_revisions
+from feedapi_client.stores.base import in_place_of
 from feedapi_client.stores.redis import RedisCursorStore
 from tests.crash.application import Row, application_class
 from tests.sharing.sql_application import SQLApplication
@@ -129,8 +129,7 @@ def unfenced(store: Any) -> None:
         feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
         while True:
-            revisions = {p: found.revision for p, found in (await store.load(feed)).items()}
-            unfenced = with_next_revisions(positions, revisions)
+            unfenced = in_place_of(await store.load(feed), positions)
             with suppress(FencedError):  # advanced since the load
                 await fenced(feed, unfenced, transaction=transaction)
                 return

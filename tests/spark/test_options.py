@@ -109,7 +109,7 @@ def test_errors_of_option_objects_use_option_names() -> None:
     assert "eventTypes and skipEventTypes exclude each other" in problem(
         eventTypes="a", skipEventTypes="b"
     )
-    assert "baseDelay must be positive and maxDelay not smaller" in problem(
+    assert "baseDelay (5.0) must be positive, and maxDelay (1.0) not smaller" in problem(
         baseDelay="5", maxDelay="1"
     )
 

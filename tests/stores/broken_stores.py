@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import check_predecessor
+from feedapi_client.stores.base import check_replaces
 from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.testing import CursorStoreContract
 
@@ -106,12 +106,7 @@ class TestChecksAndSavesSeparately(_Bare):
         ) -> None:
             stored = await self.load(feed)
             for partition, position in positions.items():
-                check_predecessor(
-                    feed,
-                    partition,
-                    position,
-                    stored[partition].revision if partition in stored else None,
-                )
+                check_replaces(feed, partition, position.replaces, stored.get(partition))
             await anyio.lowlevel.checkpoint()
             self._feeds.setdefault(feed, {}).update(positions)
 

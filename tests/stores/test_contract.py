@@ -11,7 +11,7 @@ import pytest
 
 CANCELLED_SAVE = "test_a_save_cancelled_at_any_of_its_first_steps_has_saved_all_or_nothing"
 BROKEN = {
-    "TestAnyRevision": "test_r17_a_revision_that_is_not_the_next_is_refused",
+    "TestAnyRevision": "test_r17_a_position_that_replaces_another_one_is_refused",
     "TestOneByOne": "test_r17_one_stale_position_refuses_all",
     "TestIgnoresTheTransaction": "test_what_is_no_transaction_is_refused",
     "TestMixesFeeds": "test_feeds_names_and_filters_are_apart",

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from feedapi_client import FeedKey, Position
 from feedapi_client.stores import Journal
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
+from tests.positions import counted
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
 FEED = FeedKey("https://service.test/clocks")
@@ -48,7 +49,7 @@ async def test_with_clocks_ten_minutes_apart_a_rewind_skips_and_repeats_nothing(
     history: list[tuple[datetime, dict[int, Position]]] = []
     for revision in range(1, 7):
         monkeypatch.setattr(time, "time_ns", clocks[revision % 2])
-        position = {0: Position(f"c{revision}", revision=revision)}
+        position = {0: counted(f"c{revision}", revision)}
         await stores[revision % 2].save(FEED, position)
         monkeypatch.undo()
         # The database's clock is this machine's here.

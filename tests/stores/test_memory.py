@@ -8,6 +8,7 @@ from feedapi_client.errors import FencedError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.testing.contracts import AdministrableStoreContract, DoneStoreContract
+from tests.positions import counted
 
 
 class TestMemoryCursorStore(AdministrableStoreContract, DoneStoreContract):
@@ -23,10 +24,10 @@ class TestMemoryCursorStore(AdministrableStoreContract, DoneStoreContract):
 @pytest.mark.parametrize(
     ("stored", "why"),
     [
-        (None, "the store went back: revision 4 can't be saved because nothing is stored"),
-        (2, "the store went back: revision 4 can't be saved because revision 2 is stored"),
-        (4, "another consumer named 'default' advanced this partition: revision 4 can't be saved"),
-        (9, "another consumer named 'default' advanced this partition: revision 4 can't be saved"),
+        (None, "the store went back: revision 3 can't be replaced because nothing is stored"),
+        (2, "the store went back: revision 3 can't be replaced because revision 2 is stored"),
+        (4, "another consumer named 'default' advanced this partition: revision 4 is stored"),
+        (9, "another consumer named 'default' advanced this partition: revision 9 is stored"),
     ],
 )
 @pytest.mark.anyio
@@ -34,7 +35,7 @@ async def test_r17_a_refused_save_tells_a_store_that_went_back(
     stored: int | None, why: str
 ) -> None:
     store, key = MemoryCursorStore(), FeedKey("http://feed")
-    for revision in range(1, 1 + (stored or 0)):
-        await store.save(key, {0: Position("a", "open", revision)})
+    if stored is not None:
+        await store.save(key, {0: Position("a", revision=stored)})
     with pytest.raises(FencedError, match=why):
-        await store.save(key, {0: Position("b", "open", 4)})
+        await store.save(key, {0: counted("b", 4)})

@@ -36,6 +36,7 @@ from feedapi_client.testing.contracts import (
 from feedapi_client.testing.contracts.fencing import FencingTests
 from feedapi_client.testing.contracts.storage_failures import FailureTests
 from feedapi_client.testing.contracts.transactions import TransactionTests
+from tests.positions import counted
 from tests.postgres_pools import POOLS, execute, opened
 from tests.servers import Postgres
 from tests.stores.journal_contract import AGING, JournalContract, Make
@@ -317,9 +318,9 @@ async def test_r05_cursor_and_effect_stand_or_fall_together(
 @pytest.mark.parametrize(
     "refused",
     [
-        {0: Position("x", revision=9)},
+        {0: counted("x", 9)},
         opening(range(5)),
-        {1: Position("new"), 0: Position("x", revision=9)},
+        {1: Position("new"), 0: counted("x", 9)},
     ],
     ids=["one", "first", "several"],
 )
@@ -485,7 +486,7 @@ async def test_r05_a_pipeline_of_psycopg_is_a_transaction(dsn: str, autocommit: 
 
 @pytest.mark.parametrize(
     "refused",
-    [{0: Position("x", revision=9)}, {1: Position("new"), 0: Position("x", revision=9)}],
+    [{0: counted("x", 9)}, {1: Position("new"), 0: counted("x", 9)}],
     ids=["one", "several"],
 )
 async def test_r17_a_save_that_is_refused_in_a_pipeline_leaves_a_transaction_that_can_commit(
@@ -810,5 +811,5 @@ async def test_a_record_class_of_the_caller_is_not_ours(dsn: str) -> None:
         await store.create_tables()
         await store.save(FEED, {0: Position("a")})
         async with pool.acquire() as connection, connection.transaction():
-            await store.save(FEED, {0: Position("b", revision=2)}, transaction=connection)
-        assert await store.load(FEED) == {0: Position("b", revision=2)}
+            await store.save(FEED, {0: counted("b", 2)}, transaction=connection)
+        assert await store.load(FEED) == {0: counted("b", 2)}

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis._parsers.base import BaseParser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.redis import RedisCursorStore
-from feedapi_client.testing.contracts import AdministrableStoreContract
-from tests.servers import Redis
+from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
+from tests.positions import counted, stand
+from tests.servers import Redis, run_redis_cluster
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
@@ -82,6 +84,8 @@ class TestOnRedis:
     async def test_r05_a_save_whose_reply_was_lost_is_repeated_by_redis_py(
         self, empty_redis: Redis
     ) -> None:
+        other = RedisCursorStore(empty_redis.url)
+
         class LosesReplies(redis.asyncio.UnixDomainSocketConnection):
             lost = 0
 
@@ -89,6 +93,7 @@ class TestOnRedis:
                 response = await super().read_response(*arguments, **more)
                 if self.lost < 1 and response == []:
                     LosesReplies.lost += 1
+                    await other.save(FEED, {1: Position.after(None, "a")})
                     raise redis.ConnectionError("the reply was lost")
                 return response
 
@@ -97,10 +102,11 @@ class TestOnRedis:
         )
         async with redis.asyncio.Redis(connection_pool=pool) as client:
             store = RedisCursorStore(client)
-            await store.save(FEED, {0: Position("a")})
+            await store.save(FEED, {0: Position.after(None, "a")})
             with pytest.raises(FencedError):
-                await store.save(FEED, {0: Position("a")})
+                await store.save(FEED, {0: Position.after(None, "a")})
         await pool.aclose()
+        await other.aclose()
         assert LosesReplies.lost == 1
 
     async def test_keys_of_others_are_not_feeds(self, empty_redis: Redis) -> None:
@@ -128,8 +134,8 @@ class TestOnRedis:
             await store.save(FEED, {0: Position("a")})
             with redis.Redis.from_url(empty_redis.url) as client:
                 client.script_flush()
-            await store.save(FEED, {0: Position("b", revision=2)})
-            assert await store.load(FEED) == {0: Position("b", revision=2)}
+            await store.save(FEED, {0: counted("b", 2)})
+            assert await store.load(FEED) == {0: counted("b", 2)}
 
     async def test_a_server_that_does_not_answer_is_a_store_error(self, empty_redis: Redis) -> None:
         with redis.Redis.from_url(empty_redis.url) as client:
@@ -141,6 +147,34 @@ class TestOnRedis:
             client.client_unpause()
         async with RedisCursorStore(empty_redis.url) as store:
             await store.load(FEED)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "READONLY You can't write against a read only replica.",
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "WRONGPASS invalid username-password pair or user is disabled.",
+        "NOPERM User default has no permissions to run the 'evalsha' command",
+        "MISCONF Redis is configured to save RDB snapshots",
+        "LOADING Redis is loading the dataset in memory",
+        "CLUSTERDOWN Hash slot not served",
+        "MOVED 3999 127.0.0.1:6381",
+    ],
+)
+async def test_the_code_of_redis_is_in_the_message(said: str, anyio_backend: str) -> None:
+    code = said.partition(" ")[0]
+    error = BaseParser.parse_error(said)
+
+    async def fails(*arguments: Any, **more: Any) -> Any:
+        raise error
+
+    client = redis.asyncio.Redis()
+    client.hgetall = fails  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match=code):
+        await RedisCursorStore(client).load(FEED)
 
 
 async def test_on_trio_operations_say_what_to_use(anyio_backend: str) -> None:
@@ -171,3 +205,37 @@ async def test_an_error_of_another_kind_is_a_store_error_that_names_it(
     async with RedisCursorStore(f"{empty_redis.url}?nosuch=option") as odd:
         with pytest.raises(StoreError, match="TypeError"):
             await odd.load(FEED)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[redis.asyncio.RedisCluster]:
+    """A cluster of one node, which refuses commands over several slots as any other does."""
+    with run_redis_cluster() as port:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=port)
+        yield client
+        await client.aclose()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_cursors_move_between_the_slots_of_a_cluster(
+    cluster: redis.asyncio.RedisCluster, anyio_backend: str
+) -> None:
+    store = RedisCursorStore(cluster)
+    named, taken = FeedKey.named("payments"), FeedKey(FEED.url, "taken")
+    positions = opening(range(3))
+    await store.save(FEED, positions)
+    await store.save(taken, opening())
+    with pytest.raises(StoreError, match="has cursors already"):
+        await store.move({FEED: taken})
+    assert await store.load(FEED) == positions
+
+    moved = await store.move({FEED: named})
+    assert stand(moved[named]) == stand(positions)
+    assert await store.load(named) == moved[named]
+    assert set(await store.feeds()) == {named, taken}
+    with pytest.raises(FencedError):
+        await store.save(FEED, advanced(positions))
+
+    await store.move({named: taken}, overwrite=True)
+    assert stand(await store.load(taken)) == stand(positions)
+    assert await store.feeds() == [taken]

@@ -36,6 +36,7 @@ from feedapi_client.testing.contracts import (
     advanced,
     opening,
 )
+from tests.positions import counted
 from tests.servers import MariaDB, Postgres
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
@@ -167,7 +168,7 @@ class TestPostgresWithAsyncpg(SQLContract):
             "AND query LIKE '%feedapi_cursors%'"
         )
         rows = "SELECT partition_id FROM feedapi_cursors WHERE partition_id {} FOR UPDATE {}"
-        later = {partition: Position("later", revision=2) for partition in range(20)}
+        later = advanced(opening(range(20)), "later")
         async with store.engine.connect() as holder, store.engine.connect() as watcher:
             await holder.execute(sa.text(rows.format("= 19", "")))
             async with anyio.create_task_group() as group:
@@ -362,9 +363,9 @@ async def test_r5_a_session_is_a_transaction(
 @pytest.mark.parametrize(
     "refused",
     [
-        {0: Position("x", revision=9)},
+        {0: counted("x", 9)},
         opening(range(5)),
-        {1: Position("new"), 0: Position("x", revision=9)},
+        {1: Position("new"), 0: counted("x", 9)},
     ],
 )
 async def test_r17_a_refused_save_leaves_a_transaction_that_can_even_commit(
@@ -516,7 +517,7 @@ def test_statements_compile_for_every_dialect(dialect: Any) -> None:
         assert "feed_cursor" in str(CreateTable(table).compile(dialect=dialect))
     for number in (1, 490):
         positions = {
-            p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)
+            p: counted(f"c{p}", p + 2, "drained" if p % 2 else "open") for p in range(number)
         }
         scripts = PositionScripts(dialect.name, "feedapi_cursors{}".format)
         *locked, update = recorded(scripts.save_alone(FEED, positions, {}), number)
@@ -533,7 +534,8 @@ def recorded(script: Script[None], changed: int) -> list[Any]:
 
     def execute(step: Any) -> Any:
         statements.append(step)
-        return [()] * changed if isinstance(step, Query) else changed
+        rows = [(partition, partition + 1) for partition in range(changed)]
+        return rows if isinstance(step, Query) else changed
 
     run_steps(script, execute)
     return statements
@@ -699,7 +701,7 @@ async def test_r17_fencing_at_stricter_isolation(
         await store.create_tables()
         for revision in range(1, 6):
             results = await asyncio.gather(
-                *(store.save(FEED, {0: Position(str(n), revision=revision)}) for n in range(6)),
+                *(store.save(FEED, {0: counted(str(n), revision)}) for n in range(6)),
                 return_exceptions=True,
             )
             assert sorted(type(result).__name__ for result in results) == ["FencedError"] * 5 + [

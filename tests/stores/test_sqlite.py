@@ -30,6 +30,7 @@ from feedapi_client.testing.contracts import (
     advanced,
     opening,
 )
+from tests.positions import counted
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = pytest.mark.anyio
@@ -384,7 +385,7 @@ def _consume(path: str, start: object, results: object) -> None:
             start.wait()  # type: ignore[attr-defined]
             for revision in range(1, 31):
                 try:
-                    await store.save(FEED, {0: Position(str(os.getpid()), revision=revision)})
+                    await store.save(FEED, {0: counted(str(os.getpid()), revision)})
                     saved += 1
                 except FencedError:
                     while (
@@ -425,7 +426,7 @@ async def test_what_another_program_wrote_is_a_store_error(tmp_path: Path) -> No
 
 async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
     async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
-        odd = {0: Position("c", revision="one")}  # type: ignore[arg-type]
+        odd: Any = {0: Position("c"), "one": Position("c")}
         with pytest.raises(StoreError, match="TypeError") as failed:
             await store.save(FEED, odd)
         assert isinstance(failed.value.__cause__, TypeError)
@@ -456,12 +457,12 @@ async def test_the_callers_connection_may_have_factories_of_its_own(
             else:
                 connection = stack.enter_context(closing(sqlite3.connect(path)))
             connection.row_factory, connection.text_factory = row_factory, text_factory
-            await store.save(feed, {0: Position("b", revision=2)}, transaction=connection)
+            await store.save(feed, {0: counted("b", 2)}, transaction=connection)
             assert connection.row_factory is row_factory
             assert connection.text_factory is text_factory
             done = connection.commit()
             await done if done is not None else None
-        assert (await store.load(feed))[0] == Position("b", revision=2)
+        assert (await store.load(feed))[0] == counted("b", 2)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -476,7 +477,7 @@ async def test_a_file_that_is_replaced_or_deleted_in_use_is_an_error(
             sqlite3.connect(path).close()
             path.touch()
         with pytest.raises(StoreError, match="was replaced or deleted while it was in use"):
-            await store.save(feed, {0: Position("b", revision=2)})
+            await store.save(feed, {0: counted("b", 2)})
 
 
 def rights_in(folder: Path) -> dict[str, int]:

@@ -1,381 +1,344 @@
-"""The requests of an examination: which are made, in which order.
-
-The probes, by name:
-
-- ``anonymous``: a discovery without credentials.
-- ``identity``: a fetch that accepts no content coding.
-- ``page-size``: a fetch with a page size of `HINT`.
-- ``stream``: a fetch of a streamed response, from the end; ``stream-behind``: from a cursor behind
-  which events are.
-- ``unknown-filter``: with a filter that the feed does not list; ``filter NAME`` with one it lists.
-- ``event-types``: with a selection of event types.
-- ``stale-token``: with a token that was never given out.
-- ``unknown-partition``: of a partition that is not listed.
-- ``bad-cursor``: from a cursor that was never given out.
-- ``wrong-count``: with another number of partitions (dialect v1).
-- ``v1-headers``: with all event headers (dialect v1).
-"""
+"""An examination of a feed: what is asked, in which order, and what came."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import Any
 
-from feedapi_client.cli.doctor.evidence import (
-    FeedEvidence,
-    KnownEvents,
-    Resume,
-    Visit,
-    WireDiscovery,
-    read_discovery,
-)
-from feedapi_client.cli.doctor.probe_messages import ProbeRequest
-from feedapi_client.cli.doctor.prober import Prober
-from feedapi_client.cli.doctor.wire_page import WirePage, read_page
-from feedapi_client.client.feed_client import WRONG_COUNT
+from feedapi_client.cli.doctor.prober import Answer, Prober, Question
+from feedapi_client.cli.doctor.wire import Discovery, Page
 from feedapi_client.model import FIRST, LAST, MAX_PARTITION, FeedInfo, Partition
-from feedapi_client.options import FetchOptions, Limits
-from feedapi_client.protocol.dialects import DIALECTS, Params
+from feedapi_client.options import FetchOptions
+from feedapi_client.protocol.dialects import DIALECTS
 
-STRANGER = "feedapi-doctor"
-"""The name of a filter, a token, an event type and a cursor that no feed knows."""
 HINT = 2
+"""The page size that is asked for."""
+_STRANGER = "feedapi-doctor"
+"""The name of a filter, a token, an event type and a cursor that no feed knows."""
 _POLLS = 2
 _FILTERS = 2
 _TOPOLOGIES = 3
 """Times that a new topology is looked for behind a refusal."""
 _COUNTS = 16
 """Numbers of partitions that are tried of a feed of dialect v1."""
+_WRONG_COUNT = re.compile(r"partition count (mismatch|does ?n.t match)", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Resume:
+    """Pages from a checkpoint on, read again, beside the events in front of it and behind it."""
+
+    before: list[bytes]
+    expected: list[bytes]
+    pages: list[Page] = field(default_factory=list)
+    complete: bool = False  # both times everything up to the end was read
+    repeatable: bool | None = None  # the same request had the same answer; None: not repeated
+
+    @property
+    def events(self) -> list[bytes]:
+        """The events that came the second time."""
+        *inner, last = self.pages
+        return [*(event for page in inner for event in page.closed_events), *last.events]
+
+
+@dataclass(slots=True)
+class Visit:
+    """What was read of one partition. Each page begins at the last cursor of the one before."""
+
+    partition: Partition
+    pages: list[Page] = field(default_factory=list)  # from `_first` on
+    resumes: list[Resume] = field(default_factory=list)
+    last: Page | None = None  # from `_last`
+    polls: list[Page] = field(default_factory=list)  # behind it
+    at_last_cursor: Page | None = None  # of a closed partition
+
+    def all_pages(self) -> Iterator[Page]:
+        """Yield every page that was asked for."""
+        resumed = [page for each in self.resumes for page in each.pages]
+        pages = (*self.pages, *resumed, self.last, *self.polls, self.at_last_cursor)
+        return (page for page in pages if page is not None)
+
+    def known(self) -> tuple[list[bytes], dict[str, int]]:
+        """Return the events from `_first` on, and how many of them come before each cursor."""
+        events: list[bytes] = []
+        places = {FIRST: 0}
+        for page in self.pages:
+            if page.asked not in places:
+                break
+            start = places[page.asked]
+            events[start:] = page.events  # those without a checkpoint come again
+            for cursor, before in page.checkpoints:
+                places.setdefault(cursor, start + before)
+        del places[FIRST]
+        return events, places
+
+    def resumable(self) -> list[str]:
+        """Return the cursors behind which events came."""
+        events, places = self.known()
+        return [cursor for cursor, place in places.items() if place < len(events)]
 
 
 class Examination:
-    """Examines one feed. Call `run` once."""
+    """Asks one feed: call `run` once. What came is kept, for checks to judge it.
+
+    Attributes:
+        discoveries: in the order of time; the first one is what the rest is based upon.
+        visits: by partition.
+        probes: single requests, by name.
+        current_token_refused: the number of fetches that were refused with 409 although the token
+            was that of the discoveries before and behind them.
+        wrong_count: how it shows that `v1_partitions` is wrong; "" if it does not.
+    """
 
     def __init__(
-        self, prober: Prober, *, v1_partitions: int | None = None, only: Iterable[int] = ()
+        self, prober: Prober, *, v1_partitions: int | None = None, only: Collection[int] = ()
     ) -> None:
-        self._prober = prober
-        self._v1_partitions = v1_partitions
-        self._only = frozenset(only)
-        self.evidence = FeedEvidence(
-            prober.feed,
-            failures=prober.failures,
-            timeout=prober.bounds.timeout,
-            page_bytes=prober.bounds.page_bytes,
-        )
+        self.prober, self._v1_partitions, self._only = prober, v1_partitions, only
+        self.discoveries: list[Discovery] = []
+        self.visits: dict[int, Visit] = {}
+        self.probes: dict[str, Page] = {}
+        self.current_token_refused = 0
+        self.wrong_count = ""
 
-    async def run(self) -> FeedEvidence:
-        """Ask the feed, and return what it answered."""
-        evidence = self.evidence
+    @property
+    def info(self) -> FeedInfo | None:
+        """What the first discovery says."""
+        return self.discoveries[0].info if self.discoveries else None
+
+    @property
+    def infos(self) -> list[FeedInfo]:
+        """What the discoveries say, of those that can be used."""
+        return [each.info for each in self.discoveries if each.info is not None]
+
+    @property
+    def partitions(self) -> Mapping[int, Partition]:
+        """The partitions of the first discovery."""
+        return {} if self.info is None else self.info.partitions
+
+    def pages(self) -> list[Page]:
+        """Return every page of a visit."""
+        return [page for visit in self.visits.values() for page in visit.all_pages()]
+
+    def answers(self) -> list[Answer]:
+        """Return every answer."""
+        pages = (*self.pages(), *self.probes.values())
+        return [each.answer for each in self.discoveries] + [page.answer for page in pages]
+
+    async def run(self) -> None:
+        """Ask the feed."""
         first = await self._discover()
-        if first.answer.problem is None and self._prober.has_credentials:
-            question = self._discovery_question("a discovery without credentials", anonymous=True)
-            evidence.probes["anonymous"] = await self._prober.ask(question)
+        if first.answer.problem is None and self.prober.knows_credentials:
+            question = Question("a discovery without credentials", anonymous=True)
+            self.probes["anonymous"] = Page(await self.prober.ask(question))
         if first.info is None:
-            return evidence
+            return
         await self._discover(identity=True)
         await self._visit_all(first.info)
         await self._discover()
-        if self._info.dialect == "v1":
-            evidence.wrong_count = await self._wrong_count(len(first.info.partitions))
-        await self._probe()
+        if first.info.dialect == "v1":
+            self.wrong_count = await self._count_problem(len(first.info.partitions))
+        for name in dict(self._probes()):
+            await self._probe(name)
         await self._discover()
-        return evidence
 
-    async def _visit_all(self, first: FeedInfo) -> None:
-        """Read partitions of the first discovery, and others in place of those that are replaced
-        meanwhile."""
-        visits, size = self.evidence.visits, self._prober.bounds.partitions
-        gone: set[int] = set()
-        for _ in range(_TOPOLOGIES):
-            info = self._info if gone else first
-            found = [each for each in sample(info, size, self._only) if each.id not in visits]
-            for partition in found[: size - len(visits)]:
-                visit = visits[partition.id] = Visit(partition)
-                try:
-                    await self._visit(visit)
-                except _ReplacedError:
-                    gone.add(partition.id)
-                    if not visit.pages:
-                        del visits[partition.id]
-            if not gone:
-                return
-
-    # Discoveries
-
-    async def _discover(self, *, identity: bool = False) -> WireDiscovery:
-        question = self._discovery_question("a discovery", identity=identity)
-        answer = await self._prober.ask(question)
-        found = read_discovery(answer, self._prober.feed, self._v1_partitions)
+    async def _discover(self, *, identity: bool = False) -> Discovery:
+        answer = await self.prober.ask(Question("a discovery", identity=identity))
+        found = Discovery.read(answer, self.prober.feed, self._v1_partitions)
         if answer.asked:
-            self.evidence.discoveries.append(found)
+            self.discoveries.append(found)
         return found
 
-    def _discovery_question(
-        self, what: str, *, identity: bool = False, anonymous: bool = False
-    ) -> ProbeRequest:
-        limit = min(Limits().max_discovery_bytes, self._prober.bounds.max_bytes)
-        return ProbeRequest(what=what, max_bytes=limit, identity=identity, anonymous=anonymous)
-
-    @property
-    def _info(self) -> FeedInfo:
-        """The newest discovery that can be used."""
-        return next(d.info for d in reversed(self.evidence.discoveries) if d.info is not None)
-
-    # Partitions
-
-    async def _visit(self, visit: Visit) -> None:
-        first = await self._page(visit.partition.id, FIRST)
-        visit.pages.append(first)
-        if not first.answer.ok:
-            return
-        await self._follow(visit)
-        await self._resume(visit)
-        visit.last = await self._page(visit.partition.id, LAST)
-        cursor = visit.last.moved_to
-        while cursor is not None and len(visit.polls) < _POLLS:
-            visit.polls.append(await self._page(visit.partition.id, cursor))
-            cursor = visit.polls[-1].moved_to
-        if visit.partition.closed and visit.partition.last_cursor is not None:
-            visit.at_last_cursor = await self._page(visit.partition.id, visit.partition.last_cursor)
-
-    async def _follow(self, visit: Visit) -> None:
-        """Read further pages, as long as each one says where the next one begins."""
-        seen = {FIRST}
-        cursor = visit.pages[0].moved_to
-        while cursor is not None and cursor not in seen:
-            if len(visit.pages) >= self._prober.bounds.pages:
+    async def _visit_all(self, info: FeedInfo) -> None:
+        """Read partitions, and others in place of those that are replaced meanwhile."""
+        size, replaced = self.prober.bounds.partitions, False
+        for _ in range(_TOPOLOGIES):
+            found = [p for p in sample(info, size, self._only) if p.id not in self.visits]
+            for partition in found[: size - len(self.visits)]:
+                visit = self.visits[partition.id] = Visit(partition)
+                try:
+                    await self._visit(visit, partition.id)
+                except _ReplacedError:
+                    replaced = True
+                    if not visit.pages:
+                        del self.visits[partition.id]
+            if not replaced:
                 return
-            seen.add(cursor)
-            visit.pages.append(await self._page(visit.partition.id, cursor))
-            cursor = visit.pages[-1].moved_to
+            info = self.infos[-1]
 
-    async def _resume(self, visit: Visit) -> None:
+    async def _visit(self, visit: Visit, id: int) -> None:
+        pages, polls = visit.pages, visit.polls
+        pages.append(await self._fetch(id, FIRST))
+        if not pages[0].answer.ok:
+            return
+        while len(pages) < self.prober.bounds.pages and (cursor := pages[-1].moved_to):
+            if cursor in [page.asked for page in pages]:
+                break
+            pages.append(await self._fetch(id, cursor))
+        await self._resume(visit, id)
+        visit.last = await self._fetch(id, LAST)
+        while len(polls) < _POLLS and (cursor := (polls or [visit.last])[-1].moved_to):
+            polls.append(await self._fetch(id, cursor))
+        if visit.partition.closed and visit.partition.last_cursor is not None:
+            visit.at_last_cursor = await self._fetch(id, visit.partition.last_cursor)
+
+    async def _resume(self, visit: Visit, id: int) -> None:
         """Read again from checkpoints behind which events came."""
-        known = visit.known()
-        inner = [cursor for cursor, place in known.places.items() if place < len(known.events)]
-        if not inner and len(known.events) > HINT:
-            more = [(DIALECTS[self._info.dialect].page_size, str(HINT))]
-            small = await self._page(visit.partition.id, FIRST, more=more)
-            if 0 < len(small.payloads) < len(known.events) and small.moved_to is not None:
-                known.places[small.moved_to] = small.checkpoints[-1].events_before
+        (events, places), inner = visit.known(), visit.resumable()
+        if not inner and len(events) > HINT:
+            page_size = DIALECTS[self.infos[-1].dialect].page_size
+            small = await self._fetch(id, FIRST, {page_size: str(HINT)})
+            if 0 < len(small.payloads) < len(events) and small.moved_to is not None:
+                places[small.moved_to] = small.checkpoints[-1][1]
                 inner = [small.moved_to]
         for cursor in dict.fromkeys(inner[i] for i in (0, len(inner) // 2, -1) if inner):
-            visit.resumes.append(await self._resume_at(visit, known, cursor))
+            resume = Resume(events[: places[cursor]], events[places[cursor] :])
+            await self._read_again(resume, id, cursor)
+            if resume.repeatable is not None:
+                resume.complete = resume.pages[-1].at_end and visit.pages[-1].at_end
+            visit.resumes.append(resume)
 
-    async def _resume_at(self, visit: Visit, known: KnownEvents, cursor: str) -> Resume:
-        id, place = visit.partition.id, known.places[cursor]
-        pages = [await self._page(id, cursor)]
-        resume = Resume(pages, known.events[:place], known.events[place:])
-        length = min(len(resume.expected), len(resume.events()))
-        if length and resume.events()[:length] == resume.expected[:length]:
-            return resume
-        again = (await self._page(id, cursor)).events()
-        shared = min(len(again), len(resume.events()))
-        resume.repeatable = again[:shared] == resume.events()[:shared]
-        while pages[-1].moved_to is not None and len(pages) <= 2 * self._prober.bounds.pages:
-            pages.append(await self._page(id, pages[-1].moved_to))
-        resume.complete = pages[-1].at_end and visit.pages[-1].at_end
-        return resume
+    async def _read_again(self, resume: Resume, id: int, cursor: str) -> None:
+        """Read one page; as many as there are, if it differs."""
+        resume.pages.append(await self._fetch(id, cursor))
+        events = resume.events
+        if events and _agree(events, resume.expected):
+            return
+        resume.repeatable = _agree((await self._fetch(id, cursor)).events, events)
+        while len(resume.pages) <= 2 * self.prober.bounds.pages:
+            onward = resume.pages[-1].moved_to
+            if onward is None:
+                return
+            resume.pages.append(await self._fetch(id, onward))
 
-    async def _page(self, partition: int, cursor: str, *, more: Params | None = None) -> WirePage:
+    async def _fetch(self, id: int, cursor: str, more: Mapping[str, str] | None = None) -> Page:
         """Fetch a page; again with a new topology where that explains a refusal (R10).
 
         Raises `_ReplacedError` where the partition is not listed any more.
         """
-        attempt = 0
-        answer = await self._prober.ask(self._question(partition, cursor, more=more))
-        while answer.refused and attempt < _TOPOLOGIES - 1:
-            before = self._info
-            found = await self._discover()
-            if found.info is None:
+        page = await self._ask(self._question(id, cursor, more=more))
+        for attempt in range(1, _TOPOLOGIES):
+            if not page.answer.refused:
                 break
-            if partition not in found.info.partitions:
+            before, found = self.infos[-1], (await self._discover()).info
+            if found is None:
+                break
+            if id not in found.partitions:
                 raise _ReplacedError
-            if found.info.token == before.token:
-                self.evidence.current_token_refused += answer.status == 409
-                if attempt:
+            if found.token == before.token:
+                self.current_token_refused += page.answer.status == 409
+                if attempt > 1:
                     break
-            attempt += 1
-            answer = await self._prober.ask(self._question(partition, cursor, more=more))
-        return read_page(answer, self._info.dialect)
+            page = await self._ask(self._question(id, cursor, more=more))
+        return page
+
+    async def _ask(self, question: Question) -> Page:
+        return Page.read(await self.prober.ask(question), DIALECTS[self.infos[-1].dialect])
 
     def _question(
         self,
-        partition: int,
+        id: int,
         cursor: str,
-        *,
         what: str = "",
-        more: Params | None = None,
-        **settings: bool | float,
-    ) -> ProbeRequest:
-        info = self._info
-        dialect = DIALECTS[info.dialect]
-        params = [*dialect.fetch_params(info, partition, cursor, FetchOptions()), *(more or [])]
-        place = cursor if cursor in (FIRST, LAST) else "a cursor"
-        return ProbeRequest(
-            what=f"a fetch of partition {partition} from {place}{what}",
-            suffix=dialect.suffix,
-            params=params,
-            partition=partition,
-            cursor=cursor,
-            max_bytes=self._prober.bounds.page_bytes,
-            **settings,  # type: ignore[arg-type]
-        )
+        more: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Question:
+        """Return a fetch. `more` are parameters, also in place of its own ones."""
+        info, dialect = self.infos[-1], DIALECTS[self.infos[-1].dialect]
+        params = dict(dialect.fetch_params(info, id, cursor, FetchOptions())) | dict(more or {})
+        what = f"a fetch from {cursor if cursor in (FIRST, LAST) else 'a cursor'}{what}"
+        return Question(what, id, cursor, dialect.suffix, params, **settings)
 
-    # Probes
-
-    async def _probe(self) -> None:
-        for name in list(self._build_probes()):
-            for _ in range(_TOPOLOGIES):
-                question = self._build_probes().get(name)
-                if question is None:
-                    break  # its partition was replaced
-                before = self._info
-                self.evidence.probes[name] = answer = await self._prober.ask(question)
-                if not answer.refused or _same_topology(before, (await self._discover()).info):
-                    break
-
-    def _build_probes(self) -> dict[str, ProbeRequest]:
-        """Return the probes for the newest topology."""
-        info, visits = self._info, self.evidence.visits
-        readable = [
-            id for id, visit in visits.items() if visit.pages[0].answer.ok and id in info.partitions
-        ]
-        if not readable:
-            return {}
-        # The one with the most events shows whether a page size counts.
-        readable.sort(key=lambda one: -len(visits[one].pages[0].payloads))
-        open_ = [id for id in readable if not info.partitions[id].closed]
-        return dict(self._probes(info, readable[0], open_[:1]))
-
-    async def _wrong_count(self, given: int) -> str:
-        """Return how it shows that the caller gave a wrong number of partitions; "" if it does not.
-
-        A feed of dialect v1 does not list its partitions.
-        """
-        visits = self.evidence.visits
-        refused = [id for id, visit in visits.items() if visit.pages[0].answer.refused]
+    async def _count_problem(self, given: int) -> str:
+        """Return how it shows that the caller's number of partitions is wrong (dialect v1)."""
+        firsts = {id: visit.pages[0].answer for id, visit in self.visits.items()}
+        refused = {id: answer for id, answer in firsts.items() if answer.refused}
         if not refused:
             return ""
-        if len(refused) < len(visits):
-            return (
-                f"it does not know partition {min(refused)}: {visits[min(refused)].pages[0].answer}"
-            )
-        first = visits[refused[0]].pages[0].answer
-        for count in (count for count in range(1, _COUNTS + 1) if count != given):
-            question = _with_param(self._question(0, FIRST), "n", str(count))
-            if (await self._prober.ask(question)).ok:
+        if len(refused) < len(firsts):
+            return f"it does not know partition {min(refused)}: {refused[min(refused)]}"
+        first = next(iter(refused.values()))
+        for count in (str(count) for count in range(1, _COUNTS + 1) if count != given):
+            if (await self._ask(self._question(0, FIRST, more={"n": count}))).answer.ok:
                 return f"{first}; it answers requests with n={count}"
-        return str(first) if WRONG_COUNT.search(first.detail) else ""
+        return str(first) if _WRONG_COUNT.search(first.detail) else ""
 
-    def _probes(
-        self, info: FeedInfo, partition: int, streamed: list[int]
-    ) -> Iterator[tuple[str, ProbeRequest]]:
+    async def _probe(self, name: str) -> None:
+        for _ in range(_TOPOLOGIES):
+            question = dict(self._probes()).get(name)
+            if question is None:
+                return  # its partition was replaced
+            before = self.infos[-1]
+            self.probes[name] = page = await self._ask(question)
+            if not page.answer.refused and not question.seconds:
+                return  # a stream ends early where its partition is replaced, too
+            now = (await self._discover()).info or before
+            if (now.token, now.partitions) == (before.token, before.partitions):
+                return
+
+    def _probes(self) -> Iterator[tuple[str, Question]]:
+        """Yield single requests for the newest topology, some of which are to be refused."""
+        info, counts = self.infos[-1], {}
+        for id, visit in self.visits.items():
+            if id in info.partitions and visit.pages[0].answer.ok:
+                counts[id] = len(visit.pages[0].payloads)
+        if not counts:
+            return
         dialect = DIALECTS[info.dialect]
-        yield "identity", self._question(partition, FIRST, identity=True)
-        hint = [(dialect.page_size, str(HINT))]
-        yield "page-size", self._question(partition, FIRST, what=" with a page size", more=hint)
-        yield from self._refusals(info, partition)
-        if dialect.filters:
-            yield from self._filters(info, partition)
-        if dialect.event_types:
-            types = [("event-types", STRANGER)]
-            yield (
-                "event-types",
-                self._question(partition, FIRST, what=" with event-types", more=types),
-            )
-        if info.dialect == "v1":
-            headers = [("headers", "_all")]
-            yield "v1-headers", self._question(partition, FIRST, what=" with headers", more=headers)
-        if info.stream:
-            yield from self._streams(streamed)
-
-    def _refusals(self, info: FeedInfo, partition: int) -> Iterator[tuple[str, ProbeRequest]]:
-        """Yield requests that a publisher should refuse."""
-        unlisted = next(
-            (id for id in range(MAX_PARTITION, -1, -1) if id not in info.partitions), None
-        )
-        if unlisted is not None:
-            yield "unknown-partition", self._question(unlisted, FIRST)
-        yield "bad-cursor", self._question(partition, f"{STRANGER} is no cursor")
+        most = max(counts, key=counts.__getitem__)  # shows whether a page size counts
+        first = partial(self._question, most, FIRST)
+        yield "identity", first(identity=True)
+        yield "page-size", first(" with a page size", {dialect.page_size: str(HINT)})
+        for id in [id for id in range(MAX_PARTITION, -1, -1) if id not in info.partitions][:1]:
+            yield "unknown-partition", self._question(id, FIRST, ", of no listed partition")
+        yield "bad-cursor", self._question(most, f"{_STRANGER} is no cursor", " of nobody")
         if info.token is not None:
-            question = self._question(partition, FIRST, what=" with a token of nobody")
-            yield "stale-token", _with_param(question, "token", STRANGER)
+            yield "stale-token", first(" with a token of nobody", {"token": _STRANGER})
         if info.dialect == "v1":
             wrong = str(len(info.partitions) + 1)
-            question = self._question(partition, FIRST, what=f" with n={wrong}")
-            yield "wrong-count", _with_param(question, "n", wrong)
+            yield "wrong-count", first(f" with n={wrong}", {"n": wrong})
+            yield "v1-headers", first(" with headers", {"headers": "_all"})
+        if dialect.filters:
+            yield "unknown-filter", first(" with an unknown filter", {f"filter-{_STRANGER}": "1"})
+            for name in [f"filter-{name}" for name in info.filters[:_FILTERS]]:
+                yield name, first(f" with {name}", {name: _STRANGER})
+        if dialect.event_types:
+            yield "event-types", first(" with event-types", {"event-types": _STRANGER})
+        for id in [id for id in counts if info.stream and not info.partitions[id].closed][:1]:
+            yield "stream", self._stream(id, LAST)
+            for cursor in self.visits[id].resumable()[-1:]:
+                # Few events come at once, so that what holds them back shows.
+                yield "stream-behind", self._stream(id, cursor)
 
-    def _filters(self, info: FeedInfo, partition: int) -> Iterator[tuple[str, ProbeRequest]]:
-        unknown = [(f"filter-{STRANGER}", "1")]
-        yield (
-            "unknown-filter",
-            self._question(partition, FIRST, what=" with an unknown filter", more=unknown),
-        )
-        for name in info.filters[:_FILTERS]:
-            listed = [(f"filter-{name}", STRANGER)]
-            yield (
-                f"filter {name}",
-                self._question(partition, FIRST, what=f" with filter-{name}", more=listed),
-            )
-
-    def _streams(self, streamed: list[int]) -> Iterator[tuple[str, ProbeRequest]]:
-        for partition in streamed:
-            yield "stream", self._stream(partition, LAST)
-            known = self.evidence.visits[partition].known()
-            behind = [each for each, place in known.places.items() if place < len(known.events)]
-            if behind:  # few events come at once, so that what holds them back shows
-                yield "stream-behind", self._stream(partition, behind[-1])
-
-    def _stream(self, partition: int, cursor: str) -> ProbeRequest:
-        bounds = self._prober.bounds
-        return self._question(
-            partition,
-            cursor,
-            what=f" with stream={bounds.stream_milliseconds}",
-            more=[("stream", str(bounds.stream_milliseconds))],
-            seconds=bounds.stream_milliseconds / 1000 + bounds.timeout / 2,
-        )
+    def _stream(self, id: int, cursor: str) -> Question:
+        asked = self.prober.bounds.stream_milliseconds
+        seconds, more = asked / 1000 + self.prober.bounds.timeout / 2, {"stream": str(asked)}
+        return self._question(id, cursor, f" with stream={asked}", more, seconds=seconds)
 
 
 class _ReplacedError(Exception):
     """The partition is not listed any more: others have replaced it."""
 
 
-def _same_topology(before: FeedInfo, now: FeedInfo | None) -> bool:
-    return now is None or (before.token, before.partitions) == (now.token, now.partitions)
+def _agree(one: list[bytes], other: list[bytes]) -> bool:
+    return all(mine == its for mine, its in zip(one, other, strict=False))
 
 
-def _with_param(question: ProbeRequest, name: str, value: str) -> ProbeRequest:
-    question.params[:] = [(n, value if n == name else v) for n, v in question.params]
-    return question
-
-
-def sample(info: FeedInfo, size: int, only: frozenset[int] = frozenset()) -> list[Partition]:
+def sample(info: FeedInfo, size: int, only: Collection[int] = ()) -> list[Partition]:
     """Return partitions of each kind: closed, of either split method, and open roots.
 
-    Arguments:
-        info: the discovery.
-        size: the largest number of partitions.
-        only: the partitions to take, where they are listed; empty: any.
+    With `only`, those of them that are listed.
     """
     if only:
         return [p for id, p in sorted(info.partitions.items()) if id in only][:size]
-    kinds: dict[tuple[bool, bool, bool], list[Partition]] = {}
-    for partition in info.partitions.values():
-        kind = (
-            partition.closed,
-            partition.starts_after is not None,
-            bool(partition.cursor_from),
-        )
-        kinds.setdefault(kind, []).append(partition)
+    kinds: dict[object, list[Partition]] = defaultdict(list)
+    for p in info.partitions.values():
+        kinds[p.closed, p.starts_after is not None, bool(p.cursor_from)].append(p)
     # The ends of each kind first: ids at the limits are where publishers go wrong.
-    queues = [[group[0], *reversed(group[1:])] for group in kinds.values()]
-    chosen: list[Partition] = []
-    while queues and len(chosen) < size:
-        for queue in list(queues):
-            if len(chosen) < size:
-                chosen.append(queue.pop(0))
-            if not queue:
-                queues.remove(queue)
+    rounds = zip_longest(*([kind[0], *reversed(kind[1:])] for kind in kinds.values()))
+    chosen = [p for each in rounds for p in each if p is not None][:size]
     return sorted(chosen, key=lambda partition: partition.id)

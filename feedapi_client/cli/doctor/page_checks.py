@@ -1,487 +1,337 @@
-"""Checks of the lines of a page, and of where cursors lead."""
+"""Checks of the lines of a page, of where cursors lead, and of cursors that are asked for again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
-from feedapi_client.cli.doctor import needs
-from feedapi_client.cli.doctor.check import CheckSection, Finding, Level
-from feedapi_client.cli.doctor.evidence import FeedEvidence, Visit
-from feedapi_client.cli.doctor.probe_messages import ProbeProblem, ProbeResponse
-from feedapi_client.cli.doctor.wire_page import WirePage
-from feedapi_client.model import FIRST, LAST
+from feedapi_client.cli.doctor.examination import Examination, Resume, Visit
+from feedapi_client.cli.doctor.feed_checks import (
+    CLOSED,
+    CLOSING,
+    DEVIATION,
+    FIELD,
+    MUST,
+    SHOULD,
+    Finding,
+    Findings,
+    Section,
+    about,
+    need,
+)
+from feedapi_client.cli.doctor.prober import Problem
+from feedapi_client.cli.doctor.wire import Page
+from feedapi_client.model import FIRST
 
-_LONG_LINE = 64 * 1024
-_EMPTY_PAGES = 3
-_OWN_CHECKS = (ProbeProblem.BROKEN, ProbeProblem.CODING, ProbeProblem.NOT_ASKED)
-_FIELD = "publishers in the field"
-_FETCH = "specification, Fetch call, request"
+PAGES = Section("Pages and cursors")
+AGAIN = Section("Cursors asked for again")
+
+FETCH = "specification, Fetch call, request"
 _RESPONSE = "specification, Fetch call, response"
 _CHECKPOINT = "specification, Fetch call, checkpoint command"
+_FLAGS = "specification, Discovery call, flags"
+_LONG_LINE = 64 * 1024
+_EMPTY_PAGES = 3
 
-SECTION = CheckSection("Pages and cursors")
-
-
-def _refused(answer: ProbeResponse) -> bool:
-    return not answer.ok and answer.problem not in _OWN_CHECKS
-
-
-@SECTION.check(
-    "fetch-first",
-    Level.MUST,
-    requirement="Each listed partition can be fetched from `_first`.",
-    cost="A consumer can't start on this partition.",
-    source=_FETCH,
-    rules=("R7", "R10"),
-    needs=(needs.VISITS,),
-)
-def _answers_first(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        if _refused(visit.pages[0].answer):
-            yield Finding.about(visit.pages[0].answer)
+READ = need("no partition was read", lambda e: any(page.answer.ok for page in e.pages()))
+EVENTS = need("no event was read", lambda e: any(page.payloads for page in e.pages()))
+VISITS = need("no partition was asked", lambda e: e.visits)
+LAST = need("no end was asked for", lambda e: any(v.last for v in e.visits.values()))
+POLLED = need("no end was polled", lambda e: any(v.polls for v in e.visits.values()))
+FOLLOWED = need("no second page was read", lambda e: any(v.pages[1:] for v in e.visits.values()))
+RESUMED = need("no event came behind a cursor", lambda e: any(v.resumes for v in e.visits.values()))
+EXACTLY_ONCE = need("the feed does not say exactlyOnce", lambda e: e.info and e.info.exactly_once)
 
 
-@SECTION.check(
-    "fetch-last",
-    Level.MUST,
-    requirement="Each listed partition can be fetched from `_last`.",
-    cost="A consumer can't start at the end.",
-    source=_FETCH,
-    rules=("R7", "R10"),
-    needs=(needs.LAST,),
-)
-def _answers_last(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        if visit.last is not None and _refused(visit.last.answer):
-            yield Finding.about(visit.last.answer)
+@PAGES.check(MUST, FETCH, "R7 R10", VISITS, was="fetch-first fetch-last cursor-accepted")
+def fetch_accepted(e: Examination) -> Findings:
+    """Each listed partition can be fetched from `_first`, from `_last`, and from each cursor that
+    the publisher gives, percent-encoded.
+    A consumer can't start there, or not go on: after `RetryPolicy.refused_for` it ends with
+    `CursorRejectedError`."""
+    others = (Problem.BROKEN, Problem.CODING, Problem.NOT_ASKED)
+    for answer in [page.answer for page in e.pages()]:
+        if not answer.ok and answer.problem not in others:
+            yield about(answer)
 
 
-@SECTION.check(
-    "cursor-accepted",
-    Level.MUST,
-    requirement="Each cursor that the publisher gives can be sent back, percent-encoded.",
-    cost="A consumer can't go on: after `RetryPolicy.refused_for` it ends with "
-    "`CursorRejectedError`.",
-    source=_FETCH,
-    rules=("R10",),
-    needs=(needs.PAGES,),
-)
-def _answers_cursors(evidence: FeedEvidence) -> Iterator[Finding]:
-    for _, page in evidence.pages():
-        if page.asked not in (FIRST, LAST) and _refused(page.answer):
-            yield Finding.about(page.answer)
+def _faults(e: Examination, check: str) -> Findings:
+    for page in e.pages():
+        if texts := [text for id, text in page.faults if id == check]:
+            more = f", and {len(texts) - 1} more lines" if texts[1:] else ""
+            yield about(page.answer, f"{texts[0]}{more}")
 
 
-def _line_fault(kind: str) -> Callable[[FeedEvidence], Iterator[Finding]]:
-    """Return the check that reports one kind of fault of a line."""
-
-    def find(evidence: FeedEvidence) -> Iterator[Finding]:
-        for _, page in evidence.pages():
-            faults = [fault for fault in page.faults if fault.kind == kind]
-            if faults:
-                first = faults[0]
-                more = f", and {len(faults) - 1} more lines" if len(faults) > 1 else ""
-                yield Finding.about(page.answer, f"line {first.line} {first.text}{more}")
-
-    return find
+_LINES = "line-json payload-type line-partition cursor-text cursor-special"
 
 
-SECTION.check(
-    "line-json",
-    Level.MUST,
-    requirement=r"A page is NDJSON: each line, up to `\n`, is a JSON object.",
-    cost="What follows the last checkpoint before the line is thrown away and fetched again.",
-    source=_RESPONSE,
-    rules=("R3", "R14"),
-    needs=(needs.PAGES,),
-)(_line_fault("line-json"))
+@PAGES.check(MUST, _RESPONSE, "R3 R13 R14 R18", READ, was=_LINES)
+def line_sound(e: Examination) -> Findings:
+    r"""A page is NDJSON: each line, up to `\n`, is a JSON object. The payload of an event is an
+    object or a string. A cursor is a string of printable ASCII, not empty, of at most 16 KiB, and
+    never `_first` or `_last`. In dialect v1 each line names the partition that was asked for.
+    A consumer stops there with `ProtocolError`, or throws away and fetches again what follows the
+    last checkpoint before the line. `_first` reads all events again; `_last` loses what was
+    published since."""
+    return _faults(e, "line-sound")
 
 
-SECTION.check(
-    "payload-type",
-    Level.MUST,
-    requirement="The payload of an event is a JSON object or a string.",
-    cost="A consumer stops at this event: `ProtocolError`.",
-    source="specification, Fetch call, event command",
-    rules=("R3", "R18"),
-    needs=(needs.EVENTS,),
-)(_line_fault("payload-type"))
+@PAGES.check(MUST, _RESPONSE, "R3", READ, was="key-case")
+def payload_key(e: Examination) -> Findings:
+    """Events are under `event` in a draft feed, and under `data` in the others. The keys of a line
+    are in lower case.
+    This library reads them all. Other clients skip the events as unknown commands: they are lost
+    without an error."""
+    return _faults(e, "payload-key")
 
 
-SECTION.check(
-    "payload-key",
-    Level.MUST,
-    requirement="Events are under `event` in a draft feed, and under `data` in the others.",
-    cost="This library reads both keys. Other clients skip the events as unknown commands: "
-    "they are lost without an error.",
-    source=_RESPONSE,
-    rules=("R3",),
-    needs=(needs.PAGES,),
-)(_line_fault("payload-key"))
-
-
-SECTION.check(
-    "key-case",
-    Level.MUST,
-    requirement="The keys of a line are in lower case.",
-    cost="This library and clients in Go read them. Others skip the line: events are lost "
-    "without an error.",
-    source=_RESPONSE,
-    rules=("R3",),
-    needs=(needs.PAGES,),
-)(_line_fault("key-case"))
-
-
-SECTION.check(
-    "line-partition",
-    Level.MUST,
-    requirement="In dialect v1 each line names the partition that was asked for.",
-    cost="A consumer stops: the events may belong elsewhere.",
-    source="ZeroEventHub, version 1",
-    rules=("R3",),
-    needs=(needs.dialects("v1"), needs.PAGES),
-)(_line_fault("line-partition"))
-
-
-SECTION.check(
-    "cursor-text",
-    Level.MUST,
-    requirement="A cursor is a string of printable ASCII, not empty, of at most 16 KiB.",
-    cost="A consumer stops before it: it could neither store the cursor nor send it.",
-    source=_CHECKPOINT,
-    rules=("R18",),
-    needs=(needs.PAGES,),
-)(_line_fault("cursor-text"))
-
-
-SECTION.check(
-    "cursor-special",
-    Level.MUST,
-    requirement="A response has cursors of its own, never `_first` or `_last`.",
-    cost="`_first` reads all events again. `_last` loses what was published since.",
-    source=_FETCH,
-    rules=("R13",),
-    needs=(needs.PAGES,),
-)(_line_fault("cursor-special"))
-
-
-def _closed_end(evidence: FeedEvidence, visit: Visit, page: WirePage) -> bool:
-    return evidence.was_closed(visit.partition.id) and not page.payloads
-
-
-@SECTION.check(
-    "page-cursor",
-    Level.MUST,
-    requirement="Every response has at least one cursor, also without an event.",
-    cost="Its events come again: `NoProgressError` after a few attempts.",
-    source=_CHECKPOINT,
-    rules=("R3", "R13"),
-    needs=(needs.PAGES,),
-)
-def _has_checkpoint(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
+def _without_cursor(e: Examination, *, closed: bool) -> Iterator[Page]:
+    """Yield pages that should have a cursor: the empty ones of closed partitions, or the others."""
+    ended = {p.id for info in e.infos for p in info.partitions.values() if p.closed}
+    for id, visit in e.visits.items():
         for page in visit.all_pages():
-            if page is not visit.last and page.whole and not page.checkpoints:
-                if page.payloads:
-                    yield Finding.about(page.answer, f"{len(page.payloads)} events and no cursor")
-                elif not _closed_end(evidence, visit, page) and not page.echoes:
-                    yield Finding.about(page.answer, "no event and no cursor")
+            missing = page.whole and not page.checkpoints and not page.echoes
+            end = id in ended and not page.payloads
+            if missing and page is not visit.last and end is closed:
+                yield page
 
 
-@SECTION.check(
-    "cursor-progress",
-    Level.MUST,
-    requirement="Behind events comes a cursor that leads on.",
-    cost="The same events come again: `NoProgressError` after a few attempts.",
-    source=_CHECKPOINT,
-    rules=("R13",),
-    needs=(needs.EVENTS,),
-)
-def _progress(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        asked: list[str] = []
-        for page in visit.pages:
-            asked.append(page.asked)
+@PAGES.check(MUST, _CHECKPOINT, "R3 R13", READ)
+def page_cursor(e: Examination) -> Findings:
+    """Every response has at least one cursor, also without an event.
+    Its events come again: `NoProgressError` after a few attempts."""
+    for page in _without_cursor(e, closed=False):
+        events = f"{len(page.payloads)} events" if page.payloads else "no event"
+        yield about(page.answer, f"{events} and no cursor")
+
+
+def _back(visit: Visit) -> Iterator[Page]:
+    """Yield empty pages that lead to a place before their own, or to events that came before."""
+    events, places = visit.known()
+    for page in visit.all_pages():
+        now = places.get(page.cursor or "", len(events))
+        if not page.payloads and now < places.get(page.asked, 0):
+            yield page
+    for pages, before in ((visit.pages, set[bytes]()), (visit.polls, set(events))):
+        for page, behind in pairwise(pages):
+            before.update(page.closed_events)
+            if page.moved_to and not page.payloads and not before.isdisjoint(behind.events):
+                yield page
+
+
+@PAGES.check(MUST, _CHECKPOINT, "R13", READ, was="cursor-onwards")
+def cursor_progress(e: Examination) -> Findings:
+    """Behind events comes a cursor that leads on, and an empty page leads to no place before the
+    one that was asked for.
+    The same events come again: `NoProgressError` after a few attempts, or they are delivered twice.
+    Usually it is a replica that lags, and answers with its own older end."""
+    for visit in e.visits.values():
+        for index, page in enumerate(visit.pages, start=1):
+            asked = [each.asked for each in visit.pages[:index]]
             if page.answer.ok and page.payloads and page.cursor in asked:
                 back = "the cursor asked with" if page.cursor == page.asked else "an earlier cursor"
-                yield Finding.about(page.answer, f"{len(page.payloads)} events, then {back}")
+                yield about(page.answer, f"{len(page.payloads)} events, then {back}")
                 break
+        for page in list(_back(visit))[:1]:
+            yield about(page.answer, "no event, and a cursor behind which events come again")
 
 
-def _leads_back(pages: list[WirePage], seen: set[bytes]) -> WirePage | None:
-    """Return an empty page whose cursor leads to events that came before.
-
-    Arguments:
-        pages: each from the last cursor of the one before.
-        seen: events that came before these pages.
-    """
-    for page, behind in pairwise(pages):
-        seen.update(page.events()[: page.checkpoints[-1].events_before] if page.checkpoints else ())
-        if page.moved_to and not page.payloads and not seen.isdisjoint(behind.events()):
-            return page
-    return None
-
-
-@SECTION.check(
-    "cursor-onwards",
-    Level.MUST,
-    requirement="An empty page leads to no place before the one that was asked for.",
-    cost="Events are delivered twice. Usually it is a replica that lags, and answers with its "
-    "own older end.",
-    source=_CHECKPOINT,
-    rules=("R13",),
-    needs=(needs.PAGES,),
-)
-def _leads_onwards(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        known = visit.known()
-        back = next((page for page in visit.all_pages() if known.before(page)), None)
-        if back is None:
-            back = _leads_back(visit.pages, set())
-        if back is None:
-            back = _leads_back(visit.polls, set(known.events))
-        if back is not None:
-            yield Finding.about(
-                back.answer, "no event, and a cursor behind which events come again"
-            )
+@PAGES.check(MUST, FIELD, "R3 R6", READ, was="page-discovery")
+def page_meaning(e: Examination) -> Findings:
+    """A page that has lines has an event or a cursor, and is not the discovery document.
+    It is no evidence of an end: a consumer asks again, and reports it. Usually it is a gateway, a
+    maintenance page, or a redirect that drops the path or the query."""
+    yield from _faults(e, "page-meaning")
+    for page in e.pages():
+        body = page.answer.body.strip()
+        if body and page.whole and not page.payloads and not page.checkpoints and not page.echoes:
+            shown = body[:80].decode("ascii", "replace")
+            yield about(page.answer, f"lines without an event or a cursor: {shown!r}")
 
 
-SECTION.check(
-    "page-discovery",
-    Level.MUST,
-    requirement="A fetch is not answered with the discovery document.",
-    cost="A consumer reads nothing and ends with an error. Usually it is a redirect or a "
-    "gateway that drops the path or the query.",
-    source=_FIELD,
-    rules=("R3",),
-    needs=(needs.PAGES,),
-)(_line_fault("page-discovery"))
-
-
-@SECTION.check(
-    "page-meaning",
-    Level.MUST,
-    requirement="A page that has lines has an event or a cursor.",
-    cost="It is no evidence of an end: a consumer asks again, and reports it. Usually it is a "
-    "gateway or a maintenance page.",
-    source=_FIELD,
-    rules=("R3", "R6"),
-    needs=(needs.PAGES,),
-)
-def _has_meaning(evidence: FeedEvidence) -> Iterator[Finding]:
-    for _, page in evidence.pages():
-        if page.meaningless and not page.payloads and not page.checkpoints:
-            text = page.answer.body[:80].decode("ascii", "replace").strip()
-            yield Finding.about(
-                page.answer,
-                f"{page.meaningless} lines, none of them an event or a cursor: {text!r}",
-            )
-
-
-@SECTION.check(
-    "closed-end",
-    Level.MUST,
-    requirement="Nothing comes behind the end of a closed partition.",
-    cost="A consumer is done there: these events are never read.",
-    source="specification, Partitions, starting and closing partitions",
-    rules=("R6",),
-    needs=(needs.CLOSED, needs.PAGES),
-)
-def _nothing_behind_last_cursor(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        page = visit.at_last_cursor
+@PAGES.check(MUST, CLOSING, "R6", CLOSED, READ, was="closed-end-reached")
+def closed_end(e: Examination) -> Findings:
+    """Reading a closed partition ends at its `lastCursor`, and nothing comes behind it.
+    Events behind it are never read. Where it is not reached, the partition is never drained and its
+    children wait: `NoProgressError` after `RetryPolicy.give_up_after`."""
+    for id, visit in e.visits.items():
+        page, end = visit.at_last_cursor, visit.pages[-1]
         if page is not None and page.payloads:
-            yield Finding.about(
-                page.answer,
-                f"{len(page.payloads)} events behind its lastCursor, and it is closed",
-            )
+            yield about(page.answer, f"{len(page.payloads)} events behind the lastCursor")
         elif visit.partition.closed and any(poll.payloads for poll in visit.polls):
-            yield Finding("it is closed, and events come behind its end", visit.partition.id)
+            yield Finding("it is closed, and events come behind its end", id)
+        if page is not None and end.at_end and end.asked not in (FIRST, page.asked):
+            yield Finding("reading it ends at another cursor than its lastCursor", id)
 
 
-@SECTION.check(
-    "closed-end-reached",
-    Level.MUST,
-    requirement="Reading a closed partition ends at its `lastCursor`.",
-    cost="The partition is never drained and its children wait: `NoProgressError` after "
-    "`RetryPolicy.give_up_after`.",
-    source="specification, Discovery call, partitions",
-    rules=("R6",),
-    needs=(needs.CLOSED_READ,),
-)
-def _last_cursor_is_reached(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        end = visit.pages[-1]
-        wanted = visit.partition.last_cursor
-        if visit.at_last_cursor is None or not end.at_end or end.asked in (FIRST, wanted):
-            continue
-        yield Finding("reading it ends at another cursor than its lastCursor", visit.partition.id)
-
-
-def _closed_events(page: WirePage) -> list[tuple[Any, bytes]]:
-    """The events that do not come again: those before a checkpoint that leads on."""
-    if page.cursor == page.asked or not page.checkpoints:
-        return []
-    events = list(zip(page.payloads, page.events(), strict=True))
-    return events[: page.checkpoints[-1].events_before]
-
-
-@SECTION.check(
-    "exactly-once",
-    Level.MUST,
-    requirement="Where discovery has `exactlyOnce`, no event comes twice.",
-    cost="Consumers that rely on it apply the event twice.",
-    source="specification, Discovery call, flags",
-    needs=(needs.EXACTLY_ONCE, needs.EVENTS),
-)
-def _exactly_once(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
+@PAGES.check(MUST, _FLAGS, "", EXACTLY_ONCE, EVENTS)
+def exactly_once(e: Examination) -> Findings:
+    """Where discovery has `exactlyOnce`, no event comes twice.
+    Consumers that rely on it apply the event twice."""
+    for visit in e.visits.values():
         seen: set[bytes] = set()  # of this partition: the next one may have its history, too
         for page in visit.pages:
-            for payload, content in _closed_events(page):
-                if not isinstance(payload, dict) or "id" not in payload:
-                    continue
+            closed = page.closed_events if page.cursor != page.asked else []
+            for payload, content in zip(page.payloads, closed, strict=False):
                 if content in seen:
-                    yield Finding.about(
-                        page.answer,
-                        "an event with an id that came before, with the same content",
-                    )
+                    yield about(page.answer, "an event with an id that came before")
                     return
-                seen.add(content)
+                if isinstance(payload, dict) and "id" in payload:
+                    seen.add(content)
 
 
-@SECTION.check(
-    "last-cursor-given",
-    Level.DEVIATION,
-    requirement="The answer to `_last` has a cursor.",
-    cost="A consumer can't start at the end: `feedapi cursors skip` has to read all events.",
-    source=_FIELD,
-    rules=("R7",),
-    needs=(needs.LAST,),
-)
-def _last_has_cursor(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        if visit.last is not None and visit.last.whole and not visit.last.checkpoints:
-            yield Finding.about(visit.last.answer, "no cursor")
+@PAGES.check(DEVIATION, FIELD, "R7", LAST)
+def last_cursor_given(e: Examination) -> Findings:
+    """The answer to `_last` has a cursor.
+    A consumer can't start at the end: `feedapi cursors skip` has to read all events."""
+    for page in [visit.last for visit in e.visits.values() if visit.last is not None]:
+        if page.whole and not page.checkpoints and not page.echoes:
+            yield about(page.answer, "no cursor")
 
 
-@SECTION.check(
-    "cursor-echo",
-    Level.DEVIATION,
-    requirement="An empty page has a cursor of its own, not the `_first` or `_last` that was "
-    "asked with.",
-    cost='It counts as no cursor. With `start="last"` a consumer can\'t start: `feedapi '
-    "cursors skip` has to read all events.",
-    source=_FIELD,
-    rules=("R3", "R7"),
-    needs=(needs.PAGES,),
-)
-def _no_echo(evidence: FeedEvidence) -> Iterator[Finding]:
-    for _, page in evidence.pages():
+@PAGES.check(DEVIATION, FIELD, "R3 R7", READ)
+def cursor_echo(e: Examination) -> Findings:
+    """An empty page has a cursor of its own, not the `_first` or `_last` that was asked with.
+    It counts as no cursor. With `start="last"` a consumer can't start: `feedapi cursors skip` has
+    to read all events."""
+    for page in e.pages():
         if page.echoes:
-            yield Finding.about(page.answer, f"no event, and {page.asked} as the cursor")
+            yield about(page.answer, f"no event, and {page.asked} as the cursor")
 
 
-@SECTION.check(
-    "closed-end-cursor",
-    Level.DEVIATION,
-    requirement="The end of a closed partition is answered with a cursor.",
-    cost="It can't be told from a fault on the way: a consumer asks again, for "
-    "`Limits.settle_time`.",
-    source=_FIELD,
-    rules=("R6",),
-    needs=(needs.CLOSED, needs.PAGES),
-)
-def _closed_end_has_cursor(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        for page in visit.all_pages():
-            empty = page.whole and page is not visit.last and not page.checkpoints
-            if empty and _closed_end(evidence, visit, page) and not page.echoes:
-                yield Finding.about(page.answer, "no event and no cursor")
-                break
+@PAGES.check(DEVIATION, FIELD, "R6", CLOSED, READ)
+def closed_end_cursor(e: Examination) -> Findings:
+    """The end of a closed partition is answered with a cursor.
+    It can't be told from a fault on the way: a consumer asks again, for `Limits.settle_time`."""
+    for page in _without_cursor(e, closed=True):
+        yield about(page.answer, "no event and no cursor")
 
 
-@SECTION.check(
-    "final-newline",
-    Level.DEVIATION,
-    requirement=r"The last line ends in `\n` too.",
-    cost="It can't be told from a line that was cut. Other clients drop it.",
-    source=_FIELD,
-    rules=("R3",),
-    needs=(needs.PAGES,),
-)
-def _final_newline(evidence: FeedEvidence) -> Iterator[Finding]:
-    for _, page in evidence.pages():
-        if not page.final_newline and page.whole:
-            yield Finding.about(page.answer, "the last line has no newline")
+@PAGES.check(DEVIATION, FIELD, "R3", READ)
+def final_newline(e: Examination) -> Findings:
+    r"""The last line ends in `\n` too.
+    It can't be told from a line that was cut. Other clients drop it."""
+    for page in e.pages():
+        if page.whole and page.answer.body and not page.answer.body.endswith(b"\n"):
+            yield about(page.answer, "the last line has no newline")
 
 
-@SECTION.check(
-    "line-length",
-    Level.DEVIATION,
-    requirement="No line is longer than 64 KiB.",
-    cost="This library reads lines of 16 MiB. Old clients give up at 64 KiB, silently.",
-    source=_FIELD,
-    rules=("R3",),
-    needs=(needs.PAGES,),
-)
-def _line_length(evidence: FeedEvidence) -> Iterator[Finding]:
-    for _, page in evidence.pages():
-        if page.longest_line > _LONG_LINE:
-            yield Finding.about(page.answer, f"a line of {page.longest_line} bytes or more")
+@PAGES.check(DEVIATION, FIELD, "R3", READ)
+def line_length(e: Examination) -> Findings:
+    """No line is longer than 64 KiB.
+    This library reads lines of 16 MiB. Old clients give up at 64 KiB, silently."""
+    for page in e.pages():
+        longest = max(map(len, page.answer.body.split(b"\n")))
+        if longest > _LONG_LINE:
+            yield about(page.answer, f"a line of {longest} bytes or more")
 
 
-@SECTION.check(
-    "cursor-distance",
-    Level.DEVIATION,
-    requirement="A cursor comes within the megabyte that is read of a page.",
-    cost="A consumer keeps all of it in memory: `BufferLimitError` at `Limits.max_buffered_bytes`.",
-    source=_FIELD,
-    rules=("R16",),
-    needs=(needs.PAGES,),
-)
-def _checkpoint_distance(evidence: FeedEvidence) -> Iterator[Finding]:
-    for _, page in evidence.pages():
+@PAGES.check(DEVIATION, FIELD, "R16", READ)
+def cursor_distance(e: Examination) -> Findings:
+    """A cursor comes within the megabyte that is read of a page.
+    A consumer keeps all of it in memory: `BufferLimitError` at `Limits.max_buffered_bytes`."""
+    for page in e.pages():
         if page.answer.cut and not page.checkpoints and page.answer.status == 200:
-            yield Finding.about(page.answer, f"no cursor within {len(page.answer.body)} bytes")
+            yield about(page.answer, f"no cursor within {len(page.answer.body)} bytes")
 
 
-@SECTION.check(
-    "empty-pages",
-    Level.DEVIATION,
-    requirement="Pages that move the cursor without an event are rare.",
-    cost="Many requests for nothing. The specification allows it, for events that are internal "
-    "to the publisher.",
-    source=_FIELD,
-    rules=("R6", "R15"),
-    needs=(needs.FOLLOWED,),
-)
-def _empty_progress(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        empty = [page for page in visit.pages if page.moved_to and not page.payloads]
-        if len(empty) >= _EMPTY_PAGES and len(empty) == len(visit.pages):
-            yield Finding(
-                f"{len(empty)} pages from _first on move the cursor and hold no event",
-                visit.partition.id,
-            )
+@PAGES.check(DEVIATION, FIELD, "R6 R15", FOLLOWED)
+def empty_pages(e: Examination) -> Findings:
+    """Pages that move the cursor without an event are rare.
+    Many requests for nothing. The specification allows it, for events that are internal to the
+    publisher."""
+    for id, visit in e.visits.items():
+        count = len(visit.pages)
+        if count >= _EMPTY_PAGES and all(p.moved_to and not p.payloads for p in visit.pages):
+            yield Finding(f"{count} pages from _first on move the cursor and hold no event", id)
 
 
-@SECTION.check(
-    "end-stable",
-    Level.DEVIATION,
-    requirement="A poll at the end of a partition gets the cursor back that it asked with.",
-    cost="Each poll is a save in the consumer's database, and the end is hard to tell.",
-    source=_FIELD,
-    rules=("R13", "R15"),
-    needs=(needs.POLLED,),
-)
-def _end_is_stable(evidence: FeedEvidence) -> Iterator[Finding]:
-    for visit in evidence.visits.values():
-        polls = visit.polls
-        if len(polls) > 1 and all(poll.moved_to and not poll.payloads for poll in polls):
-            yield Finding(
-                f"{len(polls)} polls at the end held no event and moved the cursor each time",
-                visit.partition.id,
-            )
+@PAGES.check(DEVIATION, FIELD, "R13 R15", POLLED)
+def end_stable(e: Examination) -> Findings:
+    """A poll at the end of a partition gets the cursor back that it asked with.
+    Each poll is a save in the consumer's database, and the end is hard to tell."""
+    for id, visit in e.visits.items():
+        if len(visit.polls) > 1 and all(p.moved_to and not p.payloads for p in visit.polls):
+            yield Finding("polls at the end hold no event, and each moves the cursor", id)
+
+
+# Only the order of an entity's events is fixed: a publisher may interleave entities anew each time,
+# and go on to write meanwhile. So an event counts as lost only where all that is behind the cursor
+# was read, or where everything else came in the same order as before.
+
+
+def _lost(resume: Resume, missing: Counter[bytes]) -> int:
+    if resume.complete or not missing:
+        return missing.total()
+    common = [event for event in resume.expected if event not in missing]
+    known = set(common)
+    if not common or [event for event in resume.events if event in known] != common:
+        return 0  # interleaved anew: they may come later
+    behind = resume.expected[::-1].index(common[-1])
+    return sum(event in missing for event in resume.expected[: len(resume.expected) - behind])
+
+
+def _differences(resume: Resume) -> Iterator[tuple[str, str]]:
+    """Yield checks, and how what came behind a cursor differs from what came there before."""
+    expected, got = resume.expected, resume.events
+    length = min(len(expected), len(got))
+    asked, came = Counter(expected[:length]), Counter(got)
+    if expected[:length] == got[:length]:
+        lost, again = (len(expected) - length if resume.complete else 0), 0
+    else:
+        once = {event for event, count in Counter(resume.before).items() if count == 1}
+        fresh = came - Counter(expected)
+        again = sum(count for event, count in fresh.items() if event in once)
+        changed = sum(one != other for one, other in zip(expected, got, strict=False))
+        if not again and fresh and changed == (asked - came).total():  # each event is in its place
+            yield "event-stable", f"{changed} events with another content than before"
+            return
+        lost = _lost(resume, Counter(expected) - came)
+        if not lost and not again and resume.repeatable and asked == Counter(got[:length]):
+            yield "event-order", "the same events as before, in another order"
+    if lost:
+        some = f"{lost} of the events that came before are missing"
+        nothing = "nothing, although events came behind this cursor before"
+        yield "cursor-resumes", nothing if lost == len(expected) else some
+    if again:
+        yield "cursor-repeats", f"{again} events that came before this cursor"
+
+
+def _found(e: Examination, check: str) -> Findings:
+    for resume in [resume for visit in e.visits.values() for resume in visit.resumes]:
+        if all(page.whole for page in resume.pages):
+            for id, text in _differences(resume):
+                if id == check:
+                    yield about(resume.pages[0].answer, text)
+
+
+@AGAIN.check(MUST, _CHECKPOINT, "R5", RESUMED)
+def cursor_resumes(e: Examination) -> Findings:
+    """Events that came behind a cursor come again when it is asked for.
+    A consumer that is restarted there loses them."""
+    return _found(e, "cursor-resumes")
+
+
+@AGAIN.check(MUST, _CHECKPOINT, "R5", RESUMED)
+def cursor_repeats(e: Examination) -> Findings:
+    """No event that came before a cursor comes again behind it.
+    A consumer that is restarted there handles it twice."""
+    return _found(e, "cursor-repeats")
+
+
+@AGAIN.check(SHOULD, _CHECKPOINT, "R4 R5", RESUMED)
+def event_order(e: Examination) -> Findings:
+    """The events behind a cursor come in the same order each time.
+    Where they are of one entity, they are handled out of order. Entities may be interleaved anew,
+    but who does that does it each time."""
+    resumes = [resume for visit in e.visits.values() for resume in visit.resumes]
+    anew = any(resume.repeatable is False for resume in resumes)
+    return iter(()) if anew else _found(e, "event-order")
+
+
+@AGAIN.check(DEVIATION, FIELD, "", RESUMED)
+def event_stable(e: Examination) -> Findings:
+    """An event has the same content each time it is read.
+    A consumer that is restarted may handle other data than the one before it."""
+    return _found(e, "event-stable")

@@ -1,246 +1,264 @@
-"""Requests of an examination, one after the other and bounded in number, bytes and time."""
+"""Requests of an examination: one after the other, bounded in number, bytes and time."""
 
 from __future__ import annotations
 
+import random
+import re
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
+from base64 import b64decode
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
+from urllib.parse import unquote
 
 import anyio
 import httpx
 
-from feedapi_client.cli.doctor.bounds import Bounds
-from feedapi_client.cli.doctor.probe_messages import ProbeProblem, ProbeRequest, ProbeResponse
-from feedapi_client.errors import FeedUnavailableError
-from feedapi_client.http.decompression import CodingError, Decompressor
-from feedapi_client.http.endpoint import Endpoint, coding_of, retry_after
-from feedapi_client.http.http_errors import (
-    described,
-    host_problem,
-    request_of_location,
-    the_error,
-)
+from feedapi_client import __version__
+from feedapi_client.causes import network_problem
+from feedapi_client.cli.doctor import Bounds
+from feedapi_client.errors import FeedError
+from feedapi_client.http.decompression import ACCEPT_ENCODING, CodingError, Decompressor
+from feedapi_client.http.endpoint import retry_after
 from feedapi_client.http.redaction import hide_secrets
-from feedapi_client.http.urls import origin
+from feedapi_client.http.urls import FeedURL
+from feedapi_client.options import Limits
 from feedapi_client.protocol.text import excerpt
-from feedapi_client.retry import Backoff
 
 _MAX_REDIRECTS = 5
+_NO_SECRETS = {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
+
+
+class Problem(StrEnum):
+    """Why there is no complete response."""
+
+    NO_ANSWER = "no answer"
+    BROKEN = "the response broke off"
+    SLOW = "not complete in time"
+    CODING = "the content coding can't be undone"
+    REDIRECT = "redirected to where no credentials are sent"
+    NOT_ASKED = "not asked: the bounds of this examination are reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A GET: a fetch, or without a partition a discovery. `what` names it in findings.
+
+    With `seconds` a streamed response is read for so long, and that they are over is no problem.
+    """
+
+    what: str
+    partition: int | None = None
+    cursor: str = ""
+    suffix: str = ""
+    params: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    identity: bool = False  # no content coding is accepted
+    anonymous: bool = False
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request came to: what was received, also where it failed. Status 0 is no response."""
+
+    question: Question
+    status: int = 0
+    headers: httpx.Headers = field(default_factory=httpx.Headers)
+    body: bytearray = field(default_factory=bytearray)
+    problem: Problem | None = None
+    detail: str = ""
+    cut: bool = False  # more would have come, which was not read
+    ended: bool = False
+    seconds: float = 0.0
+    first_byte: float = 0.0  # seconds until then
+    redirects: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is a complete response with a status of success, apart from a cut."""
+        return self.problem is None and self.status // 100 == 2
+
+    @property
+    def asked(self) -> bool:
+        """Whether the request was made."""
+        return self.problem is not Problem.NOT_ASKED
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may be answered a moment later (R14)."""
+        if self.problem is not None:
+            return self.problem in (Problem.NO_ANSWER, Problem.BROKEN, Problem.SLOW)
+        return self.status >= 500 or self.status in (408, 425, 429)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the publisher asks for fewer requests (R14)."""
+        later = self.status == 429 or (self.status == 503 and "retry-after" in self.headers)
+        return self.problem is None and later
+
+    @property
+    def refused(self) -> bool:
+        """Whether a topology that has changed meanwhile may explain it (R10)."""
+        return self.problem is None and self.status in (400, 404, 409, 410)
+
+    def __str__(self) -> str:
+        if self.problem is not None:
+            return f"{self.problem} ({self.detail})" if self.detail else str(self.problem)
+        return f"status {self.status}{': ' if self.detail else ''}{self.detail}"
 
 
 class Prober:
-    """Asks one feed.
-
-    Arguments:
-        transport: makes requests, with all credentials.
-        anonymous: the same without credentials; None where none are known.
-        bounds: what the examination may cost.
-        secrets: values of headers, which a publisher may echo.
-    """
+    """Asks one feed, by a client with all credentials but those in the URL, and by one without."""
 
     def __init__(
-        self,
-        transport: Endpoint,
-        anonymous: Endpoint | None,
-        bounds: Bounds,
-        secrets: Iterable[str] = (),
+        self, url: str, client: httpx.AsyncClient, anonymous: httpx.AsyncClient, bounds: Bounds
     ) -> None:
-        self._transport = transport
-        self._anonymous = anonymous
-        self._secrets = {word for value in secrets for word in (value, *value.split())}
-        self.bounds = bounds
-        self.requests = 0
-        """Requests so far."""
-        self.bytes = 0
-        """Bytes received so far, of bodies as they were sent."""
-        self.failures: list[ProbeResponse] = []
-        """The answers after which a request was repeated, or would have been."""
-        self._unanswered = 0
-
-    @property
-    def feed(self) -> str:
-        """The feed's URL without secrets."""
-        return self._transport.feed
-
-    @property
-    def has_credentials(self) -> bool:
-        """Whether requests can be made with and without credentials."""
-        return self._anonymous is not None
-
-    def quote(self, body: bytes) -> str:
-        """Return an excerpt of what a publisher sent, without secrets."""
-        return excerpt(body, self.hide)
+        self._url = FeedURL.parse(url)
+        self._client, self._anonymous, self.bounds = client, anonymous, bounds
+        pair = self._url.basic_auth
+        self._auth = client.auth or (None if pair is None else httpx.BasicAuth(*pair))
+        self.knows_credentials = self._auth is not None or client.headers != anonymous.headers
+        self._secrets = set(self._url.secrets)
+        self.feed = self._url.public
+        self.requests = self.bytes = self._unanswered = 0
+        self.failures: list[Answer] = []
+        """After which a request was repeated, or would have been."""
 
     def hide(self, text: str) -> str:
         """Return a text without secrets."""
-        return hide_secrets(self._transport.hide(text), self._secrets)
+        return hide_secrets(text, self._secrets)
 
-    async def ask(self, question: ProbeRequest) -> ProbeResponse:
+    async def ask(self, question: Question) -> Answer:
         """Make a request, again after a failure that may pass. Never raises for what comes."""
-
-        bounds = self.bounds
-        failures = Backoff(base_delay=bounds.base_delay, max_delay=1.0, attempts=bounds.attempts)
-        limits = Backoff(
-            base_delay=bounds.limited_base_delay,
-            max_delay=4.0,
-            max_retry_after=bounds.max_retry_after,
-            attempts=bounds.limited_attempts,
-        )
-        while True:
-            answer = await self._ask_once(question)
-            if not answer.may_pass:
-                break
+        failed = {True: 0, False: 0}
+        while (answer := await self._ask_once(question)).may_pass:
             self.failures.append(answer)
-            if self._exhausted:
+            attempts, base, longest = (6, 0.5, 4.0) if answer.limited else (3, 0.1, 1.0)
+            failed[answer.limited] = failures = failed[answer.limited] + 1
+            if self._exhausted or failures == attempts:
                 break
-            try:
-                pause = (limits if answer.limited else failures).pause(self._failure(answer))
-            except FeedUnavailableError:
-                break
-            await anyio.sleep(pause)
+            floor = retry_after(answer.headers.get("retry-after"), answer.headers.get("date")) or 0
+            pause = random.uniform(0, min(base * 2**failures, longest))
+            pause += min(floor, self.bounds.max_retry_after)
+            await anyio.sleep(self.bounds.pauses * pause)
+        silent = answer.problem in (Problem.NO_ANSWER, Problem.SLOW) and not answer.status
         if answer.asked:
-            self._unanswered = self._unanswered + 1 if answer.unanswered else 0
+            self._unanswered = self._unanswered + 1 if silent else 0
         return answer
-
-    def _failure(self, answer: ProbeResponse) -> FeedUnavailableError:
-        asked = {name.lower(): value for name, value in answer.headers.items()}
-        wait = retry_after(asked.get("retry-after"), asked.get("date"))
-        return FeedUnavailableError(str(answer), feed=self.feed, retry_after=wait)
 
     @property
     def _exhausted(self) -> bool:
-        bounds = self.bounds
-        return (
-            self.requests >= bounds.max_requests
-            or self.bytes >= bounds.max_bytes
-            or self._unanswered >= bounds.unanswered
-        )
+        made, bounds = (self.requests, self.bytes, self._unanswered), self.bounds
+        limits = (bounds.max_requests, bounds.max_bytes, bounds.unanswered)
+        return any(one >= limit for one, limit in zip(made, limits, strict=True))
 
-    async def _ask_once(self, question: ProbeRequest) -> ProbeResponse:
-        transport = self._anonymous if question.anonymous else self._transport
-        if self._exhausted or transport is None:
-            return ProbeResponse(question=question, problem=ProbeProblem.NOT_ASKED)
-        started = time.monotonic()
-        seconds = self.bounds.timeout + (question.seconds or 0.0)
-        receiving = _Receiving(self, transport, question, started)
+    async def _ask_once(self, question: Question) -> Answer:
+        answer, started = Answer(question), time.monotonic()
+        if self._exhausted:
+            answer.problem = Problem.NOT_ASKED
+            return answer
+        seconds = self.bounds.timeout + question.seconds
         with anyio.move_on_after(seconds) as scope:
-            await receiving.run()
+            try:
+                await self._receive(answer, started)
+            except Exception as error:  # noqa: BLE001 - whatever comes out of the client
+                answer.problem, text = _classified(error, answer)
+                answer.detail = excerpt(text.encode(), self.hide)
         if scope.cancelled_caught:
-            receiving.problem, receiving.detail = ProbeProblem.SLOW, f"{seconds:g} s"
-        return receiving.answer(time.monotonic() - started)
+            answer.problem, answer.detail = Problem.SLOW, f"{seconds:g} s"
+        answer.seconds = time.monotonic() - started
+        if answer.problem is None and not answer.ok:
+            answer.detail = excerpt(bytes(answer.body.strip()), self.hide)
+        return answer
 
+    async def _receive(self, answer: Answer, started: float) -> None:
+        response = await self._send(answer)
+        answer.status, answer.headers = response.status_code, response.headers
+        with anyio.move_on_after(answer.question.seconds or float("inf")) as scope:
+            try:
+                await self._read(answer, response, started)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        answer.cut = answer.cut or scope.cancelled_caught
 
-class _Receiving:
-    """Receives the response to one request. What came so far is kept when it fails."""
-
-    def __init__(
-        self, prober: Prober, transport: Endpoint, question: ProbeRequest, started: float
-    ) -> None:
-        self._started = started
-        self._first_byte: float | None = None
-        self._prober = prober
-        self._transport = transport
-        self._question = question
-        self._body = bytearray()
-        self._response: httpx.Response | None = None
-        self._redirects = 0
-        self._cut = False
-        self._ended = False
-        self.problem: ProbeProblem | None = None
-        self.detail = ""
-
-    async def run(self) -> None:
-        try:
-            response = await self._send()
-            if response is not None:
-                self._response = response
-                await self._receive(response)
-        except CodingError as failed:
-            self.problem, self.detail = ProbeProblem.CODING, str(failed)
-        except Exception as failed:  # noqa: BLE001 - whatever comes out of the client
-            error = the_error(failed)
-            if isinstance(failed, httpx.InvalidURL) or request_of_location(failed) is not None:
-                self.problem, self.detail = ProbeProblem.REDIRECT, "to a URL that can't be read"
-                return
-            silent = self._response is None
-            self.problem = ProbeProblem.NO_ANSWER if silent else ProbeProblem.BROKEN
-            self.detail = self._prober.quote((host_problem(error) or described(error)).encode())
-
-    def answer(self, seconds: float) -> ProbeResponse:
-        response, body = self._response, bytes(self._body)
-        refused = response is not None and self.problem is None and not response.is_success
-        return ProbeResponse(
-            question=self._question,
-            status=None if response is None else response.status_code,
-            headers={} if response is None else dict(response.headers),
-            body=body,
-            problem=self.problem,
-            detail=self._prober.quote(body.strip()) if refused else self.detail,
-            cut=self._cut,
-            ended=self._ended,
-            seconds=seconds,
-            first_byte=self._first_byte,
-            redirects=self._redirects,
-        )
-
-    async def _send(self) -> httpx.Response | None:
+    async def _send(self, answer: Answer) -> httpx.Response:
         """Return the response, after redirects within the origin of the feed."""
-        transport, question = self._transport, self._question
-        request = transport.request(question.suffix, question.params, partition=question.partition)
-        if question.identity:
-            request.headers["Accept-Encoding"] = "identity"
-        home = origin(request.url)
-        for _ in range(_MAX_REDIRECTS + 1):
-            self._prober.requests += 1
-            response: httpx.Response = await transport.io.send(request, transport.auth(request))
+        question = answer.question
+        client = self._anonymous if question.anonymous else self._client
+        auth = None if question.anonymous else self._auth
+        target = self._url.target(question.suffix, list(question.params.items()))
+        url = self._url.request_url(target)
+        coding = "identity" if question.identity else ACCEPT_ENCODING
+        headers = {"Accept-Encoding": coding, "User-Agent": f"feedapi-client/{__version__}"}
+        if question.partition is None:
+            headers["Cache-Control"] = "no-cache"
+        client.cookies.clear()  # one of a load balancer would keep asking the same replica
+        request = client.build_request("GET", url, headers=headers)
+        while answer.redirects <= _MAX_REDIRECTS:
+            self.requests += 1
+            try:
+                response = await client.send(request, stream=True, auth=auth)
+            finally:  # an auth may have put in more
+                sent = [v for name, v in request.headers.items() if name not in _NO_SECRETS]
+                self._secrets.update(*map(_echoes, sent))
             if response.next_request is None:
                 return response
             await response.aclose()
             request = response.next_request
-            try:
-                away = origin(request.url) != home
-            except ValueError as error:  # a host name that idna refuses
-                raise httpx.InvalidURL("") from error
-            if away:
-                self.problem, self.detail = ProbeProblem.REDIRECT, "to another origin"
-                return None
-            self._redirects += 1
-        self.problem, self.detail = ProbeProblem.REDIRECT, f"more than {_MAX_REDIRECTS} times"
-        return None
+            origin = None
+            with suppress(FeedError):
+                origin = FeedURL.parse(str(request.url)).origin
+            if origin != self._url.origin:
+                raise _RedirectError("to another origin")
+            answer.redirects += 1
+        raise _RedirectError(f"more than {_MAX_REDIRECTS} times")
 
-    async def _receive(self, response: httpx.Response) -> None:
-        # The time of a stream is over without a problem; that of the whole request is one.
-        limit = self._question.seconds
-        with anyio.move_on_after(float("inf") if limit is None else limit) as scope:
-            try:
-                await self._read(response)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await response.aclose()
-        if scope.cancelled_caught:
-            self._cut = True
-
-    async def _read(self, response: httpx.Response) -> None:
-        coding = coding_of(response)
+    async def _read(self, answer: Answer, response: httpx.Response, started: float) -> None:
+        coding = Decompressor(response.headers.get("content-encoding", ""))
+        discovery = answer.question.partition is None
+        limit = Limits().max_discovery_bytes if discovery else self.bounds.page_bytes
         chunks: Any = response.aiter_raw()
-        async with aclosing(chunks) as received:
-            await self._decode(received, coding)
-
-    async def _decode(self, received: AsyncIterator[bytes], coding: Decompressor) -> None:
-        prober, limit = self._prober, self._question.max_bytes
-        async for chunk in received:
-            prober.bytes += len(chunk)
-            if chunk and self._first_byte is None:
-                self._first_byte = time.monotonic() - self._started
-            for piece in coding.feed(chunk):
-                self._body += piece
-                if len(self._body) > limit:
-                    self._cut = True
-                    del self._body[limit:]
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                self.bytes += len(chunk)
+                answer.first_byte = answer.first_byte or time.monotonic() - started
+                for piece in coding.feed(chunk):
+                    answer.body += piece
+                    if len(answer.body) > limit:
+                        break
+                answer.cut = len(answer.body) > limit or self.bytes >= self.bounds.max_bytes
+                if answer.cut:
+                    del answer.body[limit:]
                     return
-            if prober.bytes >= prober.bounds.max_bytes:
-                self._cut = True
-                return
         coding.finish()
-        self._ended = True
+        answer.ended = True
+
+
+class _RedirectError(Exception):
+    """A redirect that is not followed."""
+
+
+def _classified(error: Exception, answer: Answer) -> tuple[Problem, str]:
+    """Return what an error means. Nothing quotes what was received."""
+    if isinstance(error, CodingError):
+        return Problem.CODING, str(error)
+    if isinstance(error, _RedirectError):
+        return Problem.REDIRECT, str(error)
+    text = str(error) if isinstance(error, httpx.TransportError) else ""
+    if isinstance(error, (httpx.InvalidURL, UnicodeError)) or "location header" in text:
+        return Problem.REDIRECT, "to a URL that can't be read"
+    said = network_problem(error) or ("" if "b'" in text or 'b"' in text else text)
+    said = error.message if isinstance(error, FeedError) else said
+    named = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return Problem.BROKEN if answer.status else Problem.NO_ANSWER, named
+
+
+def _echoes(value: str) -> set[str]:
+    """Return what a publisher may echo of a header: its words, the pair of Basic credentials."""
+    words = {value, *value.split(), *re.split(r"[\s,;=]+", value)}
+    with suppress(ValueError):
+        pair = b64decode(value.split()[-1], validate=True).decode()
+        words |= {pair, pair.partition(":")[2]}
+    return words | set(map(unquote, words))

@@ -104,7 +104,10 @@ def split_into_groups(partitions: list[int], size: int | None) -> list[list[int]
 
 def encode(plan: EpochPlan) -> bytes:
     """Return the object to stage."""
-    return pack({"kind": "plan"}, [[compress(msgspec.json.encode(plan))]])
+    content = msgspec.to_builtins(plan)
+    for position in content["positions"].values():
+        del position["replaces"]  # which is not stored
+    return pack({"kind": "plan"}, [[compress(msgspec.json.encode(content))]])
 
 
 def decode(content: bytes, key: str) -> EpochPlan:

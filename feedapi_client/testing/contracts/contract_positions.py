@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from zlib import crc32
 
-from feedapi_client.model import FIRST, FeedKey, Position
+from feedapi_client.model import FIRST, FeedKey, Position, Status
 
 FEED = FeedKey("https://service.test/feed", "contract")
 ALL_PARTITIONS = range(32_767)
@@ -28,14 +29,24 @@ SPECIAL_TEXTS = {
 }
 
 
+def following(before: Position | None, cursor: str, status: Status = "open") -> Position:
+    """Return a position that replaces the one `before` it.
+
+    As `Position.after` does, but cursor and status decide the step: tests can tell what comes next.
+    """
+    replaces = None if before is None else before.revision
+    step = 1 + crc32(f"{status} {cursor}".encode(errors="surrogatepass")) % 2**20
+    return Position(cursor, status, (replaces or 0) + step, replaces)
+
+
 def opening(partitions: Iterable[int] = (0,), cursor: str = "c") -> dict[int, Position]:
     """Return the first positions of partitions."""
-    return {partition: Position(f"{cursor}{partition}") for partition in partitions}
+    return {partition: following(None, f"{cursor}{partition}") for partition in partitions}
 
 
 def advanced(positions: Mapping[int, Position], cursor: str = "d") -> dict[int, Position]:
     """Return the positions that follow these."""
     return {
-        partition: position.advance(f"{cursor}{partition}")
+        partition: following(position, f"{cursor}{partition}")
         for partition, position in positions.items()
     }

@@ -22,6 +22,9 @@ _WHILE = 0.2
 """Seconds in which something that does not wait would be over."""
 
 
+_OPENING = opening()[0].revision
+
+
 def _event(claim: int, name: str = "a", partition: int = 0) -> DoneEvent:
     return DoneEvent(partition, claim, stored_id(name))
 
@@ -90,14 +93,15 @@ class DoneTests(StoreContract):
             await store.take_over(FEED, [0], 1)
         positions = opening()
         await store.save(FEED, positions)
-        for revision in (0, 2):
+        first = positions[0].revision
+        for revision in (0, first - 1, first + 1):
             with pytest.raises(FencedError) as refused:
                 await store.take_over(FEED, [0], revision)
             assert refused.value.partition == 0
         await store.save(FEED, advanced(positions))
         with pytest.raises(FencedError):
-            await store.take_over(FEED, [0], 1)
-        assert await _remembered(store, revision=2) == {}
+            await store.take_over(FEED, [0], first)
+        assert await _remembered(store, revision=advanced(positions)[0].revision) == {}
 
     async def test_r17_a_refused_claim_fences_nobody(self, store: DoneStore) -> None:
         claim = await _claimed(store)
@@ -109,23 +113,24 @@ class DoneTests(StoreContract):
     async def test_a_save_forgets_what_it_passes(self, store: DoneStore) -> None:
         positions = opening(range(2))
         await store.save(FEED, positions)
-        claims = {p: await _claimed(store, [p], 1) for p in range(2)}
+        claims = {p: await _claimed(store, [p], positions[p].revision) for p in range(2)}
         for partition, claim in claims.items():
             for name in ("a", "b"):
                 await store.done(FEED, _event(claim, name, partition))
         later = advanced({0: positions[0]})
         await store.save_passing(FEED, later, {0: [stored_id("a")]})
         assert (await store.load(FEED))[0] == later[0]
-        assert await _remembered(store, revision=2) == _ids("b")
-        assert await _remembered(store, [1], 1) == _ids("a", "b", partition=1)
+        assert await _remembered(store, revision=later[0].revision) == _ids("b")
+        found = await _remembered(store, [1], positions[1].revision)
+        assert found == _ids("a", "b", partition=1)
 
     async def test_r17_a_refused_save_forgets_nothing(self, store: DoneStore) -> None:
         await store.save(FEED, opening())
-        await store.done(FEED, _event(await _claimed(store, revision=1)))
-        for refused in ({0: Position("x", revision=1)}, {0: Position("x", revision=3)}):
+        await store.done(FEED, _event(await _claimed(store, revision=_OPENING)))
+        for refused in (opening(cursor="x"), advanced(advanced(opening()))):
             with pytest.raises(FencedError):
                 await store.save_passing(FEED, refused, {0: [stored_id("a")]})
-        assert await _remembered(store, revision=1) == _ids("a")
+        assert await _remembered(store, revision=_OPENING) == _ids("a")
 
     async def test_a_save_forgets_any_number(self, store: DoneStore) -> None:
         claim = await _claimed(store)
@@ -134,7 +139,7 @@ class DoneTests(StoreContract):
         await store.done(FEED, _event(claim, names[-1]))
         await store.done(FEED, _event(claim, "later"))
         await store.save_passing(FEED, opening([0]), {0: [stored_id(name) for name in names]})
-        assert await _remembered(store, revision=1) == _ids("later")
+        assert await _remembered(store, revision=_OPENING) == _ids("later")
 
     async def test_r9_a_successor_finds_what_is_done_in_its_ancestors(
         self, store: DoneStore
@@ -144,14 +149,15 @@ class DoneTests(StoreContract):
             await store.done(FEED, _event(claim, str(partition), partition))
         old = await _claimed(store, [4])
         await store.save(FEED, opening([7]))
-        claim, done = await store.take_over(FEED, [7, 4, 3], 1)
+        claim, done = await store.take_over(FEED, [7, 4, 3], opening([7])[7].revision)
         assert done == _ids("3", partition=3) | _ids("4", partition=4)
         with pytest.raises(FencedError):
             await store.done(FEED, _event(old, "new", 4))
         await store.done(FEED, _event(claim, "new", 7))
         passed = {3: [stored_id("3")], 7: [stored_id("new")]}
-        await store.save_passing(FEED, {7: Position("next", revision=2)}, passed)
-        assert await _remembered(store, [7, 4, 3], 2) == _ids("4", partition=4)
+        later = advanced(opening([7]))
+        await store.save_passing(FEED, later, passed)
+        assert await _remembered(store, [7, 4, 3], later[7].revision) == _ids("4", partition=4)
 
     async def test_r5_what_is_done_takes_effect_with_the_transaction(
         self, store: DoneStore
@@ -189,15 +195,15 @@ class DoneTests(StoreContract):
         self._need("supports_transactions")
         positions = opening([0])
         await store.save(FEED, positions)
-        await store.done(FEED, _event(await _claimed(store, revision=1)))
+        await store.done(FEED, _event(await _claimed(store, revision=_OPENING)))
         later = advanced(positions)
         for finish in (self.rollback, self.commit):
-            assert await _remembered(store, revision=1) == _ids("a")
+            assert await _remembered(store, revision=_OPENING) == _ids("a")
             transaction = await self.begin(store)
             passed = {0: [stored_id("a")]}
             await store.save_passing(FEED, later, passed, transaction=transaction)
             await finish(transaction)
-        assert await _remembered(store, revision=2) == {}
+        assert await _remembered(store, revision=later[0].revision) == {}
 
     async def test_what_is_no_transaction_is_refused_here_too(self, store: DoneStore) -> None:
         claim = await _claimed(store)
@@ -238,12 +244,12 @@ class DoneTests(StoreContract):
     async def test_an_operators_changes_forget(self, store: DoneStore) -> None:
         assert isinstance(store, AdministrableStore)
         await store.save(FEED, opening([0]))
-        claim = await _claimed(store, revision=1)
+        claim = await _claimed(store, revision=_OPENING)
         await store.done(FEED, _event(claim))
-        await store.replace(FEED, {0: Position("back")})
+        replaced = await store.replace(FEED, {0: Position("back")})
         with pytest.raises(FencedError):
             await store.done(FEED, _event(claim, "b"))
-        claim, done = await store.take_over(FEED, [0], 2)
+        claim, done = await store.take_over(FEED, [0], replaced[0].revision)
         assert done == {}
         await store.done(FEED, _event(claim))
         await store.delete(FEED, [0])
@@ -254,7 +260,7 @@ class DoneTests(StoreContract):
     async def test_a_move_takes_along_what_is_done(self, store: DoneStore) -> None:
         assert isinstance(store, AdministrableStore)
         await store.save(FEED, opening([0]))
-        claim = await _claimed(store, revision=1)
+        claim = await _claimed(store, revision=_OPENING)
         await store.done(FEED, _event(claim))
         moved = await store.move({FEED: _OTHER})
         with pytest.raises(FencedError):

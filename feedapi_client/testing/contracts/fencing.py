@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import anyio
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from feedapi_client.errors import FencedError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.testing.contracts.contract_positions import FEED, advanced, opening
+from feedapi_client.testing.contracts.contract_positions import FEED, advanced, following, opening
 from feedapi_client.testing.contracts.store_contract import StoreContract
 
 CONSUMERS = 8
@@ -21,24 +21,47 @@ CONSUMERS = 8
 class FencingTests(StoreContract):
     """A save is refused, as a whole, when one of its positions is not the next one."""
 
-    async def test_r17_a_revision_that_is_not_the_next_is_refused(self, store: CursorStore) -> None:
-        stored = {0: Position("c3", revision=3)}
-        for number in (1, 2, 3):
-            await store.save(FEED, {0: Position(f"c{number}", revision=number)})
-        for revision in (1, 2, 3, 5, 100):
+    async def test_r17_a_position_that_replaces_another_one_is_refused(
+        self, store: CursorStore
+    ) -> None:
+        stored = Position("c3", revision=30, replaces=20)
+        await store.save(FEED, {0: Position("c1", revision=10)})
+        await store.save(FEED, {0: Position("c2", revision=20, replaces=10)})
+        await store.save(FEED, {0: stored})
+        for replaces in (None, 10, 20, 29, 31, 39):
             with pytest.raises(FencedError):
-                await store.save(FEED, {0: Position("other", revision=revision)})
-            assert await store.load(FEED) == stored
+                await store.save(FEED, {0: Position("other", revision=40, replaces=replaces)})
+            assert await store.load(FEED) == {0: stored}
 
-    async def test_r17_a_later_revision_on_nothing_is_refused(self, store: CursorStore) -> None:
+    async def test_r17_a_position_that_replaces_one_is_refused_where_nothing_is_stored(
+        self, store: CursorStore
+    ) -> None:
         with pytest.raises(FencedError):
-            await store.save(FEED, {0: Position("c", revision=2)})
+            await store.save(FEED, {0: Position("c", revision=2, replaces=1)})
         assert await store.load(FEED) == {}
 
-    async def test_r17_the_same_position_saved_twice_is_refused(self, store: CursorStore) -> None:
+    async def test_r17_two_first_positions_are_not_both_accepted(self, store: CursorStore) -> None:
         await store.save(FEED, opening())
         with pytest.raises(FencedError):
-            await store.save(FEED, opening())
+            await store.save(FEED, opening(cursor="other"))
+
+    async def test_r17_a_consumer_notices_that_the_database_went_back(
+        self, store: CursorStore
+    ) -> None:
+        def saved(cursor: str, before: Position | None) -> Position:
+            return Position.after(before, cursor)
+
+        for first in (None, saved("a", None)):
+            feed = FeedKey(FEED.url, "a" if first else "nothing")
+            if first is not None:
+                await store.save(feed, {0: first})
+            lost = saved("b", first)  # which the database that went on has not got
+            rival = saved("x", first)
+            await store.save(feed, {0: rival})
+            for position in (saved("c", lost), lost):
+                with pytest.raises(FencedError):
+                    await store.save(feed, {0: position})
+            assert await store.load(feed) == {0: rival}
 
     async def test_r17_the_error_names_feed_and_partition(self, store: CursorStore) -> None:
         await store.save(FEED, opening(range(3)))
@@ -63,46 +86,50 @@ class FencingTests(StoreContract):
         positions = opening((0, 5))
         await store.save(FEED, positions)
         with pytest.raises(FencedError) as refused:
-            await store.save(FEED, {**advanced({0: positions[0]}), **opening(range(1, 10))})
+            await store.save(FEED, {**advanced({0: positions[0]}), **opening(range(1, 10), "new")})
         assert refused.value.partition == 5
         assert await store.load(FEED) == positions
 
     async def test_the_store_keeps_working_after_a_refusal(self, store: CursorStore) -> None:
         await store.save(FEED, opening())
         with pytest.raises(FencedError):
-            await store.save(FEED, opening())
+            await store.save(FEED, opening(cursor="other"))
         await store.save(FEED, advanced(opening()))
         assert await store.load(FEED) == advanced(opening())
 
     async def test_r17_of_concurrent_consumers_one_advances(self, store: CursorStore) -> None:
-        for revision in (1, 2, 3):
-            results = await self._race(store, {0: revision})
+        for _ in range(3):
+            before = await store.load(FEED)
+            results = await self._race(store, [0])
             assert sorted(results.values()) == ["fenced"] * (CONSUMERS - 1) + ["saved"]
-            assert await store.load(FEED) == {0: Position(_winner(results), revision=revision)}
+            winner = following(before.get(0), _winner(results))
+            assert await store.load(FEED) == {0: winner}
 
     async def test_r17_of_concurrent_saves_of_many_positions_one_is_kept(
         self, store: CursorStore
     ) -> None:
-        for revision in (1, 2, 3):
-            results = await self._race(store, dict.fromkeys(range(50), revision))
+        for _ in range(3):
+            before = await store.load(FEED)
+            results = await self._race(store, range(50))
             assert sorted(results.values()) == ["fenced"] * (CONSUMERS - 1) + ["saved"]
             assert await store.load(FEED) == {
-                p: Position(_winner(results), revision=revision) for p in range(50)
+                p: following(before.get(p), _winner(results)) for p in range(50)
             }
 
     async def test_concurrent_saves_of_different_partitions_are_all_kept(
         self, store: CursorStore
     ) -> None:
+        last: dict[int, Position] = {}
+
         async def consume(partition: int) -> None:
-            for revision in range(1, 6):
-                await store.save(FEED, {partition: Position(f"c{revision}", revision=revision)})
+            for number in range(5):
+                last[partition] = following(last.get(partition), f"c{number}")
+                await store.save(FEED, {partition: last[partition]})
 
         async with anyio.create_task_group() as group:
             for partition in range(20):
                 group.start_soon(consume, partition)
-        assert await store.load(FEED) == {
-            partition: Position("c5", revision=5) for partition in range(20)
-        }
+        assert await store.load(FEED) == last
 
     async def test_concurrent_saves_of_different_feeds_are_all_kept(
         self, store: CursorStore
@@ -136,26 +163,21 @@ class FencingTests(StoreContract):
     ) -> None:
         self._need("supports_second_handle")
         async with self.second_handle(store) as second:
-            for revision in (1, 2, 3):
-                for partitions in ([0], list(range(1, 20))):
-                    results = await self._race(store, dict.fromkeys(partitions, revision), second)
+            for _ in range(3):
+                for partitions in ([0], range(1, 20)):
+                    results = await self._race(store, partitions, second)
                     assert sorted(results.values()) == ["fenced"] * (CONSUMERS - 1) + ["saved"]
 
     async def _race(
-        self, store: CursorStore, revisions: dict[int, int], second: CursorStore | None = None
+        self, store: CursorStore, partitions: Iterable[int], second: CursorStore | None = None
     ) -> dict[str, str]:
         """Let several consumers save the same partitions at once; return how each one ended."""
         results: dict[str, str] = {}
+        before = await store.load(FEED)
 
         async def consume(name: str, handle: CursorStore) -> None:
             try:
-                await handle.save(
-                    FEED,
-                    {
-                        partition: Position(name, revision=revision)
-                        for partition, revision in revisions.items()
-                    },
-                )
+                await handle.save(FEED, {p: following(before.get(p), name) for p in partitions})
                 results[name] = "saved"
             except FencedError:
                 results[name] = "fenced"

@@ -14,6 +14,7 @@ from feedapi_client.testing.contracts.contract_positions import (
     FEED,
     SPECIAL_TEXTS,
     advanced,
+    following,
     opening,
 )
 from feedapi_client.testing.contracts.store_contract import StoreContract
@@ -41,8 +42,8 @@ class SavingTests(StoreContract):
     async def test_a_status_changes_with_a_later_save(self, store: CursorStore) -> None:
         await store.save(FEED, {0: Position("a"), 1: Position("b")})
         later = {
-            0: Position("a").advance(status="drained"),
-            1: Position("b").advance(status="superseded"),
+            0: following(Position("a"), "a", "drained"),
+            1: following(Position("b"), "b", "superseded"),
         }
         await store.save(FEED, later)
         assert await store.load(FEED) == later
@@ -53,7 +54,8 @@ class SavingTests(StoreContract):
             await store.save(FEED, positions)
             positions = advanced(positions, str(number))
         await store.save(FEED, positions)
-        assert await store.load(FEED) == {0: Position("40", revision=6)}
+        assert await store.load(FEED) == positions
+        assert positions[0].cursor == "40"
 
     async def test_a_save_leaves_other_partitions_alone(self, store: CursorStore) -> None:
         positions = opening(range(5))
@@ -65,7 +67,7 @@ class SavingTests(StoreContract):
     async def test_old_and_new_partitions_are_saved_together(self, store: CursorStore) -> None:
         parent = opening()
         await store.save(FEED, parent)
-        split = {0: parent[0].advance(status="superseded"), 1: Position("c0"), 2: Position("c0")}
+        split = opening((1, 2)) | {0: following(parent[0], "c0", "superseded")}
         await store.save(FEED, split)
         assert await store.load(FEED) == split
 
@@ -79,22 +81,22 @@ class SavingTests(StoreContract):
         assert await store.load(FEED) == positions
 
     async def test_large_revisions(self, store: CursorStore) -> None:
-        positions = opening()
-        await store.save(FEED, positions)
-        for _ in range(20):
-            positions = advanced(positions)
-            await store.save(FEED, positions)
-        assert (await store.load(FEED))[0].revision == 21
+        replaces = None
+        for revision in (2**20, 2**31, 2**32, 2**45, 2**53 - 1):
+            position = Position("c", revision=revision, replaces=replaces)
+            await store.save(FEED, {0: position})
+            assert await store.load(FEED) == {0: position}
+            replaces = revision
 
     async def test_special_characters_in_a_cursor(self, store: CursorStore) -> None:
         texts = dict(enumerate(SPECIAL_TEXTS.values()))
         await store.save(FEED, {p: Position(text) for p, text in texts.items()})
         assert await store.load(FEED) == {p: Position(text) for p, text in texts.items()}
-        await store.save(FEED, {p: Position(LAST, revision=2) for p in texts})
+        await store.save(FEED, {p: Position(LAST, "open", 2, 1) for p in texts})
         for p, text in texts.items():
-            await store.save(FEED, {p: Position(text, revision=3)})
+            await store.save(FEED, {p: Position(text, "open", 3, 2)})
         assert await store.load(FEED) == {p: Position(t, revision=3) for p, t in texts.items()}
-        await store.save(FEED, {p: Position(text, revision=4) for p, text in texts.items()})
+        await store.save(FEED, {p: Position(text, "open", 4, 3) for p, text in texts.items()})
         assert await store.load(FEED) == {p: Position(t, revision=4) for p, t in texts.items()}
 
     async def test_r18_a_cursor_that_can_not_be_stored_is_refused_for_its_partition(
@@ -103,7 +105,7 @@ class SavingTests(StoreContract):
         positions = opening(range(3))
         await store.save(FEED, positions)
         for cursor in ("a\0b", "\ud800"):
-            wrong = {1: positions[1].advance(cursor)}, {0: positions[0], 5: Position(cursor)}
+            wrong = {1: following(positions[1], cursor)}, {0: positions[0], 5: Position(cursor)}
             for refused in wrong:
                 with pytest.raises(StoreError) as error:
                     await store.save(FEED, refused)
@@ -132,8 +134,8 @@ class SavingTests(StoreContract):
         }
         await store.save(FEED, positions)
         for partition, cursor in enumerate(long):
-            await store.save(FEED, {partition: positions[partition].advance(cursor)})
-        later = {partition: Position(cursor, revision=2) for partition, cursor in enumerate(long)}
+            await store.save(FEED, {partition: following(positions[partition], cursor)})
+        later = {p: following(positions[p], cursor) for p, cursor in enumerate(long)}
         assert await store.load(FEED) == positions | later
 
     async def test_all_partitions_in_one_save_which_one_stale_position_refuses(
@@ -168,10 +170,10 @@ class SavingTests(StoreContract):
         for other in others:
             assert await store.load(other) == {}
             await store.save(other, opening(cursor="other"))
-            await store.save(other, advanced(opening(), str(other)))
+            await store.save(other, advanced(opening(cursor="other"), str(other)))
             assert await store.load(FEED) == opening(cursor="mine")
         for other in others:
-            assert await store.load(other) == advanced(opening(), str(other))
+            assert await store.load(other) == advanced(opening(cursor="other"), str(other))
 
     async def test_filter_values_are_apart_and_their_order_does_not_matter(
         self, store: CursorStore

@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from feedapi_client.model import steps
 from feedapi_client.testing.simulator.loop import (
     LONGEST_CALL,
     StuckError,
@@ -34,9 +35,10 @@ FOR_EVER = 10_000_000.0
 def run_in_virtual_time(main: Callable[[], Awaitable[T]], *, backend: Backend, seed: str) -> T:
     """Run `main()` to its end on a clock that jumps ahead whenever every task waits.
 
-    The `random` module of the process (the jitter of pauses) is drawn from `seed`, and its state
-    is put back afterwards. So is, on asyncio, the order in which tasks run. trio draws that order
-    itself: see `in_one_order`. `staggered` gives each seed an order of its own there.
+    The `random` module of the process (the jitter of pauses) and the revisions of positions are
+    drawn from `seed`, and their state is put back afterwards. So is, on asyncio, the order in which
+    tasks run. trio draws that order itself: see `in_one_order`. `staggered` gives each seed an
+    order of its own there.
 
     Not thread-safe.
 
@@ -122,14 +124,16 @@ def virtual_clock(backend: Backend) -> Callable[[], float]:
 
 @contextmanager
 def _seeded_process(seed: str) -> Iterator[None]:
-    """Seed `random`, and keep the garbage collector from running finalizers at random moments."""
-    before = random.getstate()
+    """Seed what is drawn, and keep the garbage collector from running finalizers at any moment."""
+    before, revisions = random.getstate(), steps.getstate()
     random.seed(seed)
+    steps.seed(seed)
     try:
         with uncollected():
             yield
     finally:
         random.setstate(before)
+        steps.setstate(revisions)
 
 
 @contextmanager

@@ -37,7 +37,10 @@ class Evidence:
         self._failed[partition] = now
 
     def lacks(self, partition: int, now: float) -> str | None:
-        """Return what is missing for an end that only empty answers show; None if nothing is."""
+        """Return what is missing for an end that only empty answers show; None if nothing is.
+
+        `now` is when the save began: what fails while it is under way does not count.
+        """
         since, answers = self._closed.get(partition), self._empty[partition]
         if since is None:
             return "no discovery has listed it as closed"
@@ -47,7 +50,7 @@ class Evidence:
             return f"{answers} empty answers were read"
         for what, whose in (("one of its requests", partition), ("a discovery", None)):
             seconds = now - self._failed.get(whose, float("-inf"))
-            if seconds < SETTLE_SECONDS:
+            if 0 <= seconds < SETTLE_SECONDS:
                 return f"{what} has failed {seconds:.3f} s ago"
         return None
 

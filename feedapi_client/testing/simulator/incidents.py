@@ -152,10 +152,8 @@ class Operators:
         partition = fit[which % len(fit)]
         before = positions[partition.id]
         sequence = self._target(order, partition, before, which)
-        changed = Position(
-            partition.cursor(sequence),
-            "drained" if order == "drain" else "open",
-            before.revision + 1,
+        changed = before.advance(
+            partition.cursor(sequence), "drained" if order == "drain" else "open"
         )
         self._database.failures += 1  # a consumer that is alone is fenced by this save
         self._database.apply({(key, partition.id): changed}, [])
@@ -167,10 +165,7 @@ class Operators:
     def reopen(self, key: FeedKey, partitions: Collection[int]) -> None:
         """Let partitions be read on from where they were drained, while no consumer runs."""
         stored = self._database.positions[key]
-        reopened = {
-            (key, id): Position(stored[id].cursor, "open", stored[id].revision + 1)
-            for id in partitions
-        }
+        reopened = {(key, id): stored[id].advance(status="open") for id in partitions}
         self._database.apply(reopened, [])
 
     def _fits(self, order: Order, partition: ModelPartition, stored: Position | None) -> bool:

@@ -166,7 +166,7 @@ class Knowledge:
             if before is not None and (why := self._why_gone(partition)):
                 self._violated("lease", f"partition {partition} is saved, and {why}")
         # First positions need no look: nobody reads anything yet, and who comes second is refused.
-        second = any(p in stored and stored[p].revision >= positions[p].revision for p in positions)
+        second = any(p in stored and stored[p].revision != positions[p].replaces for p in positions)
         if (
             stored
             and not second

@@ -125,8 +125,6 @@ class Oracle:
         self.reported: set[int] = set()
         """Those of them behind which a later session has found events, and reported them."""
         self.gaps = Gaps()
-        self.excused = False
-        """Whether something has happened that no consumer can see, so that nothing is judged."""
         self.changes = 0
         """How often positions were changed by others than the consumers."""
         self.chosen: set[int] | None = None
@@ -142,8 +140,6 @@ class Oracle:
 
     def violated(self, rule: str, text: str) -> None:
         """Record a violation."""
-        if self.excused:
-            return
         self.violations.append(ViolationError(rule, text))
         if self._trace is not None:
             self._trace.add("violated: {}: {}", rule, text)
@@ -152,10 +148,6 @@ class Oracle:
     def changed(self) -> bool:
         """Whether positions were changed by others than the consumers."""
         return self.changes > 0
-
-    def excuse(self) -> None:
-        """Judge nothing any more."""
-        self.excused = True
 
     def check(self) -> None:
         """Raise the first violation."""
@@ -318,7 +310,7 @@ class Oracle:
             before = stored.get(id)
             if position.status != "drained" or (before and before.status == "drained"):
                 continue
-            if self._from_the_end and before and before.revision >= position.revision:
+            if self._from_the_end and before and before.revision != position.replaces:
                 continue  # a first start that comes second: it will be refused
             unread = self._unread(id, position)
             if self._world.last_cursor and not self._selected:
@@ -462,7 +454,9 @@ class Oracle:
         for id, found in status.partitions.items():
             stored = positions.get(id)
             self._check_error(found)
-            if self._from_the_end and stored is not None and stored.revision == 1:
+            if self._from_the_end and not positions:
+                continue  # the first save is under way
+            if self._from_the_end and stored is not None and stored.replaces is None:
                 continue  # maybe closed from the outset: the publisher need not say where it ends
             if not self._selected and not self.changed:
                 self._check_state(found, stored, alone=alone)
@@ -661,7 +655,8 @@ class Reports:
     def saving(self, positions: Mapping[int, Position], stored: Mapping[int, Position]) -> None:
         """Positions are about to be saved."""
         for id, position in positions.items():
-            if stored and position == Position(FIRST) and self._is_unknown(id, stored):
+            first = (position.cursor, position.status, position.replaces) == (FIRST, "open", None)
+            if stored and first and self._is_unknown(id, stored):
                 self._owed.add(id)
         if self._owed:
             self._pay()  # what is left is a report of a session that is being opened

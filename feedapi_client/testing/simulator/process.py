@@ -150,12 +150,18 @@ class Process:
         if not self.session.dead:
             self._oracle.heard(self._shown_reports())
 
-    def _saving(self, positions: Mapping[int, Position], stored: Mapping[int, Position]) -> None:
+    def _saving(
+        self,
+        positions: Mapping[int, Position],
+        stored: Mapping[int, Position],
+        began: float,
+    ) -> None:
         self.reports.saving(positions, stored)
         if self._settings.way == "keys":
             self._oracle.passing(positions, stored)
         if any(position.status == "drained" for position in positions.values()):
-            self._oracle.draining(positions, stored, self.transport.evidence, self._now())
+            now = self._now() - (anyio.current_time() - began)
+            self._oracle.draining(positions, stored, self.transport.evidence, now)
 
     def _listed(self, partitions: Iterable[int]) -> None:
         """A discovery is answered."""

@@ -192,7 +192,6 @@ class History:
                 transactional=settings.transactional,
                 from_the_end=settings.start == "last",
             )
-        self.database.on_repeated = self.oracle.excuse
         self.lease_replica = LeaseReplica(self.database)
         self._keeps_leases = any(step.do == "leases_go_back" for step in scenario.steps)
         if settings.start == "last":
@@ -408,8 +407,7 @@ class History:
 
     @property
     def _rightly_stopped(self) -> bool:
-        stopped = any(supervisor.rightly_stopped for supervisor in self.supervisors)
-        return self.oracle.excused or stopped
+        return any(supervisor.rightly_stopped for supervisor in self.supervisors)
 
     async def _be_quiet(self) -> None:
         """Watch a consumer that has nothing to do."""

@@ -13,7 +13,7 @@ import orjson
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.quarantine.record import QuarantinedEvent
-from feedapi_client.stores.base import CursorStore, check_predecessor, held_elsewhere
+from feedapi_client.stores.base import CursorStore, check_replaces, held_elsewhere
 from feedapi_client.stores.done import Claim, DoneEvent, already_done, claimed_anew
 from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.testing.simulator.clock import in_drawn_order, sleep, staggered
@@ -34,7 +34,7 @@ class Effect(NamedTuple):
     quarantined: bool = False
 
 
-OnSave = Callable[[Mapping[int, Position], Mapping[int, Position]], None]
+OnSave = Callable[[Mapping[int, Position], Mapping[int, Position], float], None]
 
 _LOCK_PAUSE = 0.01
 STALL_SECONDS = 60.0
@@ -80,8 +80,6 @@ class SimulatedDatabase:
         self.stalled_until = 0.0
         self.generation = 0
         """How often the database failed over. A transaction of an earlier one is gone."""
-        self.on_repeated: Callable[[], None] | None = None
-        """Is called when a save is about to follow another one than its process knows."""
         self.on_apply: Callable[[], None] | None = None
         """Is called when something is about to become durable."""
         self.on_first_save: Callable[[], None] | None = None
@@ -108,7 +106,7 @@ class SimulatedDatabase:
         """Make changes durable, all of them or none.
 
         Raises:
-            FencedError: a stored revision is not the predecessor of the one to be saved.
+            FencedError: a stored revision is not the one that is to be replaced.
         """
         for (feed, partition), position in changes.items():
             self.check(feed, partition, position)
@@ -123,9 +121,9 @@ class SimulatedDatabase:
             self._on_effect(effect)
 
     def check(self, feed: FeedKey, partition: int, position: Position) -> None:
-        """Raise `FencedError` unless the stored revision is the one before the position's."""
+        """Raise `FencedError` unless the stored revision is the one that is to be replaced."""
         stored = self.positions.get(feed, {}).get(partition)
-        check_predecessor(feed, partition, position, None if stored is None else stored.revision)
+        check_replaces(feed, partition, position.replaces, stored)
 
     def check_done(self, feed: FeedKey, event: DoneEvent) -> None:
         """Raise what `DoneStore.done` raises, if the event can't be done."""
@@ -161,33 +159,14 @@ class StoreSession:
         self.lock_seconds = 0.0
         """How long a statement waits for a locked row; 0: for ever."""
         self.on_save: OnSave | None = None
-        """Is called with what is about to be saved outside of a transaction, and what is stored."""
+        """Is called with what is about to be saved outside of a transaction, what is stored, and
+        when the save began."""
         self._database = database
-        self._known: dict[tuple[FeedKey, int, int], Position] = {}
-        """The positions that it has last loaded or sent, by their revisions."""
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
         await self.operation()
-        stored = dict(self._database.positions.get(feed, {}))
-        self.knows({(feed, partition): position for partition, position in stored.items()})
-        return stored
-
-    def knows(self, positions: Mapping[tuple[FeedKey, int], Position]) -> None:
-        """Note positions that it has loaded or sends.
-
-        A failover can lose saves, and another process can save as often as was lost. Then a save
-        follows another one than its process knows, with the same revision: no store refuses it.
-        """
-        database = self._database
-        for (feed, partition), position in positions.items():
-            stored = database.positions.get(feed, {}).get(partition)
-            if database.generation and stored and stored.revision == position.revision - 1:
-                known = self._known.get((feed, partition, stored.revision))
-                if known is not None and stored != known and database.on_repeated is not None:
-                    database.note("a save follows one that its process does not know")
-                    database.on_repeated()
-            self._known[feed, partition, position.revision] = position
+        return dict(self._database.positions.get(feed, {}))
 
     async def save(
         self,
@@ -202,11 +181,11 @@ class StoreSession:
         if transaction is not None:
             await transaction.save(changes)
             return
+        began = anyio.current_time()
         await self.operation()
         await self.wait_for(changes)
-        self.knows(changes)
         if self.on_save is not None:
-            self.on_save(positions, self._database.positions.get(feed, {}))
+            self.on_save(positions, self._database.positions.get(feed, {}), began)
         self._database.apply(changes, [])
         for partition, ids in (passed or {}).items():
             self._database.done.get((feed, partition), set()).difference_update(ids)
@@ -219,12 +198,12 @@ class StoreSession:
         await self.operation()
         database, rows = self._database, [(feed, partition) for partition in partitions]
         await self._wait_for_doers(rows)
-        database.check(feed, partitions[0], Position("", revision=revision + 1))
+        database.check(feed, partitions[0], Position("", replaces=revision or None))
         number = max(database.readers.values(), default=0) + 1
         database.readers.update(dict.fromkeys(rows, number))
         database.note("claimed {} as {}", partitions, number)
         await self.operation()
-        database.check(feed, partitions[0], Position("", revision=revision + 1))
+        database.check(feed, partitions[0], Position("", replaces=revision or None))
         done: dict[str, int] = {}
         for row in rows:
             done |= dict.fromkeys(database.done.get(row, ()), row[1])
@@ -330,7 +309,6 @@ class Transaction:
         """
         await self._session.operation()
         self._check_connection()
-        self._session.knows(self._changes)
         self._session._database.apply(self._changes, self._in_order())
         for row, id in self._done:
             self._session._database.done.setdefault(row, set()).add(id)

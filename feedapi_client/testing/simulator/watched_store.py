@@ -99,7 +99,8 @@ class StoredPositions:
         if not found:
             return
         *others, last = sorted(found)
-        refused = {p: found[p].advance() for p in others[:1]} | {last: found[last]}
+        stale = Position.after(None, found[last].cursor, found[last].status)
+        refused = {p: found[p].advance() for p in others[:1]} | {last: stale}
         try:
             await self.store.save(feed, refused)
         except FencedError:
@@ -107,8 +108,8 @@ class StoredPositions:
                 self._violated("a save was refused, and a part of it took effect")
         else:
             self._violated(
-                f"a save of partition {last} was accepted, although its revision "
-                f"{found[last].revision} was stored already: two consumers would not be noticed"
+                f"a save of partition {last} was accepted as its first one, although revision "
+                f"{found[last].revision} is stored: two consumers would not be noticed"
             )
 
     def _overlapping(

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import orjson
 import pytest
 
 from feedapi_client.liftbridge import (
@@ -17,7 +16,8 @@ from feedapi_client.liftbridge import (
     StreamCursorStore,
     StreamPublisher,
 )
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import FeedKey
+from tests.positions import counted
 
 FORMATS = ["batch", "events"]
 KEY = FeedKey("http://localhost/feed")
@@ -36,7 +36,7 @@ def store_of(
 async def save(store: StreamCursorStore, revision: int, *numbers: int) -> None:
     """Save position `revision` with events of these numbers."""
     batch = OutgoingBatch(0, f"c{revision}", [b'{"n":%d}' % n for n in numbers])
-    await store.save(KEY, {0: Position(f"c{revision}", revision=revision)}, transaction=batch)
+    await store.save(KEY, {0: counted(f"c{revision}", revision)}, transaction=batch)
 
 
 async def read(messages: AsyncGenerator[Message, None], count: int) -> list[int]:
@@ -55,7 +55,7 @@ async def relayed(api: LiftbridgeApi, name: str, count: int, **options: Any) -> 
     found: list[int] = []
     async with aclosing(RelayReader(api, name, **options).batches()) as batches:
         async for batch in batches:
-            found += [orjson.loads(event)["n"] for event in batch.events]
+            found += [event.json()["n"] for event in batch.events]
             if len(found) >= count:
                 break
     return found

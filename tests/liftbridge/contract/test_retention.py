@@ -14,6 +14,7 @@ from gufo.liftbridge.api_pb2_grpc import APIStub
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
     LiftbridgePublisher,
+    OutgoingBatch,
     StreamCursorStore,
     StreamGapError,
     StreamOptions,
@@ -23,6 +24,7 @@ from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests.liftbridge.clusters import CLEANS_OFTEN, require_liftbridge
 from tests.liftbridge.contract.reading import FORMATS, KEY, save, store_of
 from tests.liftbridge.helpers import SAFETY_NET, eventually
+from tests.positions import stand
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -93,7 +95,7 @@ async def test_the_default_age_of_a_broker_removes_nothing_from_a_ledger(
     await publisher.publish(f"{name}-other", b"x")
     await until_removed(server, f"{name}-other", 0)
     await anyio.sleep(_AGE)
-    assert await store_of(publisher, api, name, format).load(KEY) == {0: Position("c1")}
+    assert stand(await store_of(publisher, api, name, format).load(KEY)) == {0: ("c1", "open")}
 
 
 async def test_an_idle_relay_keeps_its_positions_younger_than_the_retention(
@@ -114,7 +116,7 @@ async def test_an_idle_relay_keeps_its_positions_younger_than_the_retention(
         tasks.start_soon(keep_on)
         await until_removed(server, name, saved)
         tasks.cancel_scope.cancel()
-    assert await store_of(publisher, api, name, "batch").load(KEY) == {0: Position("c1")}
+    assert stand(await store_of(publisher, api, name, "batch").load(KEY)) == {0: ("c1", "open")}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -133,18 +135,20 @@ async def test_a_ledger_that_retention_emptied_says_so_at_once_and_can_be_seeded
     for _ in range(3):  # also after the message without content that the first one writes
         with anyio.fail_after(30), pytest.raises(StreamGapError, match=r"7 days.*cursors import"):
             await store_of(publisher, api, name, format).load(KEY)
-    await store.replace(KEY, {0: Position("c1"), 1: Position("d", "drained")})
-    positions = {0: Position("c1"), 1: Position("d", "drained")}
+    positions = await store.replace(KEY, {0: Position("c1"), 1: Position("d", "drained")})
+    assert stand(positions) == {0: ("c1", "open"), 1: ("d", "drained")}
     assert await store.load(KEY) == positions
-    await save(store, 2, 2)
+    batch = OutgoingBatch(0, "c2", [b'{"n":2}'])
+    await store.save(KEY, {0: positions[0].advance("c2")}, transaction=batch)
 
 
 async def test_a_new_stream_begins_with_the_positions_that_it_is_seeded_with(
     api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
-    positions = {0: Position("c1"), 1: Position("d", "superseded")}
-    assert await store_of(publisher, api, name, "batch").replace(KEY, positions) == positions
+    given = {0: Position("c1"), 1: Position("d", "superseded")}
+    positions = await store_of(publisher, api, name, "batch").replace(KEY, given)
+    assert stand(positions) == stand(given)
     store = store_of(publisher, api, name, "batch")
     assert await store.feeds() == [KEY]
     assert await store.load(KEY) == positions

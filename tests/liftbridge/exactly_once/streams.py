@@ -63,6 +63,4 @@ def stored(broker: LiftbridgeBroker) -> list[int]:
 
 
 async def read(api: LiftbridgeApi, broker: LiftbridgeBroker) -> list[int]:
-    return [
-        orjson.loads(event)["n"] for batch in await batches(api, broker) for event in batch.events
-    ]
+    return [event.json()["n"] for batch in await batches(api, broker) for event in batch.events]

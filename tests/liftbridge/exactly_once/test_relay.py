@@ -121,7 +121,7 @@ async def test_one_message_is_one_batch_in_the_batch_format(
     [message] = [
         message for message in broker.messages("s") if message.headers["feedapi-format"] == b"batch"
     ]
-    assert message.value.split(b"\n") == list(batch.events)
+    assert message.value.split(b"\n") == [event.raw for event in batch.events]
     assert (batch.partition, batch.cursor, batch.keys) == (
         0,
         message.headers["feedapi-cursor"].decode(),

@@ -114,6 +114,17 @@ def hand_overs(seed: int) -> Scenario:
     return scenario(seed, settings, steps)
 
 
+def second_process_after_a_failover(seed: int) -> Scenario:
+    """The last save of a consumer is lost, and a second one reads past it with its first save."""
+    steps = [
+        publish(4, 2),
+        Step(8.0, "fail_over", {"lost": 1}),
+        publish(4, 2),
+        Step(0.0, "second", {"seconds": 20.0}),
+    ]
+    return scenario(seed, Settings(partitions=1, handling=3.0), steps)
+
+
 def end_behind_a_gateway(seed: int) -> Scenario:
     """A gateway answers 200 with an object that says nothing, while a partition is at no end."""
     gateway = fault("maintenance", "fetch", share=1.0, seconds=20.0)

@@ -281,6 +281,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_S.store_loses_a_position),
     Mutant(_S.store_saves_a_part),
     Mutant(_S.store_does_not_fence),
+    Mutant(_S.revisions_are_counted, of(histories.second_process_after_a_failover)),
     Mutant(_S.store_forgets_the_status),
     Mutant(_S.memory_store_does_not_fence, in_memory),
     Mutant(_S.sqlite_store_does_not_fence, in_sqlite),

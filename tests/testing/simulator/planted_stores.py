@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from feedapi_client import model
 from feedapi_client.model import Batch
 from feedapi_client.stores import memory, sqlite
 from feedapi_client.stores.position_scripts import PositionScripts
@@ -64,12 +67,17 @@ def store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedDatabase, "check", lambda *args: None)
 
 
+def revisions_are_counted(patch: pytest.MonkeyPatch) -> None:
+    """Each save of a position has the next revision, also after the database went back."""
+    patch.setattr(model, "steps", SimpleNamespace(getrandbits=lambda _: 0))
+
+
 def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:
     """The store saves each position as an open one."""
     apply = SimulatedDatabase.apply
 
     def as_open(self: SimulatedDatabase, changes: Any, effects: list[Effect]) -> None:
-        changes = {key: type(p)(p.cursor, "open", p.revision) for key, p in changes.items()}
+        changes = {key: replace(position, status="open") for key, position in changes.items()}
         apply(self, changes, effects)
 
     patch.setattr(SimulatedDatabase, "apply", as_open)
@@ -80,7 +88,7 @@ def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:
 
 def memory_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """MemoryCursorStore saves a position whatever revision it holds."""
-    patch.setattr(memory, "check_predecessor", lambda *args: None)
+    patch.setattr(memory, "check_replaces", lambda *args: None)
 
 
 def sqlite_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from feedapi_client import Batch, MemoryCursorStore, Position, Quarantine, Retry, SQLiteCursorStore
+from feedapi_client import Batch, MemoryCursorStore, Quarantine, Retry, SQLiteCursorStore
 from feedapi_client.model import FeedKey
 from feedapi_client.testing.simulator import SimulationError, simulate
 from tests.testing.simulator.applications import (
@@ -250,7 +251,7 @@ def test_a_handler_that_goes_on_after_its_process_was_killed_has_no_effect() -> 
             caught.append(error)
             raise
 
-    simulate(handle, seeds=SEEDS)
+    simulate(handle, seeds=12 * SEEDS)  # few are killed while they commit
     # A store that loses its connection, or hangs, is all that a handler may hear of.
     store_failures = ("ConnectionLostError", "Limits.commit_timeout")
     assert caught
@@ -269,7 +270,7 @@ class Forgetful(MemoryCursorStore):
     """Keeps cursors and forgets that a partition is drained or superseded."""
 
     async def save(self, feed: FeedKey, positions: Any, *, transaction: Any = None) -> None:
-        opened = {id: Position(p.cursor, "open", p.revision) for id, p in positions.items()}
+        opened = {id: replace(p, status="open") for id, p in positions.items()}
         await super().save(feed, opened, transaction=transaction)
 
 
@@ -280,11 +281,11 @@ class OneByOne(MemoryCursorStore):
 
 
 class Jealous(MemoryCursorStore):
-    """Refuses the third save of a partition."""
+    """Refuses all saves of a partition but the first."""
 
     async def save(self, feed: FeedKey, positions: Any, *, transaction: Any = None) -> None:
         raised = {
-            id: p if p.revision < 3 else Position(p.cursor, p.status, p.revision + 1)
+            id: p if p.replaces is None else replace(p, replaces=p.replaces + 1)
             for id, p in positions.items()
         }
         await super().save(feed, raised, transaction=transaction)

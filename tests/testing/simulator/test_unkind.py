@@ -314,7 +314,7 @@ def test_a_first_start_that_comes_second_needs_no_evidence_of_ends() -> None:
     first = {0: Position("f0-1")}
     oracle.draining({0: Position("f0-2", "drained")}, first, Evidence(), 1.0)
     assert rules(oracle) == []
-    oracle.draining({0: Position("f0-2", "drained", 2)}, first, Evidence(), 1.0)
+    oracle.draining({0: Position("f0-2", "drained", 2, 1)}, first, Evidence(), 1.0)
     assert rules(oracle) == ["evidence"]
 
 

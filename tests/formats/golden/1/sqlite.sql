@@ -7,6 +7,10 @@ INSERT INTO feedapi_cursors VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021
 INSERT INTO feedapi_cursors VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 7, 'end of 7', 'drained', 1, 1764025200000000, 'https://shop.test/orders#sha256=ceb45873bb50898c', 'billing', '[["filter-kind","new"]]');
 INSERT INTO feedapi_cursors VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 8, 'moved on', 'superseded', 1, 1764025200000000, 'https://shop.test/orders#sha256=ceb45873bb50898c', 'billing', '[["filter-kind","new"]]');
 CREATE TABLE feedapi_cursors_journal (feed_id CHAR(64) NOT NULL, replaced_at BIGINT NOT NULL, partition_id INTEGER NOT NULL, revision BIGINT NOT NULL, feed_cursor TEXT NOT NULL, status VARCHAR(16) NOT NULL, saved_at BIGINT NOT NULL, PRIMARY KEY (feed_id, replaced_at, partition_id, revision));
+INSERT INTO feedapi_cursors_journal VALUES ('51aff8d02ade3b5f92ec6ba9233dc6f11b6e397111c3975babc1d99e5aec43b4', 1764025200000000, 32767, 0, '', 'open', 1764025200000000);
+INSERT INTO feedapi_cursors_journal VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 1764025200000000, 0, 0, '', 'open', 1764025200000000);
+INSERT INTO feedapi_cursors_journal VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 1764025200000000, 7, 0, '', 'open', 1764025200000000);
+INSERT INTO feedapi_cursors_journal VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 1764025200000000, 8, 0, '', 'open', 1764025200000000);
 INSERT INTO feedapi_cursors_journal VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 1764028800000000, 0, 1, 'cursor-1', 'open', 1764025200000000);
 CREATE TABLE feedapi_cursors_done (feed_id CHAR(64) NOT NULL, partition_id INTEGER NOT NULL, event_id VARCHAR(64) NOT NULL, claim BIGINT NOT NULL, PRIMARY KEY (feed_id, partition_id, event_id));
 CREATE TABLE feedapi_cursors_instances (feed_id CHAR(64) NOT NULL, instance VARCHAR(200) NOT NULL, joined_at BIGINT NOT NULL, expires_at BIGINT NOT NULL, changes BIGINT NOT NULL, options VARCHAR(200) NOT NULL, PRIMARY KEY (feed_id, instance));

@@ -1,0 +1,20 @@
+CREATE TABLE feedapi_format (name VARCHAR(200) NOT NULL PRIMARY KEY, version INTEGER NOT NULL);
+INSERT INTO feedapi_format VALUES ('feedapi_cursors', 1);
+INSERT INTO feedapi_format VALUES ('feedapi_quarantine', 1);
+CREATE TABLE feedapi_cursors (feed_id CHAR(64) NOT NULL, partition_id INTEGER NOT NULL, feed_cursor TEXT NOT NULL, status VARCHAR(16) NOT NULL, revision BIGINT NOT NULL, saved_at BIGINT NOT NULL, feed_url TEXT NOT NULL, consumer TEXT NOT NULL, filters TEXT NOT NULL, PRIMARY KEY (feed_id, partition_id));
+INSERT INTO feedapi_cursors VALUES ('51aff8d02ade3b5f92ec6ba9233dc6f11b6e397111c3975babc1d99e5aec43b4', 32767, '_first', 'open', 1, 1764025200000000, 'feed:payments', 'default', '[]');
+INSERT INTO feedapi_cursors VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 0, 'cursor-2', 'open', 2, 1764028800000000, 'https://shop.test/orders#sha256=ceb45873bb50898c', 'billing', '[["filter-kind","new"]]');
+INSERT INTO feedapi_cursors VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 7, 'end of 7', 'drained', 1, 1764025200000000, 'https://shop.test/orders#sha256=ceb45873bb50898c', 'billing', '[["filter-kind","new"]]');
+INSERT INTO feedapi_cursors VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 8, 'moved on', 'superseded', 1, 1764025200000000, 'https://shop.test/orders#sha256=ceb45873bb50898c', 'billing', '[["filter-kind","new"]]');
+CREATE TABLE feedapi_cursors_journal (feed_id CHAR(64) NOT NULL, replaced_at BIGINT NOT NULL, partition_id INTEGER NOT NULL, revision BIGINT NOT NULL, feed_cursor TEXT NOT NULL, status VARCHAR(16) NOT NULL, saved_at BIGINT NOT NULL, PRIMARY KEY (feed_id, replaced_at, partition_id, revision));
+INSERT INTO feedapi_cursors_journal VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 1764028800000000, 0, 1, 'cursor-1', 'open', 1764025200000000);
+CREATE TABLE feedapi_cursors_done (feed_id CHAR(64) NOT NULL, partition_id INTEGER NOT NULL, event_id VARCHAR(64) NOT NULL, claim BIGINT NOT NULL, PRIMARY KEY (feed_id, partition_id, event_id));
+CREATE TABLE feedapi_cursors_instances (feed_id CHAR(64) NOT NULL, instance VARCHAR(200) NOT NULL, joined_at BIGINT NOT NULL, expires_at BIGINT NOT NULL, changes BIGINT NOT NULL, options VARCHAR(200) NOT NULL, PRIMARY KEY (feed_id, instance));
+INSERT INTO feedapi_cursors_instances VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 'host-1-4711-cafe', 1764025200000000, 4102444800000000, 1, 'follow=1 ordered=1 partitions=all lineage=4f53cda18c2b version=1.0.0');
+CREATE TABLE feedapi_cursors_leases (feed_id CHAR(64) NOT NULL, partition_id INTEGER NOT NULL, owner VARCHAR(200), epoch BIGINT NOT NULL, ended INTEGER NOT NULL, changed_at BIGINT NOT NULL, PRIMARY KEY (feed_id, partition_id));
+INSERT INTO feedapi_cursors_leases VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 0, 'host-1-4711-cafe', 1, 0, 1764025200000000);
+INSERT INTO feedapi_cursors_leases VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 7, 'host-1-4711-cafe', 1, 1, 1764025200000000);
+INSERT INTO feedapi_cursors_leases VALUES ('c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 8, NULL, 1, 0, 1764025200000000);
+CREATE TABLE feedapi_quarantine (id VARCHAR(32) NOT NULL PRIMARY KEY, feed_id CHAR(64) NOT NULL, feed_url TEXT NOT NULL, consumer TEXT NOT NULL, filters TEXT NOT NULL, partition_id INTEGER NOT NULL, feed_cursor TEXT NOT NULL, event_index INTEGER NOT NULL, payload BLOB NOT NULL, headers TEXT NOT NULL, error_type TEXT NOT NULL, error TEXT NOT NULL, quarantined_at BIGINT NOT NULL);
+INSERT INTO feedapi_quarantine VALUES ('0644000000000000000000abcdef', 'c1d908dd0d927ba3242c15070f59f295f2842a5a021506416121c791e24b2b13', 'https://shop.test/orders#sha256=ceb45873bb50898c', 'billing', '[["filter-kind","new"]]', 7, 'end of 7', 3, X'7b226f72646572223a2022c3a4ff222c20226c6f6e65223a20225c7564383030227d', '{"h":"v"}', 'ValueError', 'no such order: ''7''
+second line', 1764028800000000);
