@@ -304,14 +304,14 @@ def test_r10_what_delta_says_in_a_write_only_is_refused_before(
     changes = "spark.databricks.delta.properties.defaults.enableChangeDataFeed"
     spark.conf.set(changes, "true")
     try:
-        with pytest.raises(IngestError, match=r"lake\.changes can't be written .*_change_type"):
+        with pytest.raises(IngestError, match=r"lake\.changes can't be written: .*_change_type"):
             lake.ingest(**own)
         lake.ingest(**own | {"schema": "entity STRING"})
     finally:
         spark.conf.unset(changes)
-    with pytest.raises(IngestError, match=r"lake\.changes can't be written .*_change_type"):
+    with pytest.raises(IngestError, match=r"lake\.changes can't be written: .*_change_type"):
         lake.ingest(**own)
-    with pytest.raises(IngestError, match=r"with these columns, compression: .*none at all"):
+    with pytest.raises(IngestError, match=r"lake\.changes can't be written: .*none at all"):
         lake.ingest(**own | {"writer_options": {"compression": "none at all"}, "schema": None})
 
 
@@ -322,7 +322,12 @@ def test_table_of_another_program_is_refused(filled: Lake) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"bronze": "lake.other"}, {"output": "lake.bronze"}, {"rejected": None, "gold": None}]
+    "other",
+    [
+        {"bronze": "lake.other"},
+        {"output": "lake.bronze", "bronze": "lake.silver"},
+        {"rejected": None, "gold": None},
+    ],
 )
 def test_other_tables_than_those_of_earlier_runs_are_refused(
     filled: Lake, other: dict[str, Any]

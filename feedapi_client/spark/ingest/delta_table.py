@@ -114,12 +114,11 @@ class DeltaTable(Table):
             self._compare(spark, rows.schema, who)
             if _MAPPING in options and _MAPPING not in self._properties(spark):
                 self._set_properties(spark, {_MAPPING: "name"})
-        # Not `writeTo`, whose `partitionedBy` parses names, quoted or not. Fields without their
-        # metadata: Delta refuses defaults of another table.
+        # Not `writeTo`, whose `partitionedBy` parses names without their quotes. Fields without
+        # their metadata: Delta refuses defaults of another table.
         none = spark.createDataFrame([], T.StructType(fields)).write.format("delta")
-        none.mode("append").partitionBy(*self.partition_by).options(**options).saveAsTable(
-            self.name
-        )
+        none = none.mode("append").options(**options)
+        none.partitionBy(*map(quoted, self.partition_by)).saveAsTable(self.name)
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write a micro-batch, unless it is there. Nothing is left to be published."""
