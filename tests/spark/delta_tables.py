@@ -93,7 +93,7 @@ def test_gold_has_what_a_transform_computed_for_output(
 ) -> None:
     publisher = Publisher(partitions=1)
     publisher.extend(0, [{"entity": f"e{n}", "n": n} for n in range(4)])
-    own_id = F.udf(lambda: str(uuid4())).asNondeterministic()
+    own_id = F.udf(lambda: str(uuid4()), useArrow=False).asNondeterministic()
 
     def transform(rows: DataFrame, number: int) -> DataFrame:
         return rows.withColumns({"row_id": own_id(), "loaded": F.current_timestamp()})
