@@ -122,7 +122,8 @@ class FeedConsumer(Generic[Payload]):
             iteration goes on. The store has to implement `LeaseStore`, as the shipped ones do.
         feed_name: what cursors, leases and quarantined events are stored under instead of the URL.
             A feed that moves, or that is reached by another host name, keeps them. Cursors that are
-            stored under the URL are adopted once, in one transaction, and a report says so.
+            stored under the URL are adopted once, in one transaction, and a report says so; while
+            an instance that shares the feed under its URL is alive, the entry waits for its end.
         fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
         on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops
             it and its descendants.
@@ -189,6 +190,7 @@ class FeedConsumer(Generic[Payload]):
                 f"share needs a store that keeps leases, and {type(leases).__name__} does not "
                 "implement LeaseStore"
             )
+        self._leases = leases if isinstance(leases, LeaseStore) else None
         if share is not None and isinstance(self.store, LockingStore):
             # One that is paused within a commit must not end the others, or keep a handler waiting.
             self.store.limit_lock_waits(self.key, share.lease_seconds / _LOCK_PART)
@@ -570,7 +572,9 @@ class FeedConsumer(Generic[Payload]):
         if self._client is None:
             self._client = self._new_client()
         share = None if self._share is None else self._coordinator
-        session = Session(self._settings, self._client, self.store, share=share)
+        session = Session(
+            self._settings, self._client, self.store, leases=self._leases, share=share
+        )
         session.reports.extend(dict.fromkeys(self._reports))
         self._opening, self._reports = session, session.reports
         if self._stop_next:  # since the last one ended
@@ -590,9 +594,8 @@ class FeedConsumer(Generic[Payload]):
     def _coordinator(self, driver: Driver) -> Coordinator:
         assert self._share is not None
         assert self.instance is not None
-        leases = self.store if self._share.leases is None else self._share.leases
-        assert isinstance(leases, LeaseStore)
-        return Coordinator(self._share, leases, self.key, driver, name=self.instance)
+        assert self._leases is not None
+        return Coordinator(self._share, self._leases, self.key, driver, name=self.instance)
 
     async def _begin(self) -> Session:
         """The session of a new iteration.

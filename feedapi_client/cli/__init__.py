@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from feedapi_client.cli.std_streams import require_streams
+from feedapi_client.cli.terminal import prepare_streams
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
         # a database driver. Without one, the first process of a container ignores SIGTERM.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end_before_start)
-    require_streams()
+    prepare_streams()
     try:
         from feedapi_client.cli.app import app
     except ModuleNotFoundError as missing:

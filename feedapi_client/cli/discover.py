@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli.feed_options import (
-    ONE_SHOT,
-    Connection,
-    GiveUpAfter,
-    Json,
-    Lineage,
-    Url,
-    V1Partitions,
-    checked_url,
-    edges,
-)
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.command import command, option
+from feedapi_client.cli.options import AskedWithLineage
+from feedapi_client.cli.terminal import console, print_json, print_line, print_table, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,26 +21,30 @@ _SHOWN = 8
 class Discover:
     """Options of ``feedapi discover``."""
 
-    url: Url
-    json: Json = False
-    v1_partitions: V1Partitions = None
-    lineage: Lineage = None
-    give_up_after: GiveUpAfter = ONE_SHOT
-    connection: Connection
+    asked: AskedWithLineage
+    json: bool = option(help="Print JSON.", default=False)
 
 
-def discover(options: Discover) -> None:
+@command(
+    "discover https://service/myfeed",
+    "discover https://service/myfeed --auth-env TOKEN --json",
+    "discover https://service/myfeed --lineage 1:0 --lineage 2:0",
+)
+async def discover(o: Discover) -> None:
     """Show a feed's dialect, flags and partitions, and the lineage of the partitions.
 
     Says where the feed seems to leave out which partition starts after which. Try --lineage then:
     the tree is drawn as a consumer with the same option sees it.
     """
+    from feedapi_client import FeedClient, RetryPolicy
     from feedapi_client.errors import LineageError
     from feedapi_client.lineage.graph import with_edges
 
-    checked_url(options.url)
-    added = edges(options.lineage)
-    feed, info = run_async(_discover, options)
+    added, retry = o.asked.edges(), RetryPolicy(give_up_after=o.asked.give_up_after)
+    async with o.asked.connection.client() as http:
+        count = o.asked.v1_partitions
+        async with FeedClient(o.asked.url, http=http, v1_partitions=count, retry=retry) as client:
+            feed, info = client.feed, await client.discover()
     named = added.keys() | {parent for parent in added.values() if parent is not None}
     for partition in sorted(named - info.partitions.keys()):
         # For a consumer the edge would sleep until the partition is listed. Here it is nothing.
@@ -57,26 +52,10 @@ def discover(options: Discover) -> None:
             "--lineage names it, and it is not listed", feed=feed, partition=partition
         )
     info = with_edges(info, added, feed=feed)
-    if options.json:
-        from feedapi_client.cli.escape import print_json
-
+    if o.json:
         print_json(as_json(feed, info))
     else:
         _print_info(feed, info, added)
-
-
-async def _discover(options: Discover) -> tuple[str, FeedInfo]:
-    """Return the name of the feed in messages, and the discovery. Raises `FeedError`."""
-    from feedapi_client import FeedClient, RetryPolicy
-
-    retry = RetryPolicy(give_up_after=options.give_up_after)
-    async with (
-        options.connection.client() as http,
-        FeedClient(
-            options.url, http=http, v1_partitions=options.v1_partitions, retry=retry
-        ) as client,
-    ):
-        return client.feed, await client.discover()
 
 
 def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
@@ -108,8 +87,6 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
 
 
 def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int | None]) -> None:
-    from feedapi_client.cli.escape import shown
-    from feedapi_client.cli.terminal import console, plain_line
 
     flags = [f"dialect {info.dialect}"]
     if info.exactly_once:
@@ -118,8 +95,8 @@ def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int | None]) -> N
         flags.append("stream")
     if info.filters:
         flags.append(f"filters {shown(', '.join(info.filters))}")
-    console().print(plain_line(feed, "bold"))
-    console().print(plain_line(" · ".join(flags)))
+    print_line(feed, "bold")
+    print_line(" · ".join(flags))
     _print_partitions(info)
     if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
         _print_lineage(info, added)
@@ -127,8 +104,6 @@ def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int | None]) -> N
 
 
 def _print_partitions(info: FeedInfo) -> None:
-    from feedapi_client.cli.terminal import print_table
-
     print_table(
         ("partition", "state", "starts after", "cursor from", "last cursor"),
         [
@@ -145,23 +120,21 @@ def _print_partitions(info: FeedInfo) -> None:
 
 
 def _print_suspected_edges(info: FeedInfo) -> None:
-    from feedapi_client.cli.terminal import console, plain_line
     from feedapi_client.lineage.graph import suspected_missing_edges
 
     suspected = suspected_missing_edges(None, info.partitions)
     if suspected is None:
         return
-    console().print(plain_line(f"suspected: {suspected}", "yellow"))
+    print_line(f"suspected: {suspected}", "yellow")
     parent = suspected.parents[0]
     options = " ".join(f"--lineage {child}:{parent}" for child in suspected.children[:_SHOWN])
-    console().print(plain_line(f"on the command line: {options}", "yellow"))
+    print_line(f"on the command line: {options}", "yellow")
 
 
 def _print_lineage(info: FeedInfo, added: Mapping[int, int | None]) -> None:
     from rich.text import Text
 
     from feedapi_client.cli.lineage_tree import lineage_tree
-    from feedapi_client.cli.terminal import console
 
     def label(id: int) -> Text:
         if info.partitions[id].closed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 from anyio.abc import TaskStatus
 
-from feedapi_client.cli.reporting import CommandError
+from feedapi_client.cli.command import CommandError
 
 if TYPE_CHECKING:
     from feedapi_client.model import Partition

@@ -10,7 +10,7 @@ from typing import Any
 
 from feedapi_client.arguments import check_async_function, import_function, place_of
 from feedapi_client.causes import store_problem
-from feedapi_client.cli.reporting import CommandError, UsageError
+from feedapi_client.cli.command import USAGE, CommandError
 from feedapi_client.protocol.text import printable
 from feedapi_client.runtime.handlers import HANDLER
 
@@ -31,12 +31,12 @@ def import_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
 
     `form`: what it has to look like, for messages.
 
-    Raises `UsageError` when it can't be imported, or has another form.
+    Raises `CommandError` when it can't be imported, or has another form.
     """
     try:
         function = import_function(path, "--handler")
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise CommandError(str(error), USAGE) from None
     if _takes_a_batch(function):
         _check(path, function, form)
     return function
@@ -50,7 +50,7 @@ async def open_handler(
 
     A function without parameters returns an asynchronous context manager whose value is the
     handler: the place for what the handler needs, such as a pool of connections. It is closed at
-    the end of the block. Raises `UsageError` for any other function, and `CommandError` when it
+    the end of the block. Raises `CommandError` for any other function, and `CommandError` when it
     can't be opened.
     """
     if _takes_a_batch(function):
@@ -60,7 +60,9 @@ async def open_handler(
         try:
             handler = await stack.enter_async_context(function())
         except TypeError as error:
-            raise UsageError(f"--handler {path} takes no batch and no event, so {error}") from None
+            raise CommandError(
+                f"--handler {path} takes no batch and no event, so {error}", USAGE
+            ) from None
         except Exception as error:
             raise CommandError(
                 f"--handler {path} can't be opened: {_described(error)}{place_of(error)}"
@@ -73,7 +75,7 @@ def _check(path: str, handler: object, form: str) -> None:
     try:
         check_async_function(f"--handler {path}", handler, form)
     except TypeError as error:
-        raise UsageError(str(error)) from None
+        raise CommandError(str(error), USAGE) from None
 
 
 def _described(error: Exception) -> str:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import anyio
 import orjson
-from anyio.abc import TaskStatus
 
 from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
-from feedapi_client.cli.databases import open_store
-from feedapi_client.cli.escape import escape_json
-from feedapi_client.cli.exit_codes import FENCED, HANDLER_FAILED, SIGNALLED
-from feedapi_client.cli.feed_options import edges
+from feedapi_client.cli.command import FENCED, HANDLER_FAILED, SIGNALLED, Stopping, stopping
 from feedapi_client.cli.handler_import import Handler, import_handler, open_handler
-from feedapi_client.cli.monitoring import monitoring
-from feedapi_client.cli.reporting import say
 from feedapi_client.cli.run import AT_ONCE, LogFormat, RunOptions
-from feedapi_client.cli.store_options import journal_of
+from feedapi_client.cli.terminal import escape_json, say
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import FeedError, FencedError
 from feedapi_client.model import Batch, Event
 from feedapi_client.options import Share
 from feedapi_client.runtime.by_key import EVENT_HANDLER
 from feedapi_client.runtime.handlers import HANDLER
-from feedapi_client.stores.base import CursorStore
 
 
 class Runner:
@@ -44,8 +32,6 @@ class Runner:
 
     def __init__(self, options: RunOptions) -> None:
         self.options = options
-        self._consumer: FeedConsumer | None = None
-        self._signal = 0
         self._handler_error: Exception | None = None
         self._form = HANDLER if options.key_path() is None else EVENT_HANDLER
 
@@ -53,14 +39,12 @@ class Runner:
         """Consume, and return the exit code."""
         function = import_handler(self.options.handler, self._form)
         try:
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(self._watch_signals, tasks.cancel_scope)
-                await self._consume(function)
-                tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            return self._exit_code(_first(group))
-        cut_short = self._consumer is not None and self._consumer.cut_short
-        return SIGNALLED + self._signal if cut_short and self._signal else 0
+            async with stopping(self.options.grace) as stop:
+                await self._consume(function, stop)
+        except Exception as error:  # noqa: BLE001 - it is raised, or has an exit code of its own
+            return self._exit_code(error)
+        cut_short = stop.consumer is not None and stop.consumer.cut_short
+        return SIGNALLED + stop.number if cut_short and stop.number else 0
 
     def _exit_code(self, error: BaseException) -> int:
         """Report an error and return its exit code, or raise it for the command to report."""
@@ -71,17 +55,22 @@ class Runner:
         # Without its text: that may hold a payload.
         return _fail(f"the handler failed with {type(error).__qualname__}", HANDLER_FAILED)
 
-    async def _consume(self, function: Callable[..., Any]) -> None:
-        options = self.options
+    async def _consume(self, function: Callable[..., Any], stop: Stopping) -> None:
+        o = self.options
         async with (
-            open_store(options.store, create=True, journal=journal_of(options.journal)) as store,
-            options.connection.client() as http,
+            o.place.open(create=True, journal=o.history()) as store,
+            o.feed.consumer(
+                store,
+                start=None if o.start is None else o.start.value,
+                follow=o.follow,
+                share=Share() if o.share else None,
+                on_error="park" if o.park else "raise",
+            ) as consumer,
+            consumer,
         ):
-            consumer = self._new_consumer(store, http)
-            async with monitoring(options.monitor, consumer), consumer:
-                self._consumer = consumer
-                async with open_handler(options.handler, function, self._form) as handle:
-                    await self._run(consumer, handle)
+            stop.consumer = consumer
+            async with open_handler(o.handler, function, self._form) as handle:
+                await self._run(consumer, handle)
 
     async def _run(self, consumer: FeedConsumer, handle: Handler) -> None:
         options, path = self.options, self.options.key_path()
@@ -113,50 +102,6 @@ class Runner:
 
         return noting
 
-    def _new_consumer(self, store: CursorStore, http: Any) -> FeedConsumer:
-        options = self.options
-        return FeedConsumer(
-            options.url,
-            store=store,
-            name=options.name,
-            feed_name=options.feed_name,
-            start=None if options.start is None else options.start.value,
-            follow=options.follow,
-            fetch=options.events.fetch(),
-            v1_partitions=options.v1_partitions,
-            lineage=edges(options.lineage),
-            share=Share() if options.share else None,
-            on_error="park" if options.park else "raise",
-            http=http,
-        )
-
-    # ------------------------------------------------------------------ signals
-
-    async def _watch_signals(
-        self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]
-    ) -> None:
-        if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
-            task_status.started()
-            return
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for number in signals:
-                self._end(number, scope)
-
-    def _end(self, number: signal.Signals, scope: anyio.CancelScope) -> None:
-        if self._consumer is None:
-            self._signal = number
-            scope.cancel()  # nothing is in flight yet
-        elif not self._signal:
-            self._signal = number
-            grace = self.options.grace
-            say(f"{number.name}: ends after what is in flight, in at most {grace:g} s")
-            self._consumer.stop(grace=grace)
-        elif not self._consumer.cut_short:
-            self._consumer.stop(grace=0)
-        else:
-            os._exit(SIGNALLED + number)
-
 
 class KeyAt:
     """The function of an event that returns its key: what is at one place of its payload.
@@ -181,12 +126,6 @@ class KeyAt:
             raise LookupError("what the payload has at --key is no text, number or boolean")
         key: Hashable = found
         return key
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
 
 
 def _fail(text: str, code: int) -> int:

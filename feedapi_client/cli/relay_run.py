@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import os
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import grpc
 import orjson
 
 from feedapi_client.arguments import environment_value
-from feedapi_client.cli.databases import open_store
-from feedapi_client.cli.exit_codes import SIGNALLED
-from feedapi_client.cli.feed_options import edges
-from feedapi_client.cli.monitoring import monitoring
-from feedapi_client.cli.relay_to_stream import ApiOptions, RelayToStream
-from feedapi_client.cli.reporting import say
-from feedapi_client.cli.terminal import ProgressLine
+from feedapi_client.cli.command import SIGNALLED, stopping
+from feedapi_client.cli.options import opened
+from feedapi_client.cli.relay import ApiOptions, RelayToStream
+from feedapi_client.cli.terminal import progress, say
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import ProtocolError
 from feedapi_client.liftbridge import (
@@ -35,26 +29,16 @@ from feedapi_client.liftbridge import (
 from feedapi_client.liftbridge.ledger_url import content_of
 from feedapi_client.liftbridge.oversized import OnOversized
 from feedapi_client.model import Event
+from feedapi_client.operations.opening import open_quarantine, open_store
 from feedapi_client.options import Limits, RetryPolicy
-from feedapi_client.quarantine.quarantine_location import open_quarantine
 from feedapi_client.retry import gives_up_after
 from feedapi_client.stores.base import CursorStore
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
 _API_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
-_PROGRESS_INTERVAL = 0.5
 _GRACE = 30.0
 _MANY_EVENTS = 1000
-
-
-async def run_relay(options: RelayToStream) -> int:
-    """Relay until the end, a signal or an error, and return the exit code.
-
-    Raises `FeedError`, ValueError, and what other commands raise.
-    """
-    with _without_handler_logs():
-        return await RelayRun(options).run()
 
 
 class RelayRun:
@@ -71,36 +55,38 @@ class RelayRun:
             environment_value(api.api_token_env, "--api-token-env") if api.api_token_env else None
         )
         self._limits = Limits(max_batch_bytes=options.max_batch_bytes)
-        self._retry = RetryPolicy(give_up_after=options.give_up_after)
+        self._retry = RetryPolicy(give_up_after=options.feed.give_up_after)
         self._entry_patience = gives_up_after(self._retry)
         self._key = None if options.key is None else _Key(options.key)
-        self.signal = 0
 
     async def run(self) -> int:
-        """See `run_relay`."""
-        options = self.options
+        """Relay until the end, a signal or an error, and return the exit code."""
+        o = self.options
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(options.connection.client(self._limits))
+            stop = await stack.enter_async_context(stopping(_GRACE))
             oversized = await self._oversized(stack)
             publisher = await stack.enter_async_context(self._publisher())
             api, stream = await self._api(stack)
             store = await self._store(stack, publisher, api, stream)
-            consumer = self._consumer(store, http)
-            await stack.enter_async_context(monitoring(options.monitor, consumer))
-            self._stop_on_signals(consumer)
-            await stack.enter_async_context(consumer)
+            consuming = o.feed.consumer(
+                store,
+                start=None if o.start is None else o.start.value,
+                follow=o.follow,
+                limits=self._limits,
+            )
+            consumer = await stack.enter_async_context(consuming)
+            stop.consumer = await stack.enter_async_context(consumer)
             relay = Relay(
                 consumer,
                 publisher,
                 stream,
                 key=self._key,
-                ack_policy=AckPolicy[options.ack.value.upper()],
+                ack_policy=AckPolicy[o.ack.value.upper()],
                 on_oversized=oversized,
                 api=api,
             )
-            if not self.signal:
-                await self._relay(relay, consumer)
-        return SIGNALLED + self.signal if self.signal else 0
+            await self._relay(relay, consumer)
+        return SIGNALLED + stop.number if stop.number else 0
 
     def _publisher(self) -> LiftbridgePublisher:
         options, nats = self.options, self.options.nats
@@ -144,7 +130,8 @@ class RelayRun:
     ) -> CursorStore:
         options = self.options
         if not options.exactly_once or api is None:
-            return await stack.enter_async_context(open_store(options.store or "", create=True))
+            store = open_store(options.store or "", create=True)
+            return await stack.enter_async_context(opened(store))
         return StreamCursorStore(publisher, api, stream, format=options.exactly_once.value)
 
     async def _oversized(self, stack: AsyncExitStack) -> OnOversized:
@@ -155,65 +142,16 @@ class RelayRun:
                 where = self.options.quarantine
                 if where is None:
                     return "quarantine"
-                return await stack.enter_async_context(open_quarantine(where))
+                return await stack.enter_async_context(opened(open_quarantine(where)))
         return "raise"
 
-    def _consumer(self, store: CursorStore, http: object) -> FeedConsumer:
-        options = self.options
-        return FeedConsumer(
-            options.url,
-            store=store,
-            name=options.name,
-            start=None if options.start is None else options.start.value,
-            follow=options.follow,
-            v1_partitions=options.v1_partitions,
-            lineage=edges(options.lineage),
-            feed_name=options.feed_name,
-            fetch=options.events.fetch(),
-            retry=self._retry,
-            limits=self._limits,
-            http=http,  # type: ignore[arg-type]
-        )
-
-    def _stop_on_signals(self, consumer: FeedConsumer) -> None:
-        """Stop after the batches in flight at the first signal, and at once at the second."""
-
-        def stop(number: int) -> None:
-            if self.signal:
-                os._exit(SIGNALLED + number)
-            self.signal = number
-            consumer.stop(grace=_GRACE)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # Not possible on Windows, and outside the main thread.
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(number, stop, number)
-
     async def _relay(self, relay: Relay, consumer: FeedConsumer) -> None:
-        progress = ProgressLine(quiet=self.options.quiet)
-        progress.start(consumer)
-        showing = asyncio.create_task(_show(progress, relay))
-        states = asyncio.create_task(progress.watch_states())
-        try:
+        async with progress(lambda: (consumer, relay.progress.events), quiet=self.options.quiet):
             await relay.run()
-        finally:
-            for task in (showing, states):
-                task.cancel()
-            await asyncio.wait({showing, states})
-            progress.stop()
         if self._key is not None:
             self._key.warn()
         if not self.options.quiet:
             say(_summary(relay, self.options.stream))
-
-
-async def _show(progress: ProgressLine, relay: Relay) -> None:
-    shown = 0
-    while True:
-        await asyncio.sleep(_PROGRESS_INTERVAL)
-        events = relay.progress.events
-        progress.add(events - shown)
-        shown = events
 
 
 def _summary(relay: Relay, stream: str) -> str:
@@ -228,7 +166,7 @@ def _summary(relay: Relay, stream: str) -> str:
 
 
 @contextmanager
-def _without_handler_logs() -> Iterator[None]:
+def without_handler_logs() -> Iterator[None]:
     """Leave out the record of the error that ends the relay: the command tells it in one line."""
     log = logging.getLogger("feedapi_client.runtime.handlers")
     level = log.level

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
-
-import typer
 
 from feedapi_client.arguments import environment_value
-from feedapi_client.cli.extras import require_publisher
-from feedapi_client.cli.feed_options import finite
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.command import command, option, run_async
 
 
 class ServedDialect(StrEnum):
@@ -26,91 +22,59 @@ class ServedDialect(StrEnum):
 class Serve:
     """Options of ``feedapi serve``."""
 
-    dialect: Annotated[
-        ServedDialect, typer.Option("--dialect", help="The dialect that the publisher uses.")
-    ] = ServedDialect.V2_TOKEN
-    partitions: Annotated[int, typer.Option(min=1, max=1024, help="Partitions at the start.")] = 2
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0 takes a free one.")
-    ] = 0
-    history: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Events that are published before the start.")
-    ] = 1000
-    rate: Annotated[
-        float, typer.Option(min=0, callback=finite, metavar="N", help="New events per second.")
-    ] = 10.0
-    split_every: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            callback=finite,
-            metavar="SECONDS",
-            help="Split a partition, by the two methods alternately; 0: never.",
-        ),
-    ] = 0.0
-    rotate_every: Annotated[
-        float,
-        typer.Option(
-            min=0, callback=finite, metavar="SECONDS", help="Make the token stale; 0: never."
-        ),
-    ] = 0.0
-    page_size: Annotated[int, typer.Option(min=1, metavar="N", help="Events per response.")] = 1000
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Events between two cursors.")
-    ] = 100
-    vary: Annotated[
-        bool,
-        typer.Option("--vary", help="Make every response different, as the specification allows."),
-    ] = False
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Offer responses that stay open (v2-draft, v2-token).")
-    ] = False
-    bearer_env: Annotated[
-        str | None,
-        typer.Option(
-            "--bearer-env",
-            metavar="NAME",
-            help="Require the bearer token in this environment variable.",
-        ),
-    ] = None
+    dialect: ServedDialect = option(
+        help="The dialect that the publisher uses.", default=ServedDialect.V2_TOKEN
+    )
+    partitions: int = option(help="Partitions at the start.", default=2, min=1, max=1024)
+    port: int = option(help="On 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535)
+    history: int = option("N", "Events that are published before the start.", default=1000, min=0)
+    rate: float = option("N", "New events per second.", default=10.0, min=0)
+    split_every: float = option(
+        "SECONDS",
+        "Split a partition, by the two methods alternately; 0: never.",
+        default=0.0,
+        min=0,
+    )
+    rotate_every: float = option("SECONDS", "Make the token stale; 0: never.", default=0.0, min=0)
+    page_size: int = option("N", "Events per response.", default=1000, min=1)
+    checkpoint_every: int = option("N", "Events between two cursors.", default=100, min=1)
+    vary: bool = option(
+        help="Make every response different, as the specification allows.", default=False
+    )
+    stream: bool = option(
+        help="Offer responses that stay open (v2-draft, v2-token).", default=False
+    )
+    bearer_env: str | None = option(
+        "NAME",
+        "Require the bearer token in this environment variable.",
+        parse=lambda name: environment_value(name, "").removeprefix("Bearer ").strip(),
+    )
+
+    def __post_init__(self) -> None:
+        if self.dialect is ServedDialect.V1 and self.split_every:
+            raise ValueError("--split-every: a v1 feed has no splits")
 
 
-def serve(options: Serve) -> None:
+@command("serve --rate 20 --split-every 20", "serve --dialect v2-draft --port 8080")
+def serve(o: Serve) -> None:
     """Serve an example feed on the loopback interface, to try consumers with, until Ctrl-C.
 
     The first line on stdout is its URL.
     """
-    dialect = options.dialect
-    if dialect is ServedDialect.V1 and options.split_every:
-        raise typer.BadParameter("--split-every: a v1 feed has no splits")
-    require_publisher()
     from feedapi_client.cli.example_feed import ExampleFeed, serve_feed
     from feedapi_client.testing import Publisher
 
     publisher = Publisher(
-        options.partitions,
-        dialect=dialect.value,
-        page_size=options.page_size,
-        checkpoint_every=options.checkpoint_every,
-        vary=options.vary,
-        stream=options.stream,
-        bearer=_bearer_token(options.bearer_env),
-        filters=("entity", "type") if dialect is ServedDialect.V2_DRAFT else (),
+        o.partitions,
+        dialect=o.dialect.value,
+        page_size=o.page_size,
+        checkpoint_every=o.checkpoint_every,
+        vary=o.vary,
+        stream=o.stream,
+        bearer=o.bearer_env,
+        filters=("entity", "type") if o.dialect is ServedDialect.V2_DRAFT else (),
     )
     feed = ExampleFeed(publisher)
-    feed.publish(options.history)
-    times = (options.rate, options.split_every, options.rotate_every)
-    try:
-        run_async(serve_feed, feed, options.port, *times)
-    except KeyboardInterrupt:
-        raise typer.Exit from None
-
-
-def _bearer_token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    try:
-        value = environment_value(variable, "--bearer-env")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return value.removeprefix("Bearer ").strip()
+    feed.publish(o.history)
+    with suppress(KeyboardInterrupt):
+        run_async(serve_feed, feed, o.port, o.rate, o.split_every, o.rotate_every)

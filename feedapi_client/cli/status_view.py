@@ -13,10 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feedapi_client.cli.escape import print_json
-from feedapi_client.cli.live_status import RunningMonitor
-from feedapi_client.cli.reporting import CommandError
-from feedapi_client.cli.terminal import console, plain, plain_line
+from feedapi_client.cli.command import CommandError
+from feedapi_client.cli.status import RunningMonitor
+from feedapi_client.cli.terminal import MAX_LINE, console, plain, print_json
 
 _STYLES = {
     "reading": "blue",
@@ -90,9 +89,9 @@ def view(
     """Return what is shown, in at most `rows` lines."""
     parts: list[RenderableType] = []
     if failure is not None:
-        parts.append(plain_line(failure, "bold red"))
+        parts.append(plain(failure, "bold red", MAX_LINE))
     if status.get("blocked"):
-        parts.append(plain_line(status["blocked"]["text"], "bold red"))
+        parts.append(plain(status["blocked"]["text"], "bold red", MAX_LINE))
     share = None if rows is None else max(3, rows // max(1, len(status["consumers"])))
     for consumer in status["consumers"]:
         parts += _consumer(consumer, rates, share)
@@ -106,15 +105,15 @@ def _consumer(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Itera
     yield _figures(consumer, rates)
     for problem in problems[:_PROBLEMS]:
         where = "" if problem["partition"] is None else f" partition {problem['partition']}"
-        yield plain_line(f"{problem['name']}{where}: {problem['text']}", "red")
+        yield plain(f"{problem['name']}{where}: {problem['text']}", "red", MAX_LINE)
     if count > _PROBLEMS:
-        yield plain_line(f"and {count - _PROBLEMS} more problems", "red")
+        yield plain(f"and {count - _PROBLEMS} more problems", "red")
     room = None if rows is None else max(1, rows - _LINES_AROUND - min(len(problems), _PROBLEMS))
     yield _table(consumer, rates, room)
 
 
 def _title(consumer: dict[str, Any], health: dict[str, Any]) -> Text:
-    title = plain_line(f"{consumer['name']} @ {consumer['feed']}", "bold")
+    title = plain(f"{consumer['name']} @ {consumer['feed']}", "bold", MAX_LINE)
     style = "green" if health["ready"] else "yellow" if health["live"] else "bold red"
     word = "ready" if health["ready"] else "not ready" if health["live"] else "not live"
     return title.append(f"  {word}", style)

@@ -1,158 +1,254 @@
-"""Write to the terminal: styled text, tables, and a progress line."""
+"""What commands write: text from elsewhere escaped, tables, JSON, events, and progress."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
+import select
+import stat
 import sys
-import time
-from collections import Counter, deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import anyio
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from feedapi_client.cli.escape import shown, shown_line
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from rich.live import Live
+    from rich.console import Console
+    from rich.text import Text
 
     from feedapi_client.consumer import FeedConsumer
 
+MAX_SHOWN, MAX_LINE = 200, 2000
+"""Characters of a text from a publisher or a file that are shown, and of a whole line."""
 _WIDTH_WITHOUT_TERMINAL = 200
-
-
-class _Console(Console):
-    """A console that reports a closed pipe as a write to it does. Rich's own exits with code 1."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Return a console on stdout or stderr.
-
-    Where that is no terminal, lines are wide enough for tables not to be wrapped.
-    """
-    stream = sys.stderr if stderr else sys.stdout
-    return _Console(
-        stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
-    )
-
-
-def plain(text: object, style: str = "") -> Text:
-    """Return text from elsewhere, shown as it is: without markup and control characters, cut."""
-    return Text(shown(text), style=style)
-
-
-def plain_line(text: object, style: str = "") -> Text:
-    """Return a whole line as `plain` does, cut far later."""
-    return Text(shown_line(text), style=style)
-
-
-# Above this, plain columns: printing them is a thousand times faster than drawing with rich.
-_MAX_DRAWN_ROWS = 1000
-
+_STDERR = 2
+_JSON_ESCAPED = re.compile(r"[^\n -~]")
 Cell = str | tuple[str, str]
 """A text, or a text and its style."""
 
 
+def shown(text: object, limit: int = MAX_SHOWN) -> str:
+    """Return a text from elsewhere on one line, cut, without characters that a terminal acts upon.
+
+    Backslashes stay as they are, so that a text that is escaped already is not escaped twice.
+    """
+    words = " ".join(str(text)[: limit + 1].split())  # cut first: escaping megabytes takes seconds
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def escape_json(text: str, encoding: str | None = "utf-8") -> str:
+    r"""Return JSON that means the same, with ``\u`` escapes for what can't be shown.
+
+    These are the characters that are not printable, and those that `encoding` does not have.
+    """
+    unicode = (encoding or "").lower().startswith("utf")
+
+    def escaped(found: re.Match[str]) -> str:
+        if unicode and found[0].isprintable():
+            return found[0]
+        units = found[0].encode("utf-16-be", "surrogatepass").hex()
+        return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+    return _JSON_ESCAPED.sub(escaped, text)
+
+
+def print_json(value: Any) -> None:
+    """Print a value, or JSON in bytes, that stdout can encode and a terminal does not act upon."""
+    import orjson
+
+    data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    print(escape_json(data.decode(), sys.stdout.encoding))
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, in one piece: log records of other threads come before or after.
+
+    A stderr that can't be written changes nothing.
+    """
+    try:
+        sys.stderr.write(f"feedapi: {shown(text, MAX_LINE)}\n")
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
+
+
+def report(text: str, *, escaped: bool = False) -> None:
+    """Print what was done. It is done, and no error, where stdout can't be written."""
+    line = text if escaped else shown(text, MAX_LINE)
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        discard(sys.stdout)
+        if error.errno != errno.EPIPE:
+            say(f"stdout can't be written ({error.strerror}), but this is done: {line}")
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Print a table. One of more than 1000 rows is printed without lines and styles, for speed."""
-    if len(rows) > _MAX_DRAWN_ROWS:
-        _print_columns(
-            columns, [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
-        )
+    """Print a table on a terminal, and tab-separated lines where stdout is none."""
+    cells = [[(each, "") if isinstance(each, str) else each for each in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in (columns, *([text for text, _ in row] for row in cells)):
+            print("\t".join(map(shown, line)))
         return
+    from rich.table import Table
+
     table = Table(*columns)
-    for row in rows:
-        table.add_row(*(plain(cell) if isinstance(cell, str) else plain(*cell) for cell in row))
+    for row in cells:
+        table.add_row(*(plain(*each) for each in row))
     console().print(table)
 
 
-def _print_columns(columns: Sequence[str], rows: list[list[str]]) -> None:
-    lines = [list(columns), *([shown(text) for text in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip())
+def print_line(text: object, style: str = "", *, indent: str = "") -> None:
+    """Print a line, in this style on a terminal."""
+    console().print(indent, plain(text, style, MAX_LINE), sep="")
 
 
-_REFRESH_PER_SECOND = 4
-_STATES_INTERVAL = 1.0
-_RATE_WINDOW = 5.0
+def plain(text: object, style: str = "", limit: int = MAX_SHOWN) -> Text:
+    """Return text as `shown` does, for rich, which finds no markup in it."""
+    from rich.text import Text
+
+    return Text(shown(text, limit), style=style)
 
 
-class ProgressLine:
-    """The progress line.
+def console(*, stderr: bool = False) -> Console:
+    """Return a console on stdout or stderr, whose lines are wide where that is no terminal."""
+    from rich.console import Console
 
-    It is shown where stderr is a terminal, and not with `quiet`. With `beside_output` also not
-    where stdout is one too, so that it does not mix with the events. A thread draws it.
+    class RaisingConsole(Console):
+        def on_broken_pipe(self) -> None:  # rich's own exits with code 1
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
+    return RaisingConsole(stderr=stderr, highlight=False, width=width)
+
+
+def prepare_streams() -> None:
+    """Let stdout and stderr take any text, whatever their encoding, and replace closed streams.
+
+    Another file could get the descriptor of a closed stderr, and be written to instead. Raises
+    SystemExit where stdout is closed.
     """
+    if sys.stderr is None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != _STDERR:
+            os.dup2(null, _STDERR)
+            os.close(null)
+        sys.stderr = open(_STDERR, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stderr.write("feedapi: stdout is closed\n")
+        raise SystemExit(1)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
-    def __init__(self, *, quiet: bool, beside_output: bool = False) -> None:
-        mixed = beside_output and sys.stdout.isatty()
-        self._shown = sys.stderr.isatty() and not mixed and not quiet
-        self._live: Live | None = None
-        self._consumer: FeedConsumer | None = None
-        self._events = 0
-        self._samples: deque[tuple[float, int]] = deque()
-        self._states = ""
 
-    def start(self, consumer: FeedConsumer) -> None:
-        """Show the line from now on."""
-        if not self._shown:
-            return
-        from rich.live import Live
+def discard(stream: TextIO) -> None:
+    """Drop what the stream still holds, because Python would write it once more at its exit."""
+    with suppress(OSError, ValueError):
+        descriptor = stream.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
 
-        self._consumer = consumer
-        self._states = count_states(consumer)
-        self._live = Live(
-            console=console(stderr=True),
-            get_renderable=self._line,
-            refresh_per_second=_REFRESH_PER_SECOND,
-            redirect_stdout=False,
-        )
-        self._live.start()
 
-    async def watch_states(self) -> None:
-        """Count the states of the partitions now and then, until cancelled.
+class OutputClosedError(Exception):
+    """The reader of stdout has closed it."""
 
-        In the event loop: a thread must not read a consumer. And not for each drawing of the line:
-        the time that a status takes is linear in the number of partitions.
+
+class Output:
+    """Stdout, for bytes. It notices when its reader goes away: `OutputClosedError`."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None  # where stdout is no file
+        with suppress(OSError, ValueError):
+            self._file = sys.stdout.fileno()
+
+    async def write(self, data: bytes) -> None:
+        """Write data and flush it, in a thread: a slow reader does not hold up signals."""
+        from anyio.to_thread import run_sync
+
+        if data:
+            await run_sync(self._write, data)
+
+    async def watch_reader(self) -> None:
+        """Wait until the reader of a pipe is gone. Returns at once where stdout is no pipe.
+
+        Without this it is noticed only at the next write.
         """
-        while True:
-            await anyio.sleep(_STATES_INTERVAL)
-            if self._live is not None and self._consumer is not None:
-                self._states = count_states(self._consumer)
+        import anyio
 
-    def add(self, events: int) -> None:
-        """Count events that were written."""
-        self._events += events
+        if self._file is None or not hasattr(select, "poll"):
+            return
+        mode = os.fstat(self._file).st_mode
+        if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+            return
+        poll = select.poll()
+        poll.register(self._file, 0)
+        while not poll.poll(0):  # noqa: ASYNC110 - the event loop can't wait for this event
+            await anyio.sleep(0.5)
+        raise OutputClosedError
 
-    def stop(self) -> None:
-        """Show the line a last time and leave it on the screen. May be called more than once."""
-        if self._live is not None:
-            live, self._live = self._live, None
-            live.stop()
+    def _write(self, data: bytes) -> None:
+        if sys.stdout.isatty():  # JSON forbids only control characters below U+0020 in a text
+            data = escape_json(data.decode("utf-8", "backslashreplace")).encode()
+        # Not with sys.stdout: when Python runs unbuffered it writes only a part of the data, and
+        # after a failure it keeps the rest and tries again when Python exits.
+        try:
+            if self._file is None:
+                sys.stdout.buffer.write(data)
+                return
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[os.write(self._file, rest) :]
+                except BlockingIOError:  # another process made the terminal non-blocking
+                    select.select([], [self._file], [])
+        except BrokenPipeError:
+            raise OutputClosedError from None
+        except OSError as error:
+            raise OSError(error.errno, f"writing to stdout failed: {error.strerror}") from None
 
-    def _line(self) -> Text:
-        rate = self._rate(time.monotonic())
-        return Text(f"{self._events:,} events · {rate:,.0f}/s · {self._states}", style="bold")
 
-    def _rate(self, now: float) -> float:
-        self._samples.append((now, self._events))
-        while now - self._samples[0][0] > _RATE_WINDOW:
-            self._samples.popleft()
-        start, events = self._samples[0]
-        return (self._events - events) / (now - start) if now > start else 0.0
+@asynccontextmanager
+async def progress(
+    look: Callable[[], tuple[FeedConsumer | None, int]], *, quiet: bool, beside_output: bool = False
+) -> AsyncIterator[None]:
+    """Show events and states of partitions within the block, where stderr is a terminal.
 
+    With `beside_output` not where stdout is one too, so that it does not mix with the events.
+    """
+    if quiet or not sys.stderr.isatty() or (beside_output and sys.stdout.isatty()):
+        yield
+        return
+    import anyio
+    from rich.progress import Progress, TextColumn
 
-def count_states(consumer: FeedConsumer) -> str:
-    """Return how many partitions are in each state."""
-    partitions = consumer.status().partitions.values()
-    states = Counter(partition.state.value for partition in partitions)
-    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    column = TextColumn("{task.completed:,} events · {task.description}", style="bold")
+    line = Progress(column, console=console(stderr=True), redirect_stdout=False)
+    task = line.add_task("", total=None)
+
+    def show() -> None:
+        consumer, events = look()
+        partitions = consumer.status().partitions.values() if consumer is not None else ()
+        states = Counter(each.state.value for each in partitions)
+        text = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        line.update(task, completed=events)
+        line.update(task, description=f"{line.tasks[0].speed or 0:,.0f}/s · {text}")
+
+    async def refresh() -> None:
+        while True:  # in the event loop: a thread must not read a consumer
+            show()
+            await anyio.sleep(0.5)
+
+    with line:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(refresh)
+            yield
+            tasks.cancel_scope.cancel()
+        show()

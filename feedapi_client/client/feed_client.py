@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, ClassVar, Self
@@ -24,10 +24,10 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
+from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
-from feedapi_client.protocol.page import PageReader, Progress
+from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
 from feedapi_client.retry import Backoff, retry
 
 log = logging.getLogger(__name__)
@@ -203,10 +203,11 @@ class FeedClient:
 class FetchResponse(Exchange):
     """A response, open while it is entered. Feed its chunks to `reader`."""
 
-    __slots__ = ("_info", "reader")
+    __slots__ = ("_info", "_parts", "reader")
 
     def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
         super().__init__(*request)
+        self._parts: Iterator[bytes] = iter(())
         self.reader, self._info = reader, info
 
     async def __aenter__(self) -> Self:
@@ -215,6 +216,15 @@ class FetchResponse(Exchange):
         except RequestRefusedError as error:
             _check_count(error, self._info)
             raise
+
+    async def __anext__(self) -> bytes:
+        part = next(self._parts, None)
+        if part is None:
+            self._parts = self.reader.parts(await super().__anext__())
+            part = next(self._parts, b"")
+        else:  # to read a chunk may take long: the other tasks get their turn within it
+            await self._io.others()
+        return part
 
     def chunks(self) -> Self:
         """The body's bytes as they arrive, content encodings undone.

@@ -13,7 +13,6 @@ except ImportError as error:
         "feedapi_client.django needs Django: pip install 'feedapi-client[django]'"
     ) from error
 
-from feedapi_client.django.cursor_store import DjangoCursorStore
-from feedapi_client.django.quarantined_events import DjangoQuarantineStore
+from feedapi_client.django.store import DjangoCursorStore, DjangoQuarantineStore
 
 __all__ = ["DjangoCursorStore", "DjangoQuarantineStore"]

@@ -22,7 +22,7 @@ from django.db import connections, transaction
 from django.utils.module_loading import import_string
 
 from feedapi_client.django.models import EventInQuarantine
-from feedapi_client.django.quarantined_events import DjangoQuarantineStore
+from feedapi_client.django.store import DjangoQuarantineStore
 from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch
 from feedapi_client.quarantine.operations import replay
@@ -33,35 +33,23 @@ _LONGEST_SHOWN = 1 << 18
 _SETTING = "FEEDAPI_QUARANTINE_HANDLER"
 
 
-class ReplayedBatch:
+class ReplayedBatch(Batch[Any]):
     """A quarantined event as a handler of `SyncFeedConsumer` takes it: a batch of one event.
 
-    Attributes: as `SyncBatch`. Its commit removes the event from the quarantine.
+    Its commit removes the event, as part of the ``atomic()`` that is open, if one is.
     """
 
-    def __init__(self, batch: Batch, using: str) -> None:
-        self.partition = batch.partition
-        self.events = batch.events
-        self.cursor = batch.cursor
+    def __init__(self, batch: Batch[Any], using: str) -> None:
+        super().__init__(batch.partition, batch.events, batch.cursor)
         self.committed = False
-        self._batch = batch
-        self._using = using
+        self._replayed, self._using = batch, using
 
-    def commit(self, transaction: Any = None) -> None:
-        """Remove the event, as part of the ``atomic()`` that is open, if one is."""
+    def commit(self, transaction: Any = None) -> None:  # type: ignore[override]
+        """See `SyncBatch.commit`."""
         if transaction is None and connections[self._using].in_atomic_block:
             transaction = connections[self._using]
-        async_to_sync(self._batch.commit)(transaction)
+        async_to_sync(self._replayed.commit)(transaction)
         self.committed = True
-
-    def __iter__(self) -> Any:
-        return iter(self.events)
-
-    def __len__(self) -> int:
-        return len(self.events)
-
-    def __bool__(self) -> bool:
-        return True
 
 
 @admin.register(EventInQuarantine)
@@ -73,19 +61,9 @@ class QuarantineAdmin(admin.ModelAdmin):
     search_fields = ("id", "feed_url", "payload")
     ordering = ("id",)
     actions = ("replay",)
-    fields = (
-        "id",
-        "time",
-        "feed_url",
-        "consumer",
-        "filters",
-        "partition_id",
-        "feed_cursor",
-        "event_index",
-        "event",
-        "headers",
-        "error_type",
-        "error",
+    fields: tuple[str, ...] = (
+        *("id", "time", "feed_url", "consumer", "filters", "partition_id", "feed_cursor"),
+        *("event_index", "event", "headers", "error_type", "error"),
     )
     readonly_fields = fields
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from asgiref.sync import async_to_sync
 from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections, connections, transaction
 
-from feedapi_client.django.cursor_store import DjangoCursorStore
+from feedapi_client.django.store import DjangoCursorStore
 from feedapi_client.errors import FeedError
 from feedapi_client.quarantine.policy import OnFailure, Retry
 from feedapi_client.stores.base import Closable
@@ -92,18 +90,34 @@ class ConsumeCommand(BaseCommand):
         if options["threads"] < 1:
             raise CommandError("--threads takes 1 or more")
         consumer = self.make_consumer(follow=not options["once"])
+        before: dict[int, Any] = {}
+        asked = False
+
+        def stop(number: int, _: object) -> None:
+            nonlocal asked
+            asked = True
+            consumer.stop(grace=options["grace"])
+            if number == signal.SIGINT:
+                signal.signal(number, before[number])  # a second one interrupts
+
         try:
-            with ExitStack() as stack:
-                if isinstance(consumer.store, Closable):
-                    stack.callback(async_to_sync(consumer.store.aclose))
-                stop = stack.enter_context(_stopping(consumer, options["grace"]))
-                stack.enter_context(consumer)
-                stop.again()
+            if threading.current_thread() is threading.main_thread():  # not so in some tests
+                for each in (signal.SIGTERM, signal.SIGINT):
+                    before[each] = signal.getsignal(each)
+                    signal.signal(each, stop)
+            with consumer:
+                if asked:  # before it was open
+                    consumer.stop(grace=options["grace"])
                 consumer.run(
                     self._handle_batch, threads=options["threads"], on_failure=self.on_failure
                 )
         except FeedError as error:
             raise CommandError(f"{type(error).__name__}: {error}") from error
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if isinstance(consumer.store, Closable):
+                async_to_sync(consumer.store.aclose)()
         if consumer.cut_short:
             raise CommandError("the grace period was over before all in flight was committed")
 
@@ -113,38 +127,3 @@ class ConsumeCommand(BaseCommand):
             self.handle_batch(batch)
         finally:
             close_old_connections()
-
-
-class _Stop:
-    """A signal handler that stops the consumer."""
-
-    def __init__(self, consumer: SyncFeedConsumer[Any], grace: float) -> None:
-        self._consumer = consumer
-        self._grace = grace
-        self._asked = False
-        self.before: dict[int, Any] = {}
-
-    def __call__(self, number: int, _: object) -> None:
-        self._asked = True
-        self._consumer.stop(grace=self._grace)
-        if number == signal.SIGINT:
-            signal.signal(number, self.before[number])  # a second one interrupts
-
-    def again(self) -> None:
-        """Stop the consumer if that was asked for before it was open."""
-        if self._asked:
-            self._consumer.stop(grace=self._grace)
-
-
-@contextmanager
-def _stopping(consumer: SyncFeedConsumer[Any], grace: float) -> Iterator[_Stop]:
-    """Stop the consumer at SIGTERM and SIGINT, in the main thread."""
-    stop = _Stop(consumer, grace)
-    if threading.current_thread() is threading.main_thread():  # not so in some tests
-        for each in (signal.SIGTERM, signal.SIGINT):
-            stop.before[each] = signal.signal(each, stop)
-    try:
-        yield stop
-    finally:
-        for number, handler in stop.before.items():
-            signal.signal(number, handler)

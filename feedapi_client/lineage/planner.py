@@ -37,8 +37,7 @@ from feedapi_client.lineage.states import (
     move_entry,
 )
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status
-from feedapi_client.protocol.cursors import shown
-from feedapi_client.protocol.text import names
+from feedapi_client.protocol.text import names, shown
 
 __all__ = [
     "Action",

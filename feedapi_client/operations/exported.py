@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -59,14 +60,14 @@ async def import_positions(
 
 
 def parse_export(text: bytes) -> dict[FeedKey, dict[int, Position]]:
-    """Return the positions of an export.
+    """Return the positions of an export, in UTF-8, or as another program saved it in Unicode.
 
     Raises:
         ValueError: the text is no export, or a newer version of this package wrote it.
     """
     newer = None
     try:
-        value = orjson.loads(text)
+        value = orjson.loads(text.decode(json.detect_encoding(text)))
         if value["format"] != FORMAT:
             newer = _NEWER.fullmatch(value["format"])
             raise ValueError

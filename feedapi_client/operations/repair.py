@@ -10,8 +10,7 @@ from feedapi_client.errors import AmbiguousLineageError, LineageError
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Partition, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import OperationError, check_cursor, check_unused
-from feedapi_client.protocol.cursors import shown
-from feedapi_client.protocol.text import names, printable
+from feedapi_client.protocol.text import names, printable, shown
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
 from feedapi_client.stores.journal import check_rewind
 

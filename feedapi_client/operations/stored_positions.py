@@ -9,7 +9,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import LAST, FeedKey, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.feed_lag import PartitionLag, lag
-from feedapi_client.protocol.cursors import MAX_CURSOR, is_valid
+from feedapi_client.protocol.text import MAX_CURSOR, are_valid
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore
 from feedapi_client.stores.moving import check_key_format
@@ -138,7 +138,7 @@ async def set_position(
 
 def check_cursor(cursor: str) -> None:
     """Raise ValueError for a cursor that must not be stored."""
-    if not is_valid(cursor):
+    if not are_valid(cursor):
         raise ValueError(f"a cursor is printable ASCII of at most {MAX_CURSOR} characters")
     if cursor == LAST:
         raise ValueError(

@@ -1,147 +1,106 @@
-"""The bytes of one response in, events and cursors out (R3), in any chunking.
+"""The bytes of one response in, events and checkpoints out (R3), in any chunking.
 
-Complete lines are decoded many at a time (`fast_lines.py`) where all of them are what they should
-be, and otherwise one by one, which also decides which error it is and what is kept before it.
+Complete lines are decoded many at a time where each of them is what it should be, and otherwise one
+by one, with the same result: without the first way only speed would be lost. (It differs for an
+event that gives its payload twice, of two kinds: there JSON itself leaves open what counts.)
 """
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from io import BytesIO
+from operator import sub
 from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
 import orjson
 
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
-from feedapi_client.model import Event, EventOrigin, without_lone_surrogates
-from feedapi_client.protocol import cursors
+from feedapi_client.model import NO_PAYLOAD, Event, EventOrigin, without_lone_surrogates
 from feedapi_client.protocol.dialects import Dialect, V1Line
-from feedapi_client.protocol.fast_lines import Block, BlockDecoder, line_decoder, may_hold_event
-from feedapi_client.protocol.text import excerpt
+from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, printable, problem
 
-RECENT = 8
-"""Cursors that are remembered: so long is the longest cycle that is found (R13)."""
+PART_BYTES = 64 * 1024
+PART_LINES = 1024
+"""What is decoded at a time: what the processor's cache holds, within a millisecond or two."""
+_SLOW_LINES = 128
+MOST_NOTHING = 1 << 19
+"""Lines of a response that say nothing, beyond `_PAID` for each one that does and for each call of
+`feed`. A heartbeat of a stream has one of its own, so that these are never too many (R15)."""
+_PAID = 16
+_SMALL = 1024
+"""Blocks of fewer bytes go line by line: at 300 bytes that takes 0.7 of the time, at 1,200 1.1."""
+_LARGE = 16 * 1024
+"""From here on events have their origin by a class of their own, which takes 0.1 ms to make."""
+_MANY = 8
+"""With fewer lines to a checkpoint every line is checked. Where each event has a checkpoint, that
+takes 0.75 of the time that a look at each checkpoint and its neighbours takes."""
+_LONGEST_KEY = 32
 _NULL = b"null"
-_OTHER_KEYS = ("data", "event", "cursor", "headers", "partition", "partitions")
-"""The keys that are looked for in lines that seem to be nothing, without regard to case."""
+_BLANK_LINES = re.compile(rb"\n\s*\n")
+_PAYLOAD_WORDS = (b'"data', b'"event', b"\\u")
+_WORDS = (*_PAYLOAD_WORDS, b'"cursor', b'"headers', b'"partition')
+"""What a line holds, in small letters, that says anything under whatever key: an escape may be
+part of a key."""
+_BARE = len(b'{"cursor":"","data":""}')
+"""The line of a checkpoint with fewer bytes beside its cursor can't hold an event too."""
+
+
+class _Nothing(msgspec.Struct, gc=False): ...
+
+
 _any_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read_nothing = msgspec.json.Decoder(_Nothing).decode_lines
+_VALUES = {
+    "cursor": msgspec.json.Decoder(str | None).decode,
+    "headers": msgspec.json.Decoder(dict[str, Any] | None).decode,
+    "partition": msgspec.json.Decoder(int | str | None).decode,
+}
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
-
-
 _DISCOVERY = (
     "a fetch is answered with a discovery: a redirect, gateway or cache on the way drops the path "
     "or the query of requests"
 )
 
 
-class CheckpointedEvents(NamedTuple):
-    """Events closed by a checkpoint.
+class Decoded(NamedTuple):
+    """Lines, decoded: each of `lines` is that of the record with the same index.
 
-    Attributes:
-        events: oldest first; may be empty.
-        cursor: resumes after the last of them.
-        size: bytes of the response that they and their checkpoints took.
-        marks: checkpoints among them, the last one included, where somebody asked for these: how
-            many events are before each, and its cursor.
+    A record is an event, or a checkpoint; `checkpoints` holds the indices of these, `cursors` what
+    they say.
     """
 
-    events: list[Event]
-    cursor: str
-    size: int
-    marks: Sequence[tuple[int, str]] = ()
-
-    def joined(self, later: CheckpointedEvents) -> CheckpointedEvents:
-        """Return these events and the `later` ones as one, closed by the later checkpoint."""
-        return CheckpointedEvents(self.events + later.events, later.cursor, self.size + later.size)
+    lines: list[bytes]
+    records: list[Event]
+    checkpoints: list[int]
+    cursors: list[str]
 
 
-class PassedCursors:
-    """Digests of the cursors that were passed lately, oldest first.
+def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
+    """Cut bytes into what is decoded at a time, so that other tasks get their turn in between.
 
-    Arguments:
-        most: how many are remembered; for a moment there may be twice as many.
+    The parts are smaller while `decoder` has to look at each line.
     """
-
-    __slots__ = ("_digests", "_most")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._digests: dict[int, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def holds_none_of(self, cursors: Sequence[str]) -> bool:
-        """Return whether none of the cursors was passed."""
-        return self._digests.keys().isdisjoint(map(hash, cursors))
-
-    def add(self, cursors: Sequence[str]) -> None:
-        """Note that these were passed, in this order."""
-        digests = self._digests
-        digests.update(dict.fromkeys(map(hash, cursors[-self._most :])))
-        if len(digests) > 2 * self._most:
-            for old in list(islice(digests, len(digests) - self._most)):
-                del digests[old]
-
-    def restart(self, cursor: str) -> None:
-        """Forget what was passed behind the cursor: it comes again. All, where that is unknown."""
-        digests, digest = self._digests, hash(cursor)
-        if digest not in digests:
-            digests.clear()
-            digests[digest] = None
-        while next(reversed(digests)) != digest:
-            digests.popitem()
-
-    def forget(self, cursor: str) -> None:
-        """Let the cursor count as new."""
-        self._digests.pop(hash(cursor), None)
+    start = 0
+    while start < len(data):
+        end = min(start + PART_BYTES, len(data))
+        lines = PART_LINES if decoder is None or not decoder.slow else _SLOW_LINES
+        while end - start > 2 * _SMALL and data.count(b"\n", start, end) > lines:
+            end = start + (end - start) // 2
+        yield data[start:end] if end - start < len(data) else data
+        start = end
 
 
 class PageDecoder:
-    """Decodes one response. Any chunking of the same bytes gives the same events and errors.
+    """Decodes one response. Any chunking of the same bytes gives the same events and errors; only
+    how many lines may say nothing depends on it.
 
-    Arguments:
-        dialect: of the feed.
-        feed, partition: for messages; the partition also for the events.
-        decoder: what the events' `json()` uses.
-        max_line_bytes: bytes of a line, without its ``\\n``.
-        quote: makes an excerpt of a publisher's plain text for a message.
-        any_payload: deliver also payloads that are neither an object nor a string. The protocol
-            forbids them: without this they are an error.
+    `decoder` is what the events' `json()` uses, `quote` makes an excerpt of a publisher's text for
+    a message. With `any_payload` a payload may be any JSON, which the protocol forbids.
     """
-
-    __slots__ = (
-        "_any_payload",
-        "_begun",
-        "_blocks",
-        "_closed_by",
-        "_dialect",
-        "_error",
-        "_feed",
-        "_held_by",
-        "_held_bytes",
-        "_held_events",
-        "_kept_bytes",
-        "_lines",
-        "_max_line_bytes",
-        "_open",
-        "_open_bytes",
-        "_origin",
-        "_partition",
-        "_quote",
-        "_ready",
-        "_tail",
-        "asked",
-        "cursor",
-        "echoed",
-        "passed",
-        "ready_bytes",
-        "recent",
-        "saw_events",
-        "unknown_commands",
-    )
 
     def __init__(
         self,
@@ -154,383 +113,392 @@ class PageDecoder:
         quote: Callable[[bytes], str] = excerpt,
         any_payload: bool = False,
     ) -> None:
-        self._any_payload = any_payload
-        self._lines = line_decoder(dialect.line)
-        self._origin = EventOrigin(partition, decoder)
-        self._dialect = dialect
-        self._blocks = BlockDecoder(dialect, self._origin)
-        self._feed = feed
-        self._partition = partition
-        self._max_line_bytes = max_line_bytes
-        self._quote = quote
-        self._error: FeedError | None = None
-        self._begun = False
-        self._tail = bytearray()
-        self._open: list[Event] = []
-        self._open_bytes = 0
-        self._kept_bytes = 0
-        self._ready: list[Event] = []
-        self._closed_by: str | None = None  # the cursor that closes `_ready`
-        self._held_events = 0  # of `_open`: how many are before the last checkpoint
-        self._held_bytes = 0
-        self._held_by = ""
-        self.recent: list[str] = []
-        """The last cursors that closed something, the one asked with included. A checkpoint that
-        repeats one of them closes nothing, because the events before it would come again (R13)."""
         self.asked: str | None = None
-        """The cursor of the request, where it is known. See `_is_echo`."""
-        self.passed: PassedCursors | None = None
-        """Older cursors, which close nothing either."""
-        self.cursor: str | None = None
-        """The last checkpoint of the response so far, whether it closed something or not."""
+        """The cursor of the request, where it is known. See `_echoes`."""
+        self.saw_events = False
+        """Whether the response held an event so far."""
         self.echoed = False
         """Whether the response echoed the ``_first`` or ``_last`` that it was asked for."""
-        self.saw_events = False
-        """Whether the response held an event so far, before or after the last checkpoint."""
-        self.ready_bytes = 0
-        """Bytes of the response that `take` would return."""
+        self.slow = True
+        """Whether the last bytes were decoded line by line, as the first ones may be."""
         self.unknown_commands = 0
         """Lines that were neither an event nor a checkpoint."""
+        self._dialect = dialect
+        self._feed = feed
+        self._origin = EventOrigin(partition, decoder)
+        self._own = {None, partition, str(partition)}
+        self._max_line_bytes = max_line_bytes
+        self._quote = quote
+        self._any_payload = any_payload
+        self._heads: list[bytes] = []
+        self._tail = bytearray()
+        self._begun = False
+        self._nothing = 0
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes that no checkpoint closed yet, the incomplete line included."""
-        return self._open_bytes + len(self._tail)
+        """Bytes of the incomplete line."""
+        return len(self._tail)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of events that no checkpoint closed yet, and of the incomplete line.
+    def feed(self, data: bytes, receive: Callable[[Decoded], None]) -> None:
+        """Decode the next bytes of the response; `receive` gets what the lines say.
 
-        Not those of lines that nobody keeps, which may come for weeks: blank lines, unknown
-        commands, checkpoints that close nothing (R15).
+        What is before a fault is received before its error is raised: `TornResponseError`,
+        `LineTooLongError`, `ProtocolError`. Not to be called after one.
         """
-        return self._kept_bytes + len(self._tail)
-
-    @property
-    def open_events(self) -> int:
-        """Events that no checkpoint closed yet."""
-        return len(self._open)
-
-    @property
-    def open_behind(self) -> int:
-        """Events behind the last checkpoint."""
-        return len(self._open) - self._held_events
-
-    @property
-    def held(self) -> CheckpointedEvents | None:
-        """Events before a checkpoint that repeats a recent one, with no other behind; or None."""
-        if not self._held_events:
-            return None
-        return CheckpointedEvents(self._open[: self._held_events], self._held_by, self._held_bytes)
-
-    def feed(self, data: bytes) -> None:
-        """Decode the next bytes of the response.
-
-        What a checkpoint closed before the line of an error is kept for `take`. To feed more raises
-        the same error again.
-
-        Raises:
-            TornResponseError: a line is not a message of the protocol.
-            LineTooLongError: a line is longer than `max_line_bytes`.
-            ProtocolError: a payload, a partition or a cursor that the protocol forbids.
-        """
-        self._check()
+        if self._nothing > 0:
+            self._nothing -= _PAID
         cut = data.rfind(b"\n") + 1
-        if not self._tail and data[:cut].isspace():
-            # Heartbeats, or a bomb of them, which would take minutes line by line.
-            self._begun, self._open_bytes = True, self._open_bytes + cut
-        elif cut:
+        if cut:
             whole = cut == len(data) and not self._tail
             block = data if whole else b"".join((self._tail, memoryview(data)[:cut]))
             self._tail.clear()
-            decoded = self._blocks.decode(block, max_line_bytes=self._max_line_bytes)
-            self._begun = self._begun or decoded is not None
-            if decoded is None or not self._add(decoded, len(block)):
-                for line in block[:-1].split(b"\n"):
-                    self._decode_line(line, len(line) + 1)
+            self._decode(block, receive)
         if cut < len(data):
             self._tail += data[cut:] if cut else data
-            if len(self._tail) > self._max_line_bytes:
-                self._fail(self._too_long())
+            if len(self._tail) > self._max_line_bytes + len(BOM_UTF8):  # which is not of a line
+                self._tail.clear()
+                self._fail(LineTooLongError, self._too_long())
 
-    def finish(self) -> None:
-        """Note that the response is complete. A last line without ``\\n`` counts when it parses.
-
-        Raises as `feed` does; TornResponseError when the last line does not parse.
-        """
-        self._check()
-        if not self._tail:
-            return
+    def finish(self, receive: Callable[[Decoded], None]) -> None:
+        """Decode the last line, which may have no ``\\n``. Raises as `feed` does."""
         line = bytes(self._tail)
         self._tail.clear()
-        self._decode_line(line, len(line), complete=False)
+        self._decode(line, receive)
 
-    def take(self) -> CheckpointedEvents | None:
-        """Return all events up to the last checkpoint; None without one since the last call."""
-        if self._closed_by is None:
-            return None
-        taken = CheckpointedEvents(self._ready, self._closed_by, self.ready_bytes)
-        self._ready = []
-        self._closed_by = None
-        self.ready_bytes = 0
-        return taken
-
-    def _add(self, block: Block, size: int) -> bool:
-        """Take a block. False for one with a special cursor, which is decoded line by line."""
-        lines, records, checkpoints, cursors_found = block
-        new = set(cursors_found)
-        if not cursors.SPECIAL.isdisjoint(new):
-            return False
-        self.saw_events = self.saw_events or len(records) > len(checkpoints)
-        closing = self._last_closing(cursors_found, new)
-        # Of all that close something only the last counts, and so it is with those behind it.
-        counting = {closing, len(checkpoints) - 1}
-        start = 0
-        for number, index in enumerate(checkpoints):
-            self._open += records[start:index]
-            start = index + 1
-            if number in counting:
-                after = sum(map(len, lines[start:]))
-                self._checkpoint(cursors_found[number], size - after, closes=number == closing)
-                size = after
-        self._open += records[start:]
-        self._open_bytes += size
-        events = slice(checkpoints[closing] + 1 if closing >= 0 else 0, None)
-        others = sum(len(lines[at]) for at in checkpoints[closing + 1 :])
-        self._kept_bytes += sum(map(len, lines[events])) - others
-        return True
-
-    def _last_closing(self, found: list[str], new: set[str]) -> int:
-        """Return the index of the last cursor that closes something; -1 without one.
-
-        `new` are the cursors that were `found`.
-        """
-        passed = self.passed
-        fresh = len(new) == len(found) and new.isdisjoint(self.recent)
-        if fresh and (passed is None or passed.holds_none_of(found)):
-            if passed is not None:
-                passed.add(found)
-            self.recent += found[-RECENT:]
-            del self.recent[:-RECENT]
-            return len(found) - 1
-        closing = -1
-        for index, cursor in enumerate(found):
-            if self._closes(cursor):
-                closing = index
-        return closing
-
-    def _closes(self, cursor: str) -> bool:
-        """Note a checkpoint. Return whether it closes what is before it."""
-        if cursor in self.recent:
-            return False
-        if self.passed is not None:
-            if not self.passed.holds_none_of((cursor,)):
-                return False
-            self.passed.add((cursor,))
-        self.recent.append(cursor)
-        del self.recent[:-RECENT]
-        return True
-
-    def _checkpoint(self, cursor: str, size: int, *, closes: bool) -> None:
-        self._open_bytes += size
-        self.cursor = cursor
-        if not closes:
-            self._held_events, self._held_bytes = len(self._open), self._open_bytes
-            self._held_by = cursor
+    def _decode(self, block: bytes, receive: Callable[[Decoded], None]) -> None:
+        if block.isspace():  # heartbeats, or a flood of them
+            self._begun = True
             return
-        if self._ready:
-            self._ready += self._open
-        else:
-            self._ready = self._open
-        self.ready_bytes += self._open_bytes
-        self._open, self._open_bytes, self._kept_bytes = [], 0, 0
-        self._held_events = self._held_bytes = 0
-        self._closed_by = cursor
-
-    def _decode_line(self, line: bytes, size: int, *, complete: bool = True) -> None:
-        if len(line) > self._max_line_bytes:
-            self._fail(self._too_long())
         if not self._begun:
-            self._begun, line = True, line.removeprefix(BOM_UTF8)
-        if not line or line.isspace():
-            self._open_bytes += size
-            return
+            self._begun, block = True, block.removeprefix(BOM_UTF8)
+        if len(block) >= _SMALL and block.endswith(b"\n"):
+            if self._is_nothing(block):
+                return
+            decoded = self._at_once(block)
+            self.slow = decoded is None
+            if decoded is not None:
+                records = len(decoded.records)
+                self.saw_events = self.saw_events or records > len(decoded.checkpoints)
+                self._count(-_PAID * records)
+                receive(decoded)
+                return
+        complete = block.endswith(b"\n")
+        decoded = Decoded([], [], [], [])
         try:
-            record = self._lines.decode(line)
-        except (ValueError, RecursionError) as error:
-            record = self._decode_text(line, error, complete)
-        cursor = record._cursor
-        if not bytes(record._payload) and (not cursor or may_hold_event(line, cursor)):
-            self._look_closer(record, line)
-        if self._dialect.names_partition:
-            self._check_partition(record)
-        self._accept(record, size)
+            for line in BytesIO(block):
+                if not line.isspace():
+                    self._decode_line(line, decoded, complete)
+        finally:
+            receive(decoded)
 
-    def _look_closer(self, record: Event, line: bytes) -> None:
-        """Fill in what a line holds under other keys than those of its dialect (R3).
+    # ------------------------------------------------------------------ many lines at once
 
-        Go's JSON decoder finds keys without regard to case, and publishers in the field were tried
-        with nothing else. A response may also be of another dialect than the last discovery.
+    # msgspec decodes any number of records in a call, with any white space between them, and leaves
+    # a payload as it is. What it does not check is checked here: that each line holds one record,
+    # and that each record is either an event, whose payload is an object or a string, or a
+    # checkpoint.
+    #
+    # A publisher writes its events alike, so most lines begin with the same bytes, up to the first
+    # byte of the payload. If as many lines begin like that as there are events, only the
+    # checkpoints have to be looked at. One search through the block finds out.
+    #
+    # Nanoseconds of CPU an event, in 64 KiB of 150-byte events with a checkpoint after each 100
+    # (CPython 3.11, msgspec 0.22): 750 line by line, 390 at once with a look at every line, 265 at
+    # once where events begin alike, 220 with no check at all.
+
+    def _is_nothing(self, block: bytes) -> bool:
+        """Whether no line says anything, and each is an object: count them, unseen."""
+        key = b'"%b"' % self._dialect.payload_key.encode()
+        if key in block or b'"cursor"' in block or len(block) > self._max_line_bytes:
+            return False  # as it is nearly always, after a few bytes
+        text = block.lower()
+        if any(word in text for word in _WORDS):
+            return False
+        try:
+            found = len(_read_nothing(block))
+        except (ValueError, RecursionError):
+            return False
+        # A newline between ``}`` and ``{`` can't be inside of an object.
+        block = _BLANK_LINES.sub(b"\n", block.lstrip())
+        if block.count(b"}\n{") != found - 1 or block[:1] + block[-2:] != b"{}\n":
+            return False
+        self.unknown_commands += found
+        self._count(found)
+        return True
+
+    def _at_once(self, block: bytes) -> Decoded | None:
+        """Decode complete lines. Return None when one of them may not be what it should be."""
+        origin = self._origin
+        large = len(block) >= _LARGE
+        try:
+            decoder = _decoder(self._dialect.line, origin if large else None)
+            records = decoder.decode_lines(block)
+        except (ValueError, RecursionError):
+            return None
+        if block.count(b"\n") != len(records):
+            block = _BLANK_LINES.sub(b"\n", block.lstrip())
+        lines = BytesIO(block).readlines()  # splits on b"\n" only
+        if len(records) != len(lines):
+            return None
+        if len(block) > self._max_line_bytes and max(map(len, lines)) > self._max_line_bytes:
+            return None
+        if not large:
+            for record in records:
+                record._origin = origin
+        checkpoints = [at for at, record in enumerate(records) if record._cursor is not None]
+        cursors = [records[at]._cursor or "" for at in checkpoints]
+        decoded = Decoded(lines, records, checkpoints, cursors)
+        if cursors and not (are_valid(*cursors) and self._are_bare(decoded)):
+            return None
+        head = self._common_head(block, len(records) - len(checkpoints))
+        if head and len(checkpoints) * _MANY < len(lines):
+            return decoded if block.endswith(b"}\n") and _others_are(decoded, head) else None
+        if {line[:1] for line in lines} != {b"{"} or {line[-2:-1] for line in lines} != {b"}"}:
+            return None
+        if head:
+            return decoded
+        kinds = {bytes(record._payload)[:1] for record in records if record._cursor is None}
+        return decoded if kinds <= {b"{", b'"'} and self._is_own(records) else None
+
+    def _are_bare(self, decoded: Decoded) -> bool:
+        """Return whether the checkpoints are usual ones, which hold no event too."""
+        lines, records, checkpoints, cursors = decoded
+        for at in checkpoints:
+            if records[at]._payload is not NO_PAYLOAD:
+                return False
+        found = [lines[at] for at in checkpoints]
+        if max(map(sub, map(len, found), map(len, cursors))) > _BARE and any(
+            map(_may_hold_event, found, cursors)
+        ):
+            return False
+        return SPECIAL.isdisjoint(cursors) and self._is_own([records[at] for at in checkpoints])
+
+    def _is_own(self, records: list[Event]) -> bool:
+        """Return whether no record names another partition than this; only those of v1 name any."""
+        if not self._dialect.names_partition:
+            return True
+        return {line._line_partition for line in cast("list[V1Line]", records)} <= self._own
+
+    def _common_head(self, block: bytes, events: int) -> bytes:
+        """Return how all events begin, up to the first byte of the payload; empty if they differ.
+
+        The head of a v1 line holds the partition.
         """
-        mended = without_lone_surrogates(line)
-        try:
-            given = _any_object(mended)
-        except (ValueError, RecursionError):
-            return  # of nothing that could be delivered: an unknown command
-        found = {
-            key: value for name, value in given.items() if (key := name.lower()) in _OTHER_KEYS
-        }
-        if "partitions" in found and bytes(found["partitions"])[:1] in (b"[", b"n"):
-            self._fail(self._error_of(TornResponseError, _DISCOVERY))
-        payload = found.get("data", found.get("event"))
-        if payload is not None:
-            at = mended.rfind(bytes(payload))
-            record._payload = msgspec.Raw(line[at : at + len(bytes(payload))])
-        self._read_text(record, found)
+        heads = self._heads or self._learn(block)
+        for index, head in enumerate(heads):
+            if block.count(b"}\n" + head) + block.startswith(head) == events:
+                self._heads = heads[index:]
+                return head
+        self._heads = []
+        return b""
 
-    def _read_text(self, record: Event, found: dict[str, msgspec.Raw]) -> None:
-        """Fill in cursor, headers and partition from `found`. A value of a wrong type is torn."""
-        kept = {
-            key: bytes(found[key]) for key in ("cursor", "headers", "partition") if key in found
-        }
-        line = b"{%s}" % b",".join(b'"%s":%s' % (key.encode(), raw) for key, raw in kept.items())
-        try:
-            text = self._lines.decode(line)
-        except ValueError as error:
-            self._fail(self._torn(line, error, complete=True))
-        record._cursor = text._cursor
-        if self._dialect.names_partition:
-            record._headers = text._headers
-            v1, named = cast("V1Line", record), cast("V1Line", text)
-            v1._line_partition = named._line_partition
+    def _learn(self, block: bytes) -> list[bytes]:
+        """Return how the first or the second line begins, if that is an event.
 
-    def _check_partition(self, record: Event) -> None:
-        named = cast("V1Line", record)._line_partition
-        if named == self._partition or self._blocks.names_partition([record]):
-            return
-        self._fail(self._error_of(ProtocolError, f"the response holds a line of partition {named}"))
-
-    def _decode_text(self, line: bytes, error: Exception, complete: bool) -> Event:
-        """Decode a line that msgspec refuses, if only its text is to blame.
-
-        The escape of a surrogate without a partner is valid JSON, and the event is delivered as it
-        was sent. A cursor or header that is not UTF-8 is an error of the publisher's that no retry
-        mends.
+        First with the payload's first key: a longer needle is found faster, 5 % of the whole.
         """
-        mended = without_lone_surrogates(line)
-        try:
-            record = self._lines.decode(mended)
-        except UnicodeDecodeError:
-            self._fail(self._not_utf8(mended, error, complete))
-        except (ValueError, RecursionError):
-            self._fail(self._torn(line, error, complete))
-        payload = bytes(record._payload)
-        if payload:
-            at = mended.rfind(payload)  # of a payload that is given twice the last one counts
-            record._payload = msgspec.Raw(line[at : at + len(payload)])
-        return record
+        own = f'"partition": ?{self._origin.partition}, ?' if self._dialect.names_partition else ""
+        pattern = re.compile(f'{{{own}"{self._dialect.payload_key}": ?[{{"]'.encode())
+        for start in (0, block.find(b"\n") + 1):
+            if found := pattern.match(block, start):
+                end = found.end()
+                key = block[end : block.find(b'":', end, end + _LONGEST_KEY) + 1]
+                return [found[0] + key, found[0]]
+        return []
 
-    def _not_utf8(self, line: bytes, error: Exception, complete: bool) -> FeedError:
-        """Return the error for text that is not UTF-8: the line's own, or that it is torn."""
-        try:
-            self._lines.decode(line.decode("utf-8", "replace").encode())
-        except (ValueError, RecursionError):
-            return self._torn(line, error, complete)
-        return self._error_of(
-            ProtocolError, "the response holds a cursor or a header that is not valid UTF-8"
-        )
+    # ------------------------------------------------------------------ line by line
 
-    def _accept(self, record: Event, size: int) -> None:
-        payload, cursor = bytes(record._payload), record._cursor
+    def _decode_line(self, line: bytes, decoded: Decoded, complete: bool) -> None:
+        text = line.removesuffix(b"\n")
+        if len(text) > self._max_line_bytes:
+            self._fail(LineTooLongError, self._too_long())
+        payload, cursor, headers = self._read(text, complete)
         if payload == _NULL and cursor:
             payload = b""  # as Go's encoder writes a checkpoint that has room for an event
         elif payload and cursor == "":
             cursor = None  # and an event that has room for a checkpoint
         if payload and payload[:1] not in (b"{", b'"') and not self._any_payload:
             kind = _KINDS.get(payload[0], "a number")
-            self._fail(
-                self._error_of(
-                    ProtocolError,
-                    f"an event's payload is {kind}: the protocol allows a JSON object or a string",
-                )
-            )
+            wrong = f"an event's payload is {kind}: the protocol allows a JSON object or a string"
+            self._fail(ProtocolError, wrong)
         if cursor == "":
-            self._fail(self._error_of(TornResponseError, "the response holds an empty cursor"))
-        if cursor is not None and not cursors.is_valid(cursor):
-            problem = f"the response holds a cursor that is {cursors.problem(cursor)}"
-            self._fail(self._error_of(ProtocolError, problem))
-        echo = cursor in cursors.SPECIAL and self._is_echo(cursor, payload)
-        if echo:
-            self.echoed, cursor = True, None
+            self._fail(TornResponseError, "the response holds an empty cursor")
+        if cursor is not None and not are_valid(cursor):
+            self._fail(ProtocolError, f"the response holds a cursor that is {problem(cursor)}")
+        echo = cursor in SPECIAL and self._echoes(cursor, payload)
+        lines, records, checkpoints, cursors = decoded
         if payload:
-            record._origin = self._origin
-            record._cursor = None
             self.saw_events = True
-            self._open.append(record)
-            self._kept_bytes += size
-        elif cursor is None and not echo:
-            self.unknown_commands += 1
-        if cursor is None:
-            self._open_bytes += size
+            lines.append(line)
+            records.append(Event(msgspec.Raw(payload), None, headers, self._origin))
+        if cursor is not None and not echo:
+            checkpoints.append(len(records))
+            cursors.append(cursor)
+            lines.append(line)
+            records.append(Event())
+        elif payload:
+            self._count(-_PAID)
         else:
-            self._checkpoint(cursor, size, closes=self._closes(cursor))
+            self.echoed = self.echoed or echo
+            self.unknown_commands += not echo
+            self._count(1)
 
-    def _is_echo(self, cursor: str | None, payload: bytes) -> bool:
+    def _read(self, line: bytes, complete: bool) -> tuple[bytes, str | None, dict[str, Any] | None]:
+        """Return payload (empty without one), cursor and headers of a line.
+
+        What is not under the keys of the dialect is looked for without regard to case, and under
+        the key of the other dialects (R3). Go's JSON decoder finds keys so, and publishers in the
+        field were tried with nothing else. The discovery may also be of another dialect.
+        """
+        given, as_sent = self._object(line, complete)
+        payload = given.get(self._dialect.payload_key)
+        cursor = self._value(given, "cursor", line)
+        if payload is None and (not cursor or _may_hold_event(line, cursor)):
+            given = {name.lower(): value for name, value in given.items()}
+            if bytes(given.get("partitions", b""))[:1] in (b"[", b"n"):
+                self._fail(TornResponseError, _DISCOVERY)
+            payload = given.get("data", given.get("event"))
+            cursor = cursor or self._value(given, "cursor", line)
+        headers = None
+        if self._dialect.names_partition:
+            headers = self._value(given, "headers", line)
+            named = self._value(given, "partition", line)
+            if named not in self._own:
+                wrong = f"the response holds a line of partition {printable(str(named))}"
+                self._fail(ProtocolError, wrong)
+        return b"" if payload is None else as_sent(payload), cursor, headers
+
+    def _object(self, line: bytes, complete: bool) -> tuple[dict[str, Any], Callable[[Any], bytes]]:
+        """Return the values of a line by their keys, and what gives the bytes of one as sent.
+
+        The escape of a surrogate without a partner is valid JSON, and bytes that are no text may be
+        in a payload, or in a key that nobody reads: the event is delivered as it was sent.
+        """
+        try:
+            return _any_object(line), bytes
+        except (ValueError, RecursionError) as error:
+            failed: Exception = error
+        text = without_lone_surrogates(line).decode("latin-1")  # a character a byte
+        try:
+            given = _any_object(text.encode())
+        except (ValueError, RecursionError):
+            raise self._torn(line, failed, complete) from _shown_cause(failed)
+
+        def as_sent(value: bytes) -> bytes:
+            found = value.decode("latin-1")
+            at = text.rfind(found)  # of a payload that is given twice the last one counts
+            return line[at : at + len(found)]
+
+        mended = {name: bytes(raw).decode().encode("latin-1") for name, raw in given.items()}
+        return mended, as_sent
+
+    def _value(self, given: dict[str, Any], key: str, line: bytes) -> Any:
+        """Return a value of a line. One of a wrong type is torn, one that is no text is final."""
+        if key not in given:
+            return None
+        try:
+            return _VALUES[key](given[key])
+        except (ValueError, RecursionError) as error:
+            if not _is_utf8(given[key]):  # msgspec's error for it depends on its version
+                wrong = "the response holds a cursor or a header that is not valid UTF-8"
+                self._fail(ProtocolError, wrong)
+            raise self._torn(line, error, True, f" - at `$.{key}`") from _shown_cause(error)
+
+    def _echoes(self, cursor: str | None, payload: bytes) -> bool:
         """Whether `_first` or `_last` only echoes the cursor asked with: that is no cursor (R3).
 
         Behind events it is a checkpoint that closes nothing (R13), and another one is an error.
         """
         if cursor != self.asked:
-            problem = f"the response holds the cursor {cursor}, which only a request may use"
-            self._fail(self._error_of(ProtocolError, problem))
+            wrong = f"the response holds the cursor {cursor}, which only a request may use"
+            self._fail(ProtocolError, wrong)
         return not payload and not self.saw_events
 
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _count(self, nothing: int) -> None:
+        """Count lines that say nothing, which others pay for. Raises when there are too many."""
+        self._nothing += nothing
+        if self._nothing > MOST_NOTHING:
+            wrong = f"more than {MOST_NOTHING} lines of the response are no event and no checkpoint"
+            self._fail(TornResponseError, wrong)
 
-    def _fail(self, error: FeedError) -> NoReturn:
-        self._error = error
-        self._tail.clear()
-        raise error
+    # ------------------------------------------------------------------ errors
 
-    def _error_of(self, kind: type[FeedError], message: str) -> FeedError:
-        return kind(message, feed=self._feed, partition=self._partition)
+    def _error(self, kind: type[FeedError], message: str) -> FeedError:
+        return kind(message, feed=self._feed, partition=self._origin.partition)
 
-    def _too_long(self) -> FeedError:
-        limit = self._max_line_bytes
-        return self._error_of(
-            LineTooLongError,
-            f"a line is longer than {limit} bytes: raise Limits.max_line_bytes if such events are "
-            "to be expected",
+    def _fail(self, kind: type[FeedError], message: str) -> NoReturn:
+        raise self._error(kind, message)
+
+    def _too_long(self) -> str:
+        return (
+            f"a line is longer than {self._max_line_bytes} bytes: raise Limits.max_line_bytes if "
+            "such events are to be expected"
         )
 
-    def _torn(self, line: bytes, error: Exception, complete: bool) -> FeedError:
-        what = (
-            "holds a line that is no protocol message"
-            if complete
-            else "ended in the middle of a line"
-        )
-        torn = self._error_of(
-            TornResponseError,
-            f"the response {what} ({len(line)} bytes){self._shown(line)}{_reason(error)}",
-        )
-        # msgspec's errors name fields and positions, never values. Other errors may quote what they
-        # could not decode, and are left out (R19).
-        torn.__cause__ = error if isinstance(error, msgspec.MsgspecError) else None
-        return torn
-
-    def _shown(self, line: bytes) -> str:
-        """Return what to show of a line: plain text, up to where a JSON payload may begin."""
+    def _torn(self, line: bytes, error: Exception, complete: bool, where: str = "") -> FeedError:
+        what = "ended in the middle of a line"
+        if complete:
+            what = "holds a line that is no protocol message"
+        # Plain text is shown, up to where a JSON payload may begin.
         text = line.lstrip(b"\xef\xbb\xbf \t\r")
         text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
-        return f": '{self._quote(text)}'" if text else ""
+        quoted = f": '{self._quote(text)}'" if text else ""
+        reason = ". It is nested too deeply" if isinstance(error, RecursionError) else ""
+        if isinstance(error, msgspec.MsgspecError):
+            reason = f". {error}{where}"
+        return self._error(
+            TornResponseError, f"the response {what} ({len(line)} bytes){quoted}{reason}"
+        )
 
 
-def _reason(error: Exception) -> str:
-    """What is wrong with a line, as far as that quotes nothing of it."""
-    if isinstance(error, msgspec.MsgspecError):
-        return f". {error}"
-    if isinstance(error, UnicodeDecodeError):
-        return f". It is not UTF-8: {error.reason} at byte {error.start}"
-    return ". It is nested too deeply" if isinstance(error, RecursionError) else ""
+def _is_utf8(value: Any) -> bool:
+    try:
+        bytes(value).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown_cause(error: Exception) -> Exception | None:
+    """msgspec's errors name fields and positions. Others may quote what they read (R19)."""
+    return error if isinstance(error, msgspec.MsgspecError) else None
+
+
+@lru_cache(maxsize=256)
+def _decoder(line: type[Event], origin: EventOrigin | None) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of lines, whose events have this origin: to set it takes 30 ns for each.
+
+    Without an origin it is the decoder of any partition.
+    """
+    if origin is None:
+        return msgspec.json.Decoder(line)
+    field = msgspec.field(default=origin, name="\x7forigin")
+    fields = [("_origin", EventOrigin, field)]
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Line", fields, bases=(line,), gc=False, eq=False)
+    )
+
+
+def _may_hold_event(line: bytes, cursor: str) -> bool:
+    """Return whether the line of a checkpoint may also hold an event, under whatever key (R3)."""
+    if len(line) - len(cursor) <= _BARE:
+        return False
+    text = line.lower()
+    return any(word in text for word in _PAYLOAD_WORDS)
+
+
+def _others_are(decoded: Decoded, head: bytes) -> bool:
+    """Return whether the lines that begin with `head` are just those without a checkpoint.
+
+    `head` is known to begin as many lines as there are events, each behind the end of an object. So
+    only the lines of checkpoints, and what is before them, can still be something else.
+    """
+    lines = decoded.lines
+    for at in decoded.checkpoints:
+        line = lines[at]
+        if line[:1] != b"{" or line[-2:-1] != b"}" or line.startswith(head):
+            return False
+        if lines[at - 1][-2:] != b"}\n":
+            return False
+    return True

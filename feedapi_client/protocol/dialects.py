@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from feedapi_client.errors import ProtocolError
-from feedapi_client.model import DialectName, Event, FeedInfo
+from feedapi_client.model import NO_PAYLOAD, DialectName, Event, FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.text import printable
 
@@ -26,7 +26,7 @@ _NAME_SHOWN = 20
 class V1Line(Event, gc=False, eq=False):
     """``{"partition":2,"headers":{…},"data":…}`` and ``{"partition":2,"cursor":"…"}``."""
 
-    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
+    _payload: msgspec.Raw = msgspec.field(default=NO_PAYLOAD, name="data")
     _headers: dict[str, Any] | None = msgspec.field(default=None, name="headers")
     _line_partition: int | str | None = msgspec.field(default=None, name="partition")
 
@@ -34,30 +34,19 @@ class V1Line(Event, gc=False, eq=False):
 class DraftLine(Event, gc=False, eq=False):
     """``{"event":…}`` and ``{"cursor":"…"}``."""
 
-    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="event")
+    _payload: msgspec.Raw = msgspec.field(default=NO_PAYLOAD, name="event")
 
 
 class TokenLine(Event, gc=False, eq=False):
     """``{"data":…}`` and ``{"cursor":"…"}``."""
-
-    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One row of the table `DIALECTS`.
 
-    Attributes:
-        name: as in `FeedInfo.dialect`.
-        line: what a line of a response is decoded into.
-        payload_key: the key of the payload in a line.
-        suffix: what follows the feed's path in a fetch.
-        page_size: the parameter for `FetchOptions.page_size_hint`.
-        names_partition: whether a line names its partition.
-        address: gives the parameters that say which partition and cursor.
-        select: gives the parameters that say which events.
-        event_types: whether events can be selected by type.
-        filters: whether events can be selected by filters.
+    `line` is what a line is decoded into, `suffix` follows the feed's path in a fetch, `address`
+    gives the parameters that say which partition and cursor, `select` those that say which events.
     """
 
     name: DialectName
@@ -65,22 +54,11 @@ class Dialect:
     payload_key: str
     suffix: str
     page_size: str
-    names_partition: bool
     address: Callable[[FeedInfo, int, str], Params]
     select: Callable[[FetchOptions], Params]
-    event_types: bool
-    filters: bool
-
-    def heads(self, partition: int) -> list[bytes]:
-        """Return how a line with an event may begin, up to the first byte of its payload.
-
-        As JSON encoders write it: with and without spaces, for an object and for a string.
-        """
-        heads = []
-        for space in ("", " "):
-            start = f'"partition":{space}{partition},{space}' if self.names_partition else ""
-            heads += [f'{{{start}"{self.payload_key}":{space}{first}'.encode() for first in '{"']
-        return heads
+    names_partition: bool = False
+    event_types: bool = False
+    filters: bool = False
 
     def fetch_params(
         self,
@@ -93,13 +71,8 @@ class Dialect:
     ) -> Params:
         """Return the query of a fetch, not encoded yet.
 
-        Arguments:
-            info: the last discovery.
-            partition: the partition to fetch.
-            cursor: where to begin.
-            options: what to ask for.
-            stream: True or milliseconds for a response that stays open. Where the feed does not
-                offer that, a page is asked for.
+        `stream` (True, or milliseconds) asks for a response that stays open. Where the feed offers
+        none, a page is asked for.
         """
         params = self.address(info, partition, cursor)
         if stream is not False and info.stream:
@@ -109,14 +82,21 @@ class Dialect:
         return params + self.select(options)
 
 
-DIALECTS: dict[DialectName, Dialect] = {
-    "v1": Dialect(
+def _type_params(options: FetchOptions) -> Params:
+    selections = (
+        ("event-types", options.event_types),
+        ("skip-event-types", options.skip_event_types),
+    )
+    return [(name, ";".join(types)) for name, types in selections if types]
+
+
+_ROWS = (
+    Dialect(
         name="v1",
         line=V1Line,
         payload_key="data",
         suffix="",
         page_size="pagesizehint",
-        names_partition=True,
         address=lambda info, partition, cursor: [
             ("n", str(len(info.partitions))),
             (f"cursor{partition}", cursor),
@@ -124,47 +104,34 @@ DIALECTS: dict[DialectName, Dialect] = {
         select=lambda options: (
             [("headers", ",".join(options.v1_headers))] if options.v1_headers else []
         ),
-        event_types=False,
-        filters=False,
+        names_partition=True,
     ),
-    "v2-draft": Dialect(
+    Dialect(
         name="v2-draft",
         line=DraftLine,
         payload_key="event",
         suffix="",
         page_size="pageSizeHint",
-        names_partition=False,
         address=lambda _, partition, cursor: [("partition", str(partition)), ("cursor", cursor)],
-        select=lambda options: [
-            (f"filter-{name}", value) for name, value in options.filters.items()
-        ],
-        event_types=False,
+        select=lambda options: [(f"filter-{key}", text) for key, text in options.filters.items()],
         filters=True,
     ),
-    "v2-token": Dialect(
+    Dialect(
         name="v2-token",
         line=TokenLine,
         payload_key="data",
         suffix="/events",
         page_size="pagesizehint",
-        names_partition=False,
         address=lambda info, partition, cursor: [
             ("token", info.token or ""),
             ("partition", str(partition)),
             ("cursor", cursor),
         ],
-        select=lambda options: [
-            (name, ";".join(types))
-            for name, types in (
-                ("event-types", options.event_types),
-                ("skip-event-types", options.skip_event_types),
-            )
-            if types
-        ],
+        select=_type_params,
         event_types=True,
-        filters=False,
     ),
-}
+)
+DIALECTS: dict[DialectName, Dialect] = {row.name: row for row in _ROWS}
 
 
 def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
@@ -172,19 +139,16 @@ def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
 
     The feed would send other events than those that were selected.
     """
-    dialect = DIALECTS[info.dialect]
-    if (options.event_types or options.skip_event_types) and not dialect.event_types:
+    dialect, by_type = DIALECTS[info.dialect], options.event_types or options.skip_event_types
+    needs = ""
+    if by_type and not dialect.event_types:
+        needs = "event_types and skip_event_types need a feed of dialect v2-token"
+    elif options.filters and not dialect.filters:
+        needs = "filters need a feed of dialect v2-draft"
+    if needs:
         raise ProtocolError(
-            "event_types and skip_event_types need a feed of dialect v2-token, this one speaks "
-            f"{info.dialect}: {_instead(info)} or select in the application",
-            feed=feed,
-        )
-    if not options.filters:
-        return
-    if not dialect.filters:
-        raise ProtocolError(
-            f"filters need a feed of dialect v2-draft, this one speaks {info.dialect}: "
-            f"{_instead(info)} or select in the application",
+            f"{needs}, this one speaks {info.dialect}: {_instead(info)} or select in the "
+            "application",
             feed=feed,
         )
     unknown = sorted(set(options.filters) - set(info.filters))

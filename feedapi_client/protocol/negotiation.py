@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import orjson
+import msgspec
 
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
-from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
-from feedapi_client.protocol import cursors
-from feedapi_client.protocol.text import excerpt
+from feedapi_client.model import MAX_PARTITION, NO_PAYLOAD, FeedInfo, Partition
+from feedapi_client.protocol.text import are_valid, excerpt, problem
 
-_SPELLINGS = (
-    ("startsAfterPartition", "startsAfterParent"),
-    ("cursorFromPartitions", "splitFromAncestors"),
-)
+MOST_EDGES = 8 * (MAX_PARTITION + 1)
+"""Ancestors that a discovery may list, of all partitions together. There are 7 of each in the tree
+of 32,767 partitions that split in two, where each leaf lists its way to the root."""
+_PLACE = re.compile(r"(.*) - at `\$\.(\w+)(?:\[(\d+)\](?:\.(\w+))?)?`")
+"""What msgspec's errors end with: a field of the discovery, or of one of its partitions."""
+Id = int | str
+
+
+class _Identified(msgspec.Struct, gc=False):
+    id: Id
+
+
+class _Listed(_Identified, rename="camel", gc=False):
+    closed: bool | None = None
+    last_cursor: str | None = None
+    starts_after_partition: Id | None = None
+    starts_after_parent: Id | None = None
+    cursor_from_partitions: msgspec.Raw = NO_PAYLOAD
+    split_from_ancestors: msgspec.Raw = NO_PAYLOAD
+
+
+class _Listing(msgspec.Struct):
+    partitions: list[msgspec.Raw] | None
+
+
+class _Document(msgspec.Struct, rename="camel"):
+    partitions: list[_Listed] | None  # as Go encodes a slice that nothing was ever added to
+    token: str | None = None
+    exactly_once: bool | dict[str, Any] | None = None
+    stream: bool | dict[str, Any] | None = None
+    filters: list[str] | None = None
+
+
+_read_document = msgspec.json.Decoder(_Document).decode
+_read_listing = msgspec.json.Decoder(_Listing).decode
+_read_identified = msgspec.json.Decoder(_Identified).decode
+_read_ids = msgspec.json.Decoder(list[Id] | None).decode
 
 
 def check_v1_partitions(v1_partitions: int | None) -> None:
     """Raise ValueError unless it is None or a possible number of partitions."""
-    if v1_partitions is None:
-        return
-    if (
-        isinstance(v1_partitions, bool)
-        or not isinstance(v1_partitions, int)
-        or not 1 <= v1_partitions <= MAX_PARTITION + 1
+    if v1_partitions is not None and (
+        type(v1_partitions) is not int or not 1 <= v1_partitions <= MAX_PARTITION + 1
     ):
         raise ValueError(
             f"v1_partitions must be a number from 1 to {MAX_PARTITION + 1}, not {v1_partitions!r}"
@@ -50,8 +78,7 @@ def negotiate(
     here.
 
     Arguments:
-        status: of the response.
-        body: of the response.
+        status, body: of the response.
         feed: for messages.
         v1_partitions: the number of partitions, in case the feed speaks dialect v1.
         quote: makes an excerpt of the body for a message.
@@ -64,34 +91,8 @@ def negotiate(
     """
     check_v1_partitions(v1_partitions)
     if status == 400:
-        return _v1(v1_partitions, body, feed, quote)
-    if status != 200:
-        raise NegotiationError(
-            f"no feed answers here: status {status}: '{quote(body)}'. Check the URL", feed=feed
-        )
-    try:
-        found = orjson.loads(body.removeprefix(BOM_UTF8))
-    except ValueError as error:
-        raise NegotiationError(
-            "no feed answers here: status 200 with a body that is not JSON: "
-            f"'{quote(body)}'. Check the URL",
-            feed=feed,
-        ) from error
-    if isinstance(found, dict) and found.get("partitions", ()) is None:
-        found["partitions"] = []  # as Go encodes a slice that nothing was ever added to
-    if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
-        raise NegotiationError(
-            "no feed answers here: status 200 with JSON that lists no partitions: "
-            f"'{quote(body)}'. Check the URL",
-            feed=feed,
-        )
-    return _Discovery(found, feed).info()
-
-
-def _v1(
-    v1_partitions: int | None, body: bytes, feed: str, quote: Callable[[bytes], str]
-) -> FeedInfo:
-    if v1_partitions is None:
+        if v1_partitions is not None:
+            return FeedInfo("v1", {id: Partition(id) for id in range(v1_partitions)})
         raise NegotiationError(
             "the feed answers 400 to discovery, as a ZeroEventHub (v1) feed does: give "
             "v1_partitions, the number of partitions that its publisher documents "
@@ -99,179 +100,128 @@ def _v1(
             f"'{quote(body)}'",
             feed=feed,
         )
-    return FeedInfo("v1", {id: Partition(id) for id in range(v1_partitions)})
+    what = ""
+    if status == 200:
+        try:
+            return _Discovery(body.removeprefix(BOM_UTF8), feed).info()
+        except msgspec.ValidationError:
+            what = " with JSON that lists no partitions"
+        except (ValueError, RecursionError):
+            what = " with a body that is not JSON"
+    raise NegotiationError(
+        f"no feed answers here: status {status}{what}: '{quote(body)}'. Check the URL", feed=feed
+    )
 
 
 class _Discovery:
-    """Reads one discovery document. `info` raises for a field that is wrong."""
+    """Reads one discovery document."""
 
-    def __init__(self, document: dict[str, Any], feed: str) -> None:
-        self._document = document
-        self._feed = feed
+    def __init__(self, body: bytes, feed: str) -> None:
+        self._body, self._feed = body, feed
 
     def info(self) -> FeedInfo:
-        token = self._token()
+        """Return what it says. Raises `FeedError`, and what msgspec raises where it is none."""
+        try:
+            found = _read_document(self._body)
+        except msgspec.ValidationError as error:
+            raise self._of_field(error) from error
+        self._check_cursor("token", found.token)
         return FeedInfo(
-            dialect="v2-draft" if token is None else "v2-token",
-            partitions=self._partitions(),
-            token=token,
-            exactly_once=self._flag("exactlyOnce"),
-            stream=self._flag("stream"),
-            filters=self._filters(),
+            dialect="v2-draft" if found.token is None else "v2-token",
+            partitions=self._partitions(found.partitions or []),
+            token=found.token,
+            exactly_once=found.exactly_once not in (None, False),
+            stream=found.stream not in (None, False),  # an object is a flag with more information
+            filters=tuple(found.filters or ()),
         )
 
-    def _token(self) -> str | None:
-        token = self._document.get("token")
-        if token is None or token == "":
-            return token
-        if not isinstance(token, str):
-            raise self._wrong("token", token, "a string")
-        self._check_cursor("token", token)
-        return token
+    def _of_field(self, error: msgspec.ValidationError) -> Exception:
+        """Return the error for a wrong field. Raises where the document is no discovery at all."""
+        listed = _read_listing(self._body).partitions or []
+        place = _PLACE.fullmatch(str(error))
+        if place is None:
+            return error
+        wrong, name, index, field = place.groups()
+        if name != "partitions":
+            return self._error(ProtocolError, f"{name} in the discovery: {wrong}")
+        if field in (None, "id"):
+            return self._no_id(int(index), wrong)
+        try:
+            id = partition_id(_read_identified(listed[int(index)]).id)
+        except msgspec.ValidationError:
+            id = None  # it has none
+        kind = LineageError if field.startswith("startsAfter") else ProtocolError
+        return self._error(kind, f"{field} in the discovery: {wrong}", id)
 
-    def _flag(self, name: str) -> bool:
-        value = self._document.get(name)
-        if value is None or isinstance(value, bool):
-            return bool(value)
-        if isinstance(value, dict):
-            return True  # a flag with more information
-        raise self._wrong(name, value, "a boolean or an object")
-
-    def _filters(self) -> tuple[str, ...]:
-        filters = self._document.get("filters")
-        if filters is None:
-            return ()
-        if isinstance(filters, list) and all(isinstance(name, str) for name in filters):
-            return tuple(filters)
-        raise self._wrong("filters", filters, "a list of strings")
-
-    def _partitions(self) -> dict[int, Partition]:
-        entries = self._document["partitions"]
-        ids = _ids(entries)
+    def _partitions(self, entries: list[_Listed]) -> dict[int, Partition]:
+        ids = _numbers([entry.id for entry in entries])
         if ids is None:
-            ids = [self._entry_id(index, entry) for index, entry in enumerate(entries)]
+            at = next(at for at, each in enumerate(entries) if partition_id(each.id) is None)
+            raise self._no_id(at, f"it has the id {_shown(entries[at].id)}")
         partitions = dict(zip(ids, map(_without_fields, ids), strict=True))
         if len(partitions) < len(ids):
             twice = next(id for id, times in Counter(ids).items() if times > 1)
             raise self._error(LineageError, f"the discovery lists partition {twice} twice", twice)
-        for index in [index for index, fields in enumerate(map(len, entries)) if fields > 1]:
-            partitions[ids[index]] = self._partition(ids[index], entries[index])
-        return self._without_zero_values(partitions)
-
-    def _entry_id(self, index: int, entry: Any) -> int:
-        if not isinstance(entry, dict):
-            raise self._error(
-                LineageError,
-                f"partitions[{index}] of the discovery is {_kind(entry)}, not an object",
+        # An early Go version writes a 0, as a number, where there is no parent. It shows where
+        # partition 0 starts after itself; then no other 0 can be trusted either.
+        zero = 0 in partitions and entries[ids.index(0)].starts_after_partition == 0
+        edges = 0
+        for id, entry in zip(ids, entries, strict=True):
+            if entry == _Listed(entry.id):
+                continue
+            lists = (entry.cursor_from_partitions, entry.split_from_ancestors)
+            given = [bytes(each) for each in lists if each is not NO_PAYLOAD]
+            edges += sum([each.count(b",") + 1 for each in given])
+            if edges > MOST_EDGES:
+                wrong = f"the discovery lists more than {MOST_EDGES} ancestors of partitions"
+                raise self._error(LineageError, wrong)
+            self._check_cursor("lastCursor", entry.last_cursor, id)
+            parent = self._one_of(
+                id, "startsAfterPartition", entry.starts_after_partition, entry.starts_after_parent
             )
-        id = partition_id(entry.get("id"))
-        if id is None:
-            problem = f"has the id {_shown(entry['id'])}" if "id" in entry else "has no id"
-            raise self._error(
-                LineageError,
-                f"partitions[{index}] of the discovery {problem}; "
-                f"an id is an integer from 0 to {MAX_PARTITION}",
-            )
-        return id
+            if parent is not None:
+                parent = self._number(id, "startsAfterPartition", parent)
+                parent = None if zero and parent == 0 else parent
+            ancestors = self._ancestors(id, given) if given else ()
+            closed, end = bool(entry.closed), entry.last_cursor or None
+            partitions[id] = Partition(id, closed, end, parent, ancestors)
+        return partitions
 
-    def _without_zero_values(self, partitions: dict[int, Partition]) -> dict[int, Partition]:
-        """Leave out the 0 that a publisher writes where there is no parent.
+    def _ancestors(self, id: int, given: list[bytes]) -> tuple[int, ...]:
+        try:
+            lists = [_read_ids(each) for each in given]
+        except ValueError as error:
+            wrong = f"cursorFromPartitions in the discovery: {error}"
+            raise self._error(LineageError, wrong, id) from error
+        value = self._one_of(id, "cursorFromPartitions", *lists) or []
+        numbers = _numbers(value)
+        if numbers is None:
+            numbers = [self._number(id, "cursorFromPartitions", each) for each in value]
+        return tuple(numbers)
 
-        An early Go version does, as a number. It shows where partition 0 starts after itself; then
-        no other 0 can be trusted either.
-        """
-        if 0 not in partitions:
-            return partitions
-        zero = next(
-            entry for entry in self._document["partitions"] if partition_id(entry["id"]) == 0
-        )
-        if type(zero.get("startsAfterPartition")) is not int or partitions[0].starts_after != 0:
-            return partitions
-        return {
-            id: replace(partition, starts_after=partition.starts_after or None)
-            for id, partition in partitions.items()
-        }
+    def _one_of(self, id: int, name: str, *spellings: Any) -> Any:
+        given = [each for each in spellings if each is not None]
+        if len(given) > 1 and given[0] != given[1]:
+            wrong = f"the discovery gives {name} and its older spelling too, and they differ"
+            raise self._error(LineageError, wrong, id)
+        return given[0] if given else None
 
-    def _partition(self, id: int, entry: dict[str, Any]) -> Partition:
-        closed, last_cursor = entry.get("closed"), entry.get("lastCursor")
-        if closed is not None and not isinstance(closed, bool):
-            raise self._wrong("closed", closed, "a boolean", id)
-        if last_cursor is not None and not isinstance(last_cursor, str):
-            raise self._wrong("lastCursor", last_cursor, "a string", id)
-        if last_cursor:
-            self._check_cursor("lastCursor", last_cursor, id)
-        parent, ancestors = (self._lineage_field(id, entry, *names) for names in _SPELLINGS)
-        return Partition(
-            id,
-            bool(closed),
-            last_cursor or None,
-            self._parent(id, parent),
-            self._ancestors(id, ancestors),
-        )
+    def _number(self, id: int, name: str, value: Id) -> int:
+        number = partition_id(value)
+        if number is None:
+            wrong = f"{name} in the discovery: {_shown(value)} is no partition's id (0 to 32767)"
+            raise self._error(LineageError, wrong, id)
+        return number
 
-    def _lineage_field(self, id: int, entry: dict[str, Any], name: str, alias: str) -> Any:
-        value, other = entry.get(name), entry.get(alias)
-        if value is not None and other is not None and value != other:
-            raise self._error(
-                LineageError,
-                f"the discovery gives both {name} and its older spelling {alias}, and they differ",
-                id,
-            )
-        return other if value is None else value
+    def _no_id(self, index: int, wrong: str) -> FeedError:
+        wrong = f"partitions[{index}] in the discovery: {wrong}"
+        return self._error(LineageError, f"{wrong}; an id is an integer from 0 to {MAX_PARTITION}")
 
-    def _parent(self, id: int, value: Any) -> int | None:
-        if value is None:
-            return None
-        parent = partition_id(value)
-        if parent is None:
-            raise self._error(
-                LineageError,
-                f"startsAfterPartition in the discovery is {_shown(value)}, "
-                f"not a partition's id (0 to {MAX_PARTITION})",
-                id,
-            )
-        return parent
-
-    def _ancestors(self, id: int, value: Any) -> tuple[int, ...]:
-        if value is None:
-            return ()
-        if not isinstance(value, list):
-            raise self._wrong(
-                "cursorFromPartitions", value, "a list of partitions", id, LineageError
-            )
-        ancestors = []
-        for item in value:
-            ancestor = partition_id(item)
-            if ancestor is None:
-                raise self._error(
-                    LineageError,
-                    f"cursorFromPartitions in the discovery holds {_shown(item)}, "
-                    f"not a partition's id (0 to {MAX_PARTITION})",
-                    id,
-                )
-            ancestors.append(ancestor)
-        return tuple(ancestors)
-
-    def _check_cursor(self, name: str, value: str, partition: int | None = None) -> None:
+    def _check_cursor(self, name: str, value: str | None, partition: int | None = None) -> None:
         """Refuse what can't be stored or sent (R18)."""
-        if not cursors.is_valid(value):
-            raise self._error(
-                ProtocolError,
-                f"{name} in the discovery is {cursors.problem(value)}",
-                partition,
-            )
-
-    def _wrong(
-        self,
-        name: str,
-        value: Any,
-        wanted: str,
-        partition: int | None = None,
-        kind: type[FeedError] = ProtocolError,
-    ) -> FeedError:
-        return self._error(
-            kind, f"{name} in the discovery is {_kind(value)}, not {wanted}", partition
-        )
+        if value and not are_valid(value):
+            wrong = f"{name} in the discovery is {problem(value)}"
+            raise self._error(ProtocolError, wrong, partition)
 
     def _error(
         self, kind: type[FeedError], message: str, partition: int | None = None
@@ -288,25 +238,18 @@ def _without_fields(id: int) -> Partition:
     return Partition(id)
 
 
-def _ids(entries: list[Any]) -> list[int] | None:
-    """Return the ids of all partitions, if each is sent as a string; otherwise None.
+def _numbers(ids: list[Id]) -> list[int] | None:
+    """Return all ids as numbers; None if one is no id.
 
     All at once: one by one it takes twice as long, and a feed may list 32,768.
     """
-    try:
-        texts = [entry["id"] for entry in entries]
-        digits = "".join(texts)
-    except (TypeError, KeyError):
-        return None
-    if not texts:
-        return []
-    if not digits.isascii() or not digits.isdigit():
-        return None
+    texts = [id for id in ids if type(id) is str]
+    digits = "".join(texts)
     lengths = set(map(len, texts))
-    if min(lengths) == 0 or max(lengths) > 5:
+    if texts and not (digits.isascii() and digits.isdigit() and lengths <= {1, 2, 3, 4, 5}):
         return None
-    ids = list(map(int, texts))
-    return ids if max(ids) <= MAX_PARTITION else None
+    numbers = list(map(int, ids))
+    return numbers if not numbers or 0 <= min(numbers) <= max(numbers) <= MAX_PARTITION else None
 
 
 def partition_id(value: Any) -> int | None:
@@ -316,23 +259,5 @@ def partition_id(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= MAX_PARTITION else None
 
 
-def _shown(value: Any) -> str:
-    """Return a short value as it was sent, and the kind of anything else."""
-    return (
-        ascii(value)
-        if isinstance(value, (int, float, str)) and len(repr(value)) <= 40
-        else _kind(value)
-    )
-
-
-def _kind(value: Any) -> str:
-    kinds = {
-        type(None): "null",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds[type(value)]
+def _shown(value: Id) -> str:
+    return ascii(value if isinstance(value, int) and abs(value) < 1 << 64 else str(value)[:40])

@@ -6,31 +6,26 @@ and get batches back, and at the end the outcome.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
-from feedapi_client.errors import (
-    BufferLimitError,
-    FeedError,
-    NoProgressError,
-    TornResponseError,
-)
-from feedapi_client.model import FIRST, LAST
-from feedapi_client.protocol.cursors import shown
-from feedapi_client.protocol.decoder import (
-    RECENT,
-    CheckpointedEvents,
-    PageDecoder,
-    PassedCursors,
-)
+from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError, TornResponseError
+from feedapi_client.model import FIRST, LAST, Event
+from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
+from feedapi_client.protocol.text import shown
 
+RECENT = 8
+"""Cursors that are remembered: so long is the longest cycle that is found without digests (R13)."""
 MOST_PASSED = 4096
 """Digests of passed cursors that one partition keeps, at most."""
 _ALL_PASSED = 1 << 18
 MIN_EMPTY_ANSWERS = 3
 """Sound empty answers that show the end of a closed partition without `lastCursor`, at least."""
 MOVES_BELIEVED = 3
-"""Empty answers in a row that lead away from where a reader began: then it follows the last one."""
+"""Empty answers in a row that lead away from where a reader began, at least: then it follows the
+last one."""
 _MOST_DOUBLINGS = 16
 _ANSWERS = 8
 """Answers of a closed partition within `settle_time`, at least, once it seems to be at its end."""
@@ -41,6 +36,23 @@ _PARTS = 10
 def passed_limit(partitions: int) -> int:
     """Return how many passed cursors each of so many partitions may remember (R13)."""
     return min(MOST_PASSED, _ALL_PASSED // max(1, partitions))
+
+
+class CheckpointedEvents(NamedTuple):
+    """Events closed by a checkpoint, oldest first; `size` is what their lines took, in bytes.
+
+    `marks` are the checkpoints among them, the last one included, where somebody asked for these:
+    how many events are before each, and its cursor.
+    """
+
+    events: list[Event]
+    cursor: str
+    size: int
+    marks: Sequence[tuple[int, str]] = ()
+
+    def joined(self, later: CheckpointedEvents) -> CheckpointedEvents:
+        """Return these events and the `later` ones as one, closed by the later checkpoint."""
+        return CheckpointedEvents(self.events + later.events, later.cursor, self.size + later.size)
 
 
 class Outcome(Enum):
@@ -67,22 +79,62 @@ class Finished(NamedTuple):
     outcome: Outcome
 
 
+class PassedCursors:
+    """Digests of the `most` cursors that were passed last; for a moment twice as many."""
+
+    __slots__ = ("_digests", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._digests: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def add(self, cursors: Sequence[str]) -> bool:
+        """Note that these were passed, in this order. False, and nothing, if one was before."""
+        digests = self._digests
+        new = list(map(hash, cursors))
+        if not digests.keys().isdisjoint(new):
+            return False
+        digests.update(dict.fromkeys(new[-self._most :]))
+        if len(digests) > 2 * self._most:
+            for old in list(islice(digests, len(digests) - self._most)):
+                del digests[old]
+        return True
+
+    def restart(self, cursor: str) -> None:
+        """Forget what was passed behind the cursor: it comes again. All, where that is unknown."""
+        digests, digest = self._digests, hash(cursor)
+        if digest not in digests:
+            digests.clear()
+            digests[digest] = None
+        while next(reversed(digests)) != digest:
+            digests.popitem()
+
+    def forget(self, cursor: str) -> None:
+        """Let the cursor count as new."""
+        self._digests.pop(hash(cursor), None)
+
+
 class Progress:
     """What the responses of one partition came to. Shared by all its readers, in turn.
 
     Arguments:
         limit: the number of responses in a row without progress that is an error (R13).
-        passed: how many passed cursors are remembered beyond the last 8, as digests. One takes
-            about 100 bytes. With at most 8 there are no digests.
-        cautious: whether an empty answer that leads away from where it began to read, or from where
-            the last events came, is doubted. A replica that lags may name its own, older end, and
-            as a cursor that was never passed: of two responses each has checkpoints of its own.
+        passed: how many passed cursors are remembered, as digests of about 100 bytes. With at most
+            8 there are none.
+        doubted_for: the seconds over which an empty answer that leads away from where it began to
+            read, or from where the last events came, has to be repeated: a replica that lags may
+            name its own, older end. None: it is not doubted.
     """
 
     __slots__ = (
         "_began",
         "_cautious",
+        "_doubted_for",
         "_moves",
+        "_moves_since",
         "_moving",
         "empty",
         "left",
@@ -92,17 +144,22 @@ class Progress:
         "stuck",
     )
 
-    def __init__(self, limit: int, *, passed: int = MOST_PASSED, cautious: bool = False) -> None:
-        self._cautious = cautious
+    def __init__(
+        self, limit: int, *, passed: int = MOST_PASSED, doubted_for: float | None = None
+    ) -> None:
+        self._cautious = doubted_for is not None
+        self._doubted_for = doubted_for or 0.0
         self._began: str | None = None
         """Where it began to read, or where the last events ended; None behind an empty answer."""
         self._moves = 0
         """Empty answers in a row that led away from there."""
+        self._moves_since = 0.0
+        """When the first of them came."""
         self._moving = False
         """Whether empty answers were believed: this publisher's cursors move without events."""
         self.limit = limit
         self.recent: list[str] = []
-        """The last cursors that closed something, over all responses (see `PageDecoder`)."""
+        """The last cursors that closed something, over all responses."""
         self.passed = PassedCursors(passed) if passed > RECENT else None
         """All that were passed lately."""
         self.left: list[str] = []
@@ -115,8 +172,7 @@ class Progress:
     def asked(self, cursor: str, end: str | None = None) -> list[str]:
         """Note the cursor of a request. Return `recent`, which ends with it.
 
-        `end` is the known end of a closed partition. To come back to it is always progress, because
-        nothing is asked for behind it.
+        To come back to the known `end` is always progress: nothing is asked for behind it.
         """
         if self.recent[-1:] != [cursor]:  # a restart: what came after this cursor comes again
             self.recent[:] = [cursor]
@@ -144,10 +200,12 @@ class Progress:
         """Whether an empty answer may lead to an older place: this is where the reader began."""
         return cursor == self._began
 
-    def led_away(self) -> bool:
+    def led_away(self, now: float) -> bool:
         """Count such an answer. Return whether there were enough of them to believe the last."""
+        if not self._moves:
+            self._moves_since = now
         self._moves += 1
-        if self._moves < MOVES_BELIEVED:
+        if self._moves < MOVES_BELIEVED or now < self._moves_since + self._doubted_for:
             return False
         self._moving = True
         return True
@@ -169,40 +227,18 @@ class Progress:
 
 
 class PageReader:
-    """Reads one response of one partition.
+    """Reads one response of one partition, by a decoder of its own.
 
-    Any chunking of the same bytes gives the same events, the same last cursor and the same outcome.
-    Only the division into batches depends on it: what one chunk closes is one batch. And the bound
-    on bytes without a checkpoint applies to what is left after a chunk.
+    Any chunking of the same bytes gives the same events, last cursor and outcome. What one chunk
+    closes is one batch, and `max_unclosed_bytes` applies to what is left after a chunk.
 
-    A checkpoint that repeats the cursor asked with, or one of the last 8, closes nothing. The
-    events before it would come again, so they are held until another checkpoint follows (R13).
+    A checkpoint that repeats the cursor asked with, one of the last 8 or one of those passed lately
+    closes nothing. The events before it would come again, so they are held until another
+    checkpoint follows (R13).
 
-    Arguments:
-        decoder: a new one, for this response.
-        feed, partition: for messages.
-        asked: the cursor of the request.
-        closed: whether the discovery before the request listed the partition as closed.
-        last_cursor: the end that this discovery listed for a closed partition. None where it is
-            not known, or where events are selected: it is then another place.
-        progress: the counts of the partition. Without them each response stands alone, and there is
-            never a `NoProgressError`.
-        max_unclosed_bytes: the bytes that may come without a checkpoint that closes them.
+    `closed` and `last_cursor` are what the discovery before the request listed; where events are
+    selected, `last_cursor` is another place, and None. Without `progress` a response stands alone.
     """
-
-    __slots__ = (
-        "_decoder",
-        "_doubted",
-        "_error",
-        "_feed",
-        "_max_unclosed",
-        "_partition",
-        "_progress",
-        "asked",
-        "closed",
-        "cursor",
-        "last_cursor",
-    )
 
     def __init__(
         self,
@@ -217,42 +253,41 @@ class PageReader:
         max_unclosed_bytes: int,
     ) -> None:
         self._decoder = decoder
-        self._feed = feed
-        self._partition = partition
+        self._where: dict[str, Any] = {"feed": feed, "partition": partition}
         self._progress = progress
         self._max_unclosed = max_unclosed_bytes
         self._error: FeedError | None = None
+        self._open: list[Event] = []
+        self._open_bytes = 0
+        self._held = 0
+        """Of `_open`: how many events are before the last checkpoint."""
+        self._ready: list[Event] = []
+        self._ready_bytes = 0
+        self._closed_by: str | None = None  # the cursor that closes `_ready`
         self._doubted: str | None = None
         """A cursor without events, to which only further responses can lead."""
-        self.asked = asked
+        self.asked = decoder.asked = asked
         self.closed = closed
         self.last_cursor = last_cursor if closed else None
-        decoder.asked = asked
-        decoder.recent = [asked] if progress is None else progress.asked(asked, self.last_cursor)
-        if progress is not None:
-            decoder.passed = progress.passed
+        self._passed = None if progress is None else progress.passed
+        self._recent = [asked] if progress is None else progress.asked(asked, self.last_cursor)
         self.cursor = asked
         """The cursor of the last batch given so far; at first the one asked with."""
-
-    @property
-    def unclosed_bytes(self) -> int:
-        """Bytes that no checkpoint closed yet."""
-        return self._decoder.tail_bytes
+        self.last_checkpoint: str | None = None
+        """The last cursor of the response so far, also when it is the one asked with."""
 
     @property
     def kept_bytes(self) -> int:
-        """Those of events among these bytes, and of an incomplete line: what takes memory."""
-        return self._decoder.kept_bytes
+        """Bytes of events that no checkpoint closed yet, and of the incomplete line.
+
+        Lines that nobody keeps may come for weeks, and don't count (R15).
+        """
+        return self._open_bytes + self._decoder.tail_bytes
 
     @property
     def unclosed_events(self) -> int:
-        """Events among these bytes."""
-        return self._decoder.open_events
-
-    @property
-    def last_checkpoint(self) -> str | None:
-        """The last cursor of the response so far, also when it is the one asked with; or None."""
-        return self._decoder.cursor
+        """Events that no checkpoint closed yet."""
+        return len(self._open)
 
     @property
     def unknown_commands(self) -> int:
@@ -262,7 +297,9 @@ class PageReader:
     @property
     def held(self) -> CheckpointedEvents | None:
         """The events that only a checkpoint with a recent cursor closes; None without any."""
-        return self._decoder.held
+        if not self._held:
+            return None
+        return CheckpointedEvents(self._open[: self._held], self.last_checkpoint or "", 0)
 
     def feed(self, chunk: bytes) -> list[CheckpointedEvents]:
         """Read the next bytes. Return what a checkpoint closed, as at most one batch.
@@ -272,75 +309,56 @@ class PageReader:
         """
         if self._error is None:
             try:
-                self._decoder.feed(chunk)
+                self._decoder.feed(chunk, self._receive)
             except FeedError as error:
                 self._error = error
-        batches = self._take()
+        batches = self.rest()
         if self._error is None and self.kept_bytes > self._max_unclosed:
             self._error = self.too_much_unclosed()
         return batches
 
+    def parts(self, chunk: bytes) -> Iterator[bytes]:
+        """Cut a chunk into what takes a millisecond or two to `feed`."""
+        return parts(chunk, self._decoder)
+
     def check(self) -> None:
         """Raise the fault that `feed` found behind the batches it returned, if there was one.
 
-        Raises:
-            TornResponseError: a line is not a message of the protocol.
-            LineTooLongError: a line is longer than `Limits.max_line_bytes`.
-            ProtocolError: a payload, a partition or a cursor that the protocol forbids.
-            BufferLimitError: more bytes without a checkpoint than `max_unclosed_bytes`.
+        `TornResponseError`, `LineTooLongError`, `ProtocolError` of a line, `BufferLimitError`.
         """
         if self._error is not None:
             raise self._error
 
-    def finish(self) -> Finished:
-        """Note that the response is complete. A last line without ``\\n`` counts when it parses.
+    def finish(self, now: float = 0.0) -> Finished:
+        """Note, once, that the response is complete. A last line without ``\\n`` counts.
 
-        Call it once. Every batch that was closed before is returned by `feed` already.
-
-        Raises:
-            TornResponseError: the last line does not parse.
-            NoProgressError: too many responses in a row made no progress (R13): they brought events
-                and no new cursor, or returned to a recent one.
-            FeedError: what `check` raises.
+        `now` is the time, on any clock, for a progress that is `doubted_for` some. Raises what
+        `check` does, and `NoProgressError` when too many responses in a row brought events and no
+        new cursor, or returned to a recent one (R13).
         """
         self.check()
         try:
-            self._decoder.finish()
+            self._decoder.finish(self._receive)
         except FeedError as error:
             self._error = error
             raise
-        batches = self._take()
-        if self._is_believed():
-            assert self._doubted is not None
-            self.cursor = self._doubted
-            batches.append(CheckpointedEvents([], self.cursor, 0))
+        batches = self.rest()
+        if self._is_believed(now):
+            batches += self._led_to(self._doubted)
         outcome = self._classify()
         if outcome is Outcome.BEHIND and self._decoder.saw_events:
-            assert self._progress is not None
-            assert self._decoder.cursor is not None
-            self.cursor = self._decoder.cursor
-            self._progress.returned(self.cursor)
-            batches.append(CheckpointedEvents([], self.cursor, 0))
+            batches += self._led_to(self.last_checkpoint)
+            if self._progress is not None:
+                self._progress.returned(self.cursor)
         return Finished(batches, outcome)
 
     def rest(self) -> list[CheckpointedEvents]:
         """Return what a checkpoint closed and no call returned yet, after an error."""
-        return self._take()
-
-    def too_much_unclosed(self) -> BufferLimitError:
-        """Return the error for bytes that no checkpoint closes and no buffer can hold."""
-        return BufferLimitError(
-            f"{self.kept_bytes} bytes came without a checkpoint to deliver them by. They hold "
-            f"{self.unclosed_events} events, which take memory of their own, and "
-            f"Limits.max_buffered_bytes is {self._max_unclosed}. Raise it, or ask the publisher "
-            "for checkpoints more often",
-            feed=self._feed,
-            partition=self._partition,
-        )
-
-    def _take(self) -> list[CheckpointedEvents]:
-        batch = self._decoder.take()
-        if batch is None or (not batch.events and batch.cursor == self.cursor):
+        if self._closed_by is None:
+            return []
+        batch = CheckpointedEvents(self._ready, self._closed_by, self._ready_bytes)
+        self._ready, self._ready_bytes, self._closed_by = [], 0, None
+        if not batch.events and batch.cursor == self.cursor:
             return []
         if not batch.events and self._is_doubtful(batch.cursor):
             self._doubted = batch.cursor
@@ -350,6 +368,73 @@ class PageReader:
             self._progress.stuck = 0  # already here: the response may still break off
         return [batch]
 
+    def too_much_unclosed(self) -> BufferLimitError:
+        """Return the error for bytes that no checkpoint closes and no buffer can hold."""
+        return BufferLimitError(
+            f"{self.kept_bytes} bytes came without a checkpoint to deliver them by. They hold "
+            f"{self.unclosed_events} events, which take memory of their own, and "
+            f"Limits.max_buffered_bytes is {self._max_unclosed}. Raise it, or ask the publisher "
+            "for checkpoints more often",
+            **self._where,
+        )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _receive(self, decoded: Decoded) -> None:
+        lines, records, checkpoints, cursors = decoded
+        closing = self._last_closing(cursors) if cursors else -1
+        start = 0
+        for number, at in enumerate(checkpoints):
+            self._open += records[start:at]
+            start = at + 1
+            if number == closing:
+                self._ready = self._ready + self._open if self._ready else self._open
+                self._open, self._held = [], 0
+                self._closed_by = cursors[number]
+            elif number > closing:
+                self._held = len(self._open)
+        self._open += records[start:]
+        if cursors:
+            self.last_checkpoint = cursors[-1]
+        size = sum(map(len, lines)) - sum([len(lines[at]) for at in checkpoints])
+        self._open_bytes += size
+        if closing >= 0:
+            behind = checkpoints[closing] + 1
+            left = sum(map(len, lines[behind:]))
+            left -= sum([len(lines[at]) for at in checkpoints[closing + 1 :]])
+            self._ready_bytes += self._open_bytes - left
+            self._open_bytes = left
+
+    def _last_closing(self, found: list[str]) -> int:
+        """Return the index of the last cursor that closes something; -1 without one."""
+        new = set(found)
+        if new.issubset(self._recent):
+            return -1
+        if len(new) == len(found) and self._closes(found):
+            return len(found) - 1
+        closing = -1
+        for index, cursor in enumerate(found):
+            if self._closes([cursor]):
+                closing = index
+        return closing
+
+    def _closes(self, cursors: list[str]) -> bool:
+        """Note checkpoints that differ. False, and nothing, if one of them was passed before."""
+        recent = self._recent
+        if not set(cursors).isdisjoint(recent):
+            return False
+        if self._passed is not None and not self._passed.add(cursors):
+            return False
+        recent += cursors[-RECENT:]
+        del recent[:-RECENT]
+        return True
+
+    def _led_to(self, cursor: str | None) -> list[CheckpointedEvents]:
+        """Read on from a cursor of this response that closed nothing."""
+        assert cursor is not None
+        self.cursor = cursor
+        return [CheckpointedEvents([], cursor, 0)]
+
     def _is_doubtful(self, cursor: str) -> bool:
         """Whether a cursor without events may be an older place than the one asked with (R13)."""
         progress = self._progress
@@ -357,12 +442,12 @@ class PageReader:
             return False
         return progress.doubts(self.asked)
 
-    def _is_believed(self) -> bool:
+    def _is_believed(self, now: float) -> bool:
         """Whether the doubted cursor of an empty response is followed after all."""
         if self._doubted is None or self.cursor != self.asked or self._decoder.saw_events:
             return False
         assert self._progress is not None
-        return self._progress.led_away()
+        return self._progress.led_away(now)
 
     def _classify(self) -> Outcome:
         decoder, progress = self._decoder, self._progress
@@ -377,9 +462,9 @@ class PageReader:
         if decoder.saw_events:
             if progress is not None and progress.not_moved():
                 raise self._no_progress(progress.stuck)
-            left = progress is not None and decoder.cursor in progress.left
-            came_back = left and not decoder.open_behind
-            return Outcome.BEHIND if came_back else Outcome.NO_PROGRESS
+            came_back = progress is not None and self.last_checkpoint in progress.left
+            whole = len(self._open) == self._held  # no event is behind that checkpoint
+            return Outcome.BEHIND if came_back and whole else Outcome.NO_PROGRESS
         return Outcome.BEHIND if self._returned() else self._end()
 
     def _returned(self) -> bool:
@@ -388,7 +473,7 @@ class PageReader:
         Two replicas may name the end of an open partition differently. Where every response of such
         a cycle was empty, it is the end; a lagging replica of a closed one is found by its end.
         """
-        cursor, recent = self._decoder.cursor, self._decoder.recent
+        cursor, recent = self.last_checkpoint, self._recent
         if cursor in (None, self.asked) or self.last_cursor is not None:
             return False
         if self.closed or cursor not in recent:
@@ -398,7 +483,7 @@ class PageReader:
 
     def _end(self) -> Outcome:
         """Return what a response without events and without another cursor means (R6)."""
-        silent = self._decoder.cursor is None
+        silent = self.last_checkpoint is None
         if self.last_cursor is not None:
             outcome = Outcome.END if self.asked == self.last_cursor else Outcome.LAGGING
         elif silent and self._decoder.unknown_commands and not self._decoder.echoed:
@@ -414,30 +499,17 @@ class PageReader:
     def _no_progress(self, times: int) -> NoProgressError:
         what = (
             "brought events and no new cursor"
-            if self._decoder.cursor in (None, self.asked)
+            if self.last_checkpoint in (None, self.asked)
             else "returned to a cursor that was asked with before, as in a cycle"
         )
         return NoProgressError(
             f"{times} responses in a row {what}. Asked with {shown(self.asked)}",
-            feed=self._feed,
-            partition=self._partition,
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"<PageReader of partition {self._partition}: asked {self.asked!r}, at {self.cursor!r},"
-            f" {self.unclosed_bytes} bytes unclosed>"
+            **self._where,
         )
 
 
 def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: int) -> FeedError:
-    """Return the error for a closed partition whose replica does not reach its end (R6).
-
-    Arguments:
-        asked: the cursor behind which nothing came.
-        last_cursor: the end that discovery lists.
-        feed, partition: for the message.
-    """
+    """Return the error for a closed partition whose replica does not reach its end (R6)."""
     return NoProgressError(
         f"the partition is closed and ends at lastCursor {shown(last_cursor or '')}, but nothing "
         f"comes behind {shown(asked)}: the replica that answers may lag behind. If nothing is "
@@ -472,11 +544,8 @@ class EndEvidence:
 
     A moment's answer proves nothing: a replica that lags, a gateway and a page of maintenance
     answer 200 as well. Sound empty answers are an end once there were three, with a discovery in
-    between that still lists the partition as closed, and nothing failed for a time.
-
-    Arguments:
-        settle_time: the seconds of that time.
-        pause: seconds before the second answer is asked for; later pauses are longer.
+    between that still lists the partition as closed, and nothing failed for `settle_time` seconds.
+    `pause` comes before the second answer is asked for; later pauses are longer.
     """
 
     __slots__ = ("_answers", "_info", "_pause", "_settle_time")
@@ -501,16 +570,10 @@ class EndEvidence:
         return self._info is None or info is self._info
 
     def add(self, info: object, *, now: float, since: float) -> float | None:
-        """Count a sound empty answer.
+        """Count a sound empty answer of a request after the discovery `info`.
 
-        Arguments:
-            info: the discovery before the request.
-            now: the present time.
-            since: when the partition was first seen closed, or when that failed last which lets its
-                time begin anew.
-
-        Returns:
-            None when the end is shown; otherwise seconds until the next request.
+        Since `since` the partition is seen closed, and nothing failed. Return None when the end is
+        shown, otherwise the seconds until the next request.
         """
         if not self._answers:
             self._info = info
@@ -525,10 +588,7 @@ class EndEvidence:
 
 
 class FeedAnswers:
-    """How many of a feed's answers of the last `seconds` have failed (R6).
-
-    They are counted in parts of that time, so that the memory does not grow with the requests.
-    """
+    """How many of a feed's answers of the last `seconds` have failed (R6)."""
 
     __slots__ = ("_counts", "_seconds", "failed_at")
 

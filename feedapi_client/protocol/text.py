@@ -1,20 +1,26 @@
-"""What a publisher sends, in messages of ours (R21)."""
+"""What a publisher sends: in messages of ours (R21), and as a cursor (R18)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from feedapi_client.model import FIRST, LAST
+
+MAX_CURSOR = 16 * 1024
+"""Characters of the longest cursor or token. Encoded for a URL it may take three times as much,
+and httpx sends no URL over 64 KiB."""
+SPECIAL = frozenset((FIRST, LAST))
+"""What a consumer asks with and a publisher never answers with (R3)."""
 _QUOTED = 200
 _SHOWN = 8
+_CURSOR_SHOWN = 80
 
 
 def excerpt(body: bytes, hide: Callable[[str], str] = str) -> str:
     """Return the first 200 characters of a response, printable and on one line.
 
-    Arguments:
-        body: any bytes.
-        hide: removes secrets. It gets more than 200 characters, so that no part of a secret is left
-            that reaches beyond the cut.
+    `hide` removes secrets. It gets more than 200 characters, so that no part of a secret is left
+    that reaches beyond the cut.
     """
     return printable(hide(body[: 8 * _QUOTED].decode("utf-8", "backslashreplace")))
 
@@ -44,3 +50,30 @@ def cycle_text(cycle: Sequence[int]) -> str:
     left_out = len(cycle) - _SHOWN
     shown = (*cycle[: _SHOWN - 1], f"... {left_out} more ...", cycle[-1])
     return " → ".join(map(str, shown))
+
+
+# A cursor or token is printable ASCII of at most 16 KiB. Anything else can't be sent in a URL, or
+# not be stored by every database. It is refused where it is decoded, before it can be committed.
+
+
+def are_valid(*cursors: str) -> bool:
+    """Return whether all of these can be stored and sent back."""
+    text = "".join(cursors)
+    short = len(text) <= MAX_CURSOR or max(map(len, cursors)) <= MAX_CURSOR
+    return short and all(cursors) and text.isascii() and text.isprintable()
+
+
+def problem(cursor: str) -> str:
+    """Return what is wrong with a cursor that is not valid, for "... is ..."."""
+    if not cursor:
+        return "empty"
+    if len(cursor) > MAX_CURSOR:
+        return f"{len(cursor)} characters long: at most {MAX_CURSOR} are accepted"
+    return f"not printable ASCII: {shown(cursor)}"
+
+
+def shown(cursor: str) -> str:
+    """Return a cursor for a message: quoted, escaped, and cut."""
+    whole = ascii(cursor[: _CURSOR_SHOWN + 1])
+    cut = len(whole) > _CURSOR_SHOWN + 2
+    return f"{whole[: _CURSOR_SHOWN + 1]}...{whole[0]}" if cut else whole

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from feedapi_client.errors import StoreError
@@ -56,28 +55,15 @@ def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
     )
 
 
-@asynccontextmanager
-async def open_quarantine(where: str) -> AsyncIterator[QuarantineStore]:
-    """Open the quarantine in a SQLite file or in the database of a SQLAlchemy URL.
+def open_quarantine(where: str) -> AbstractAsyncContextManager[QuarantineStore]:
+    """Open the quarantine in a SQLite file or in the database of a SQLAlchemy URL, for a block.
 
     A URL such as ``postgresql+psycopg://...`` needs the extra ``sql``.
 
     Raises:
-        StoreError: there is no quarantine.
+        ValueError: this names no database.
+        StoreError: there is no quarantine, or it can't be opened.
     """
-    if "://" not in where:
-        file = SQLiteQuarantineStore(where)
-        await file.prepare()
-        yield file
-        return
-    from sqlalchemy.ext.asyncio import create_async_engine
+    from feedapi_client.operations import opening
 
-    from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
-
-    engine = create_async_engine(where, hide_parameters=True, pool_pre_ping=True)
-    try:
-        database = SQLAlchemyQuarantineStore(engine)
-        await database.prepare()
-        yield database
-    finally:
-        await engine.dispose()
+    return opening.open_quarantine(where)

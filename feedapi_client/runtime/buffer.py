@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import anyio
 
-from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import CheckpointedEvents
 
 EVENT_BYTES = 128
 """What an event takes beside its bytes."""

@@ -134,9 +134,8 @@ class ByKey:
             self.look()
             if not self._finished:
                 await driver.woken()
-        if self._ahead is None:  # which remembers what is done
-            for partition in self._order.partitions:
-                await self._save_partly(partition)
+        for partition in self._order.partitions:
+            await self._save_partly(partition)
 
     @property
     def _finished(self) -> bool:
@@ -432,6 +431,8 @@ class ByKey:
             return
         work, count, cursor = found
         records = [record for record in work.quarantined if record.index < count]
+        passed = set(work.ids[:count]).difference(work.ids[count:])
+        work.passes = {id: done & passed for id, done in work.passes.items()}
         await self._save(
             replace(work.batch, events=work.batch.events[:count], cursor=cursor), records
         )

@@ -25,8 +25,12 @@ from feedapi_client.lineage.planner import Action
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
 from feedapi_client.pace import limits_requests
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import MIN_EMPTY_ANSWERS, Outcome, unrecognized_error
+from feedapi_client.protocol.page import (
+    MIN_EMPTY_ANSWERS,
+    CheckpointedEvents,
+    Outcome,
+    unrecognized_error,
+)
 from feedapi_client.retry import Backoff, gives_up_after, retry
 from feedapi_client.runtime.discovery_timer import INTERVAL
 from feedapi_client.runtime.driver import Driver

@@ -43,9 +43,8 @@ from feedapi_client.notifications import (
 )
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.pace import Pace
-from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.page import FeedAnswers, passed_limit
-from feedapi_client.protocol.text import names
+from feedapi_client.protocol.text import names, shown
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.decisions import DecisionLog

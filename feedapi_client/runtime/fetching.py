@@ -180,7 +180,7 @@ class Fetching:
                 self.reached_end(partition)
                 await driver.apply()
         elif outcome is Outcome.DOUBTFUL:
-            driver.scheduler.schedule(partition, driver.limits.poll_interval)
+            driver.scheduler.schedule(partition, driver.limits.silent_pause)
         elif outcome is Outcome.NO_PROGRESS:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
             driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))

@@ -10,8 +10,8 @@ import anyio
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import State
-from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.page import Outcome
+from feedapi_client.protocol.text import shown
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 

@@ -17,8 +17,7 @@ from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import FIRST, Event, Position
 from feedapi_client.options import Limits, RetryPolicy
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import MOST_PASSED, EndEvidence, Progress
+from feedapi_client.protocol.page import MOST_PASSED, CheckpointedEvents, EndEvidence, Progress
 from feedapi_client.runtime.buffer import BufferBudget, memory_of
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.handling import Handling
@@ -123,7 +122,7 @@ class RuntimePartition:
         """How often it was read from its stored position, with nothing in flight before that."""
         self.read_cursor = entry.cursor
         attempts = limits.max_attempts_without_progress
-        self.progress = Progress(attempts, passed=passed, cautious=True)
+        self.progress = Progress(attempts, passed=passed, doubted_for=limits.settle_time)
         self.evidence: EndEvidence | None = None
         """The empty answers since it was found closed, where only they can show its end."""
         self.evidence_since: datetime | None = None

@@ -20,6 +20,7 @@ from feedapi_client.runtime.loop_clock import loop_clock
 from feedapi_client.stores.base import CursorStore, PatientStore
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.foreign_errors import translated
+from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.stores.moving import adopt, check_key_format, stored_keys
 
@@ -86,11 +87,11 @@ class Positions:
         finally:
             del self._calls[number]
 
-    async def adopt(self, old: FeedKey) -> int:
+    async def adopt(self, old: FeedKey, leases: LeaseStore | None) -> int | None:
         """Move the positions of another key to this one, see `adopt`. Raises `StoreError`."""
         doing = "adopting cursors"
         with self.noted(doing):
-            moving = adopt(self._store, old, self._key)
+            moving = adopt(self._store, old, self._key, leases)
             return await translated(moving, doing, self._key.url)
 
     async def keys(self) -> list[FeedKey]:

@@ -8,8 +8,7 @@ import anyio
 
 from feedapi_client.client import FeedClient, FetchResponse
 from feedapi_client.errors import FeedUnavailableError, ProtocolError, TornResponseError
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.protocol.page import CheckpointedEvents, Outcome, PageReader
 from feedapi_client.runtime.buffer import EVENT_BYTES
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
@@ -218,7 +217,7 @@ class PartitionRequest:
         return _marked([batch for lines in few for batch in reader.feed(lines)])
 
     def _finish(self, reader: PageReader) -> Outcome:
-        finished = reader.finish()
+        finished = reader.finish(self._clock())
         for batch in finished.batches:
             self._receive(batch)
         empty = self._partition.progress.empty

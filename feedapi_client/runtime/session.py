@@ -16,7 +16,7 @@ from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.model import Partition, Position
+from feedapi_client.model import FeedKey, Partition, Position
 from feedapi_client.protocol.text import names
 from feedapi_client.runtime.cancellation import beside
 from feedapi_client.runtime.delivery import Delivery
@@ -31,7 +31,11 @@ from feedapi_client.runtime.waits import wait_of
 from feedapi_client.runtime.watchdog import Watchdog
 from feedapi_client.status import ConsumerStatus, Health, PartitionStatus
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.moving import first_start
+
+_LOOK_SECONDS = 1.0
+"""Between two looks whether instances are alive whose cursors are to be adopted."""
 
 
 class Session:
@@ -43,6 +47,7 @@ class Session:
         client: FeedClient,
         store: CursorStore,
         *,
+        leases: LeaseStore | None = None,
         share: Callable[[Driver], Sharing] | None = None,
     ) -> None:
         planner = Planner(
@@ -56,6 +61,7 @@ class Session:
         )
         positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
         self._positions = positions
+        self._leases = leases
         self._settings = settings
         self.driver = Driver(settings, planner, positions)
         self._sharing = self.driver.sharing = None if share is None else share(self.driver)
@@ -90,17 +96,25 @@ class Session:
             self._unwound.set()
 
     async def _load_and_open(self) -> None:
-        adopts = self._settings.adopts
-        if adopts is not None and (count := await self._positions.adopt(adopts)):
-            text = (
-                f"{count} cursors that were stored under {adopts.url} are kept under "
-                f"{self.driver.feed} from now on"
-            )
-            self.driver.report(None, text)
+        if self._settings.adopts is not None:
+            await self._adopt(self._settings.adopts)
         if self._sharing is None:
             await self._open(await self._positions.load())
         else:
             await self._sharing.first_start(self._positions.load, self._open)
+
+    async def _adopt(self, old: FeedKey) -> None:
+        while (count := await self._positions.adopt(old, self._leases)) is None:
+            self.driver.entry_waits = (
+                f"for the instances that share the feed under {old.url}, to adopt its cursors"
+            )
+            await anyio.sleep(_LOOK_SECONDS)
+        if count:
+            text = (
+                f"{count} cursors that were stored under {old.url} are kept under "
+                f"{self.driver.feed} from now on"
+            )
+            self.driver.report(None, text)
 
     async def _open(self, positions: Mapping[int, Position]) -> None:
         if not positions:

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 BOOTSTRAP = -1
 """The lease of the first start. No partition has this number."""
 _LEAVE_SECONDS = 5.0
+_COMMIT_LOOK = 0.02
+"""Seconds between two looks whether the commits under way are through."""
 _CLAIMED_AT_ONCE = 4096
 _SETTLE_PART = 5
 """A part of `Share.rebalance_seconds`: an instance that joins waits for others that start, too."""
@@ -170,6 +172,9 @@ class Coordinator:
 
     async def leave(self) -> None:
         """See `Sharing.leave`."""
+        if self._membership.joined and self._commits:
+            with anyio.move_on_after(self._driver.limits.commit_timeout, shield=True):
+                await beside(self._membership.run, self._committed())
         await self._callbacks.leave()
         self._membership.left()
         with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
@@ -187,6 +192,15 @@ class Coordinator:
                     self._membership.log("left")
         self._tell_released(self._owned, lost=False)
         self._owned.clear()
+
+    @property
+    def _commits(self) -> bool:
+        """Whether a commit is under way: nobody else is to begin before it."""
+        return any(partition.committing for partition in self._driver.partitions.values())
+
+    async def _committed(self) -> None:
+        while self._commits:  # noqa: ASYNC110 - their ends wake the iterating task alone
+            await anyio.sleep(_COMMIT_LOOK)
 
     async def reload(self) -> list[Action]:
         """See `Sharing.reload`."""

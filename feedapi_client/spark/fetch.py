@@ -23,8 +23,8 @@ from feedapi_client.errors import (
     RequestRefusedError,
 )
 from feedapi_client.model import LAST, FeedInfo
-from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import (
+    CheckpointedEvents,
     EndEvidence,
     Outcome,
     PageReader,
@@ -228,7 +228,7 @@ class PartitionReader:
         A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
         """
         near_end = self._watch.may_be_in(chunk)
-        held = reader.unclosed_bytes // _SHORTEST_LINE + 1
+        held = reader.unclosed_events + 1
         room = math.inf if self._limit is None else self._limit - self.result.events - held
         # Counting lines takes time, so an estimate from the number of bytes comes first.
         fits = len(chunk) // _SHORTEST_LINE <= room or chunk.count(b"\n") <= room

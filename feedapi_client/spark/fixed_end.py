@@ -32,8 +32,8 @@ import msgspec
 import orjson
 
 from feedapi_client.errors import ProtocolError
-from feedapi_client.protocol.cursors import shown
-from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import CheckpointedEvents
+from feedapi_client.protocol.text import shown
 from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.target import Target
 

@@ -16,7 +16,7 @@ from feedapi_client.http.urls import FeedURL
 from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, checked_feed_name
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.protocol.cursors import are_valid
+from feedapi_client.protocol.text import are_valid
 
 _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
 _OPTION_OBJECT = r"\b(?:FetchOptions|Limits|RetryPolicy)\b"
@@ -129,7 +129,7 @@ def _cursors(value: str, problem: str = f"must be {_CURSORS}") -> dict[int, str]
     try:
         given = orjson.loads(value)
         cursors = {_partition(key): cursor for key, cursor in given.items()}
-        sound = bool(cursors) and are_valid(list(cursors.values()))
+        sound = bool(cursors) and are_valid(*cursors.values())
     except (ValueError, AttributeError, TypeError):
         raise ValueError(problem) from None
     if not sound:

@@ -13,6 +13,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import printable
 from feedapi_client.stores.base import AdministrableStore, CursorStore
+from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.stored_format import in_another_format
 
 _MAX_SHOWN = 200
@@ -65,12 +66,16 @@ def already_stored(new: FeedKey) -> StoreError:
     )
 
 
-async def adopt(store: CursorStore, old: FeedKey, new: FeedKey) -> int:
+async def adopt(
+    store: CursorStore, old: FeedKey, new: FeedKey, leases: LeaseStore | None = None
+) -> int | None:
     """Move what is stored under `old` to `new`, in one transaction, unless `new` has positions.
 
-    Several instances may do it at once: one of them moves.
+    Several instances may do it at once: one of them moves. None does while one of `old` is alive
+    in `leases`: it would go on from what it has read.
 
-    Returns the number of positions that were moved; 0 also for a store that can't move any.
+    Returns the number of positions that were moved; 0 also for a store that can't move any; None
+    where this has to wait.
 
     Raises:
         StoreError: the store failed.
@@ -80,6 +85,8 @@ async def adopt(store: CursorStore, old: FeedKey, new: FeedKey) -> int:
     stored = await store.feeds()
     if new in stored or old not in stored:
         return 0
+    if leases is not None and any(each.alive for each in await leases.instances(old)):
+        return None
     try:
         moved = await store.move({old: new})
     except StoreError:
@@ -149,7 +156,7 @@ def _refused(key: FeedKey, found: list[FeedKey]) -> StoreError:
     return StoreError(
         f"no cursor is stored for this feed, but the consumer '{_shown(key.name)}' has some of "
         f"what looks like the same feed: {stored}. To go on from there, run: {commands}. To read "
-        'this feed from its beginning, give start="first" (feedapi run --start first; cat and '
+        'this feed from its beginning, give start="first" (feedapi run --from first; cat and '
         "relay --from first)",
         feed=key.url,
     )

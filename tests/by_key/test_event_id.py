@@ -168,6 +168,34 @@ async def test_r05_a_stop_repeats_nothing_of_what_is_done(
     assert ledger.remembered == 0
 
 
+async def test_a_stop_saves_the_cursor_as_far_as_all_before_it_is_done(
+    publisher: Publisher, ledger: Ledger
+) -> None:
+    """Also of a handler that remembers nothing; and what is passed is forgotten, nothing else."""
+    publisher.page_size, publisher.checkpoint_every = 100, 1
+    fill(publisher, 60, entities=60)
+
+    async def stops(event: Event) -> None:
+        if number(event) == 20 and number(event) not in ledger.calls:
+            ledger.calls.append(20)
+            raise RuntimeError("once")
+        if number(event) < 10:
+            ledger.calls.append(number(event))
+        else:
+            await ledger(event)
+        if number(event) == 30:
+            consumer.stop()
+
+    async with opened(publisher, ledger) as consumer:
+        policy = Retry(base_delay=1000, max_delay=1000)
+        await drain(consumer, stops, max_concurrency=1, on_failure=policy)
+    assert ledger.calls == list(range(31))
+    assert 10 <= ledger.remembered < 20
+    await finish(publisher, ledger)
+    assert ledger.calls[31:] == [20, *range(31, 60)]
+    assert ledger.remembered == 0
+
+
 async def test_r05_identity_counts_and_not_the_place_in_a_page(
     publisher: Publisher, ledger: Ledger
 ) -> None:

@@ -17,6 +17,20 @@ from feedapi_client.cli.app import app
 COMMANDS: Any = get_command(app)
 
 
+def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the commands that are no groups, by their names."""
+    if not hasattr(command, "list_commands"):
+        return {" ".join(path): command}
+    return {
+        name: leaf
+        for word in command.list_commands(None)
+        for name, leaf in leaves(command.get_command(None, word), (*path, word)).items()
+    }
+
+
+LEAVES = leaves(COMMANDS)
+
+
 class Invoked(NamedTuple):
     """What a command printed and returned. `output` is stdout and stderr as a terminal shows them.
 

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from dataclasses import fields
-from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from feedapi_client.cli.app import COMMANDS, FUNCTIONS, MODULES
-from feedapi_client.cli.feed_options import Connection
+from feedapi_client.cli.options import Connection
+from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
-from tests.cli.invoke import COMMANDS as TREE
-from tests.cli.test_cat_format import leaves
+from tests.cli.invoke import LEAVES
 
-LEAVES = leaves(TREE)
 ASK_A_FEED = (
     *("discover", "doctor", "cat", "run", "relay", "status"),
     *("cursors ls", "cursors skip", "cursors drain", "cursors restore"),
 )
-SHARED = {
-    "feedapi_client.cli." + name
-    for name in (
-        *("app", "escape", "examples", "exit_codes", "feed_options", "reporting", "signature"),
-        *("std_streams", "store_options"),
-    )
-}
-
-
-def test_every_command_is_in_the_table() -> None:
-    groups = {words.partition(" ")[0] for words in COMMANDS if " " in words}
-    assert COMMANDS.keys() - groups == LEAVES.keys()
-
-
-@pytest.mark.parametrize("words", LEAVES)
-def test_the_list_of_commands_says_what_their_help_says(words: str) -> None:
-    assert LEAVES[words].help.split("\n\n")[0] == COMMANDS[words]
+SHARED = {"app", "command", "options", "terminal"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "imported"),
     [
-        ((), set()),
-        (("cursors",), set()),
-        (("cat",), {"cat"}),
-        (("discover",), {"discover"}),
-        (("cursors", "rewind"), {"cursors_rewind", "times"}),
-        (("relay",), {"relay_to_stream"}),
-        (("run",), {"run"}),
+        (("cursors", "--help"), {"cursors"}),
+        (("cat", "--help"), {"cat"}),
+        (("discover", "--help"), {"discover"}),
+        (("relay", "--help"), {"relay", "run"}),
+        (("run", "--help"), {"run"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -58,16 +37,17 @@ def test_help_imports_no_other_command(arguments: tuple[str, ...], imported: set
         "import sys\n"
         "from contextlib import suppress\n"
         "from feedapi_client.cli.app import app\n"
-        f"sys.argv = ['feedapi', *{arguments!r}, '--help']\n"
+        f"sys.argv = ['feedapi', *{arguments!r}]\n"
         "with suppress(SystemExit):\n    app(prog_name='feedapi')\n"
         "print(*[name for name in sys.modules if name.startswith('feedapi_client.cli.')])\n"
-        "print(*[name for name in ('rich', 'httpx', 'anyio', 'grpc') if name in sys.modules])"
+        "print(*[name for name in ('httpx', 'anyio', 'grpc', 'sqlalchemy') if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     *_, modules, heavy = done.stdout.split("\n")[:-1]
-    assert set(modules.split()) - SHARED == {f"feedapi_client.cli.{name}" for name in imported}
+    own = {name.removeprefix("feedapi_client.cli.") for name in modules.split()}
+    assert own - SHARED == imported
     assert heavy == ""
 
 
@@ -78,29 +58,42 @@ def test_every_command_that_asks_a_feed_takes_all_credentials(words: str) -> Non
 
 
 @pytest.mark.parametrize("words", sorted(LEAVES.keys() - {"ingest"}))
-def test_help_is_wrapped_to_a_terminal_of_80_columns(
+def test_help_fits_a_terminal_of_80_columns(
     feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = feedapi(*words.split(), "--help").stdout.splitlines()
-    wide = [line for line in lines if len(line) > 80 and not line.startswith("  feedapi ")]
-    assert wide == []
-    assert not any("<bool>" in line or "<str>" in line for line in lines)
-    function = words.replace(" ", "_")
-    module = sys.modules[f"feedapi_client.cli.{MODULES.get(words, function)}"]
-    text = inspect.getdoc(getattr(module, FUNCTIONS.get(words, function)))
-    assert text is not None
-    paragraphs = [" ".join(each.split()) for each in text.split("\n\n")]
-    shown = "\n".join(lines[1:]).split("\n\n")
-    for paragraph in paragraphs:
-        (wrapped,) = [each for each in shown if " ".join(each.split()) == paragraph]
-        rows = wrapped.strip("\n").split("\n")
-        for row, following in pairwise(rows):
-            assert len(f"{row} {following.split()[0]}") > 78, f"ragged: {row}"
+    assert [line for line in lines if len(line) > 80 or "<bool>" in line] == []
 
 
-def test_own_options_come_before_those_that_many_commands_share(feedapi: Feedapi) -> None:
-    text = feedapi("cat", "--help").stdout
-    titles = ["Arguments:", "Options:", "Events:", "Connection:", "Examples:"]
-    places = [text.index(f"\n{title}") for title in titles]
-    assert places == sorted(places)
+@pytest.mark.parametrize("words", ["run", "relay"])
+def test_each_option_of_run_and_relay_has_an_environment_variable(words: str) -> None:
+    missing = [each.name for each in LEAVES[words].params if not each.envvar]
+    assert missing == []
+    assert {each.name: each.envvar for each in LEAVES[words].params}["give_up_after"] == (
+        "FEEDAPI_GIVE_UP_AFTER"
+    )
+
+
+def test_feed_store_and_name_come_from_the_environment_in_every_command() -> None:
+    variables = {"url": "FEEDAPI_URL", "store": "FEEDAPI_STORE", "name": "FEEDAPI_NAME"}
+    others = [
+        (words, each.name)
+        for words, leaf in LEAVES.items()
+        for each in leaf.params
+        if each.name in variables and each.envvar != variables[each.name]
+    ]
+    assert others == []
+
+
+def test_a_feed_of_the_environment_leaves_the_other_arguments_their_places(
+    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feedapi_publisher.append(0, {"n": 1})
+    monkeypatch.setenv("FEEDAPI_URL", feedapi_publisher.url or "")
+    monkeypatch.setenv("FEEDAPI_STORE", str(store))
+    monkeypatch.setenv("FEEDAPI_NAME", "me")
+    assert feedapi("cat").exit_code == 0
+    drained = feedapi("cursors", "drain", 0, "--yes", "--force")
+    assert drained.exit_code == 0, drained.output
+    assert f"me @ {feedapi_publisher.url}: partition 0 is drained" in drained.stdout

@@ -55,8 +55,8 @@ def test_ls_shows_each_position(feedapi: Feedapi, publisher: Publisher, filled: 
     result = feedapi("cursors", "ls", "--store", filled)
     assert result.exit_code == 0
     assert f"default @ {publisher.url}" in result.stdout
-    row = next(line for line in result.stdout.splitlines() if line.startswith("│ 0"))
-    id, status, revision, cursor = (cell.strip() for cell in row.strip("│").split("│"))
+    row = next(line for line in result.stdout.splitlines() if line.startswith("0"))
+    id, status, revision, cursor = row.split("\t")
     assert (id, status, cursor) == ("0", "open", publisher.end_cursor(0))
     assert int(revision) > 1
 
@@ -72,7 +72,6 @@ def test_show_is_of_one_feed_and_consumer(
             "abc",
             "--store",
             filled,
-            "--feed",
             publisher.url,
             "--name",
             "other",
@@ -81,18 +80,19 @@ def test_show_is_of_one_feed_and_consumer(
     )
     several = feedapi("cursors", "show", "--store", filled)
     assert several.exit_code == 1
-    assert "choose with --feed and --name" in several.output
+    assert "choose by FEED and --name" in several.output
     shown = feedapi("cursors", "show", "--store", filled, "--name", "other")
     assert shown.exit_code == 0
-    [row] = [line for line in shown.stdout.splitlines() if line.startswith("│ ")]
-    id, status, _, cursor = (cell.strip() for cell in row.strip("│").split("│"))
+    id, status, _, cursor = shown.stdout.splitlines()[-1].split("\t")
     assert (id, status, cursor) == ("5", "open", "abc")
     assert f"default @ {publisher.url}" not in shown.stdout
     unknown = feedapi("cursors", "show", "--store", filled, "--name", "nobody")
     assert (unknown.exit_code, "no positions of such a feed" in unknown.output) == (1, True)
 
 
-def test_ls_of_very_many_positions_prints_plain_columns(feedapi: Feedapi, store: Path) -> None:
+def test_ls_prints_tab_separated_columns_where_stdout_is_no_terminal(
+    feedapi: Feedapi, store: Path
+) -> None:
     async def save() -> None:
         async with SQLiteCursorStore(store) as cursors:
             await cursors.save(
@@ -102,7 +102,7 @@ def test_ls_of_very_many_positions_prints_plain_columns(feedapi: Feedapi, store:
     anyio.run(save)
     lines = feedapi("cursors", "ls", "--store", store).stdout.splitlines()
     assert len(lines) == 2 + 32768
-    assert lines[-1].split() == ["32767", "open", "1", "cursor-32767"]
+    assert lines[-1].split("\t") == ["32767", "open", "1", "cursor-32767"]
 
 
 def test_ls_json_is_what_export_prints(feedapi: Feedapi, filled: Path) -> None:
@@ -118,7 +118,7 @@ def test_ls_with_url_shows_the_lag_of_each_partition(
     publisher.add(5)
     publisher.split(0, into=(6,), method="starts-after")
     found = orjson.loads(
-        feedapi("cursors", "ls", "--store", filled, "--url", publisher.url, "--json").stdout
+        feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url, "--json").stdout
     )["feeds"][0]
     lags = {row["partition"]: row["lag"] for row in found["positions"]}
     assert lags == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun, starts after 0"}
@@ -129,23 +129,23 @@ def test_ls_with_url_shows_which_lags_are_unknown(
 ) -> None:
     publisher.fail(403, partition=0, times=None)
     publisher.remove(1)
-    refused = feedapi("cursors", "ls", "--store", filled, "--url", publisher.url)
+    refused = feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url)
     assert refused.exit_code == 1
     assert "403" in refused.stderr
     publisher.heal()
     publisher.fail(503, partition=0, times=None)
     assert (
         "unknown (FeedUnavailableError)"
-        in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
+        in feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url).stdout
     )
     assert (
         "no longer listed"
-        in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
+        in feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url).stdout
     )
 
 
 def test_ls_of_another_feed_is_an_error(feedapi: Feedapi, filled: Path) -> None:
-    result = feedapi("cursors", "ls", "--store", filled, "--feed", "http://elsewhere/feed")
+    result = feedapi("cursors", "ls", "--store", filled, "http://elsewhere/feed")
     assert result.exit_code == 1
     assert "no positions of such a feed" in result.stderr
 
@@ -187,6 +187,18 @@ def test_set_makes_the_consumer_go_on_from_there(
     assert feedapi("cat", publisher.url, "--store", filled).stdout.count("\n") == 7
 
 
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_import_reads_what_another_program_saved(
+    feedapi: Feedapi, filled: Path, tmp_path: Path, coding: str
+) -> None:
+    text = feedapi("cursors", "export", "--store", filled).stdout
+    backup = tmp_path / "backup.json"
+    backup.write_bytes(text.replace("\n", "\r\n").encode(coding))
+    other = tmp_path / "other.db"
+    assert feedapi("cursors", "import", backup, "--store", other).exit_code == 0
+    assert _cursors(feedapi, other) == _cursors(feedapi, filled)
+
+
 def test_set_creates_a_store_for_a_complete_url(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
@@ -197,7 +209,6 @@ def test_set_creates_a_store_for_a_complete_url(
         publisher.end_cursor(0),
         "--store",
         store,
-        "--feed",
         publisher.url,
         "--name",
         "me",
@@ -210,7 +221,7 @@ def test_set_creates_a_store_for_a_complete_url(
 def test_set_of_filtered_cursors(feedapi: Feedapi, store: Path) -> None:
     assert (
         feedapi(
-            "cursors", "set", 0, "c", "--store", store, "--feed", "http://h/feed", "--filter", "a=b"
+            "cursors", "set", 0, "c", "--store", store, "http://h/feed", "--filter", "a=b"
         ).exit_code
         == 0
     )
@@ -223,7 +234,7 @@ def test_set_needs_to_know_which_feed_is_meant(
     feedapi("cat", publisher.url, "--store", filled, "--name", "other")
     result = feedapi("cursors", "set", 0, "_first", "--store", filled)
     assert result.exit_code == 1
-    assert "choose with --feed and --name" in result.stderr
+    assert "choose by FEED and --name" in result.stderr
     assert (
         feedapi("cursors", "set", 0, "_first", "--store", filled, "--name", "other").exit_code == 0
     )

@@ -343,7 +343,7 @@ def test_r07_the_first_event_is_for_who_means_it(
     words = (command, publisher.url, "--store", store, *(run if command == "run" else ()))
     refused = feedapi(*words)
     assert (refused.exit_code, "looks like the same feed" in refused.stderr) == (1, True)
-    meant = feedapi(*words, "--start" if command == "run" else "--from", "first")
+    meant = feedapi(*words, "--from", "first")
     assert meant.exit_code == 0, meant.output
     assert _positions(store, _key(publisher)).keys() == {0, 1}
 
@@ -417,7 +417,7 @@ def test_rename_keeps_the_cursors_of_a_consumer(feedapi: Feedapi, tmp_path: Path
     assert feedapi(*rename, "old", "taken").exit_code == 1
     assert feedapi(*rename, "nobody", "new").exit_code == 1
     assert feedapi(*rename, "old", "old").exit_code == 2
-    assert feedapi(*rename, "old", "new", "--feed", "http://b").exit_code == 0
+    assert feedapi(*rename, "old", "new", "http://b").exit_code == 0
     assert anyio.run(stored) == {"http://a/x old", "http://b/y new", "http://a/x taken"}
     assert feedapi(*rename, "old", "new").exit_code == 0
     assert anyio.run(stored) == {"http://a/x new", "http://b/y new", "http://a/x taken"}

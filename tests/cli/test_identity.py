@@ -48,7 +48,7 @@ def asking(url: object) -> tuple[tuple[object, ...], ...]:
         ("discover", url, "--key"),
         ("cat", url, "--cert-key"),
         ("cat", url, "--store", "cursors.db", "--cert-key"),
-        ("cursors", "ls", "--store", "cursors.db", "--url", url, "--key"),
+        ("cursors", "ls", "--store", "cursors.db", "--lag", url, "--key"),
         ("cursors", "skip", url, "--store", "cursors.db", "--key"),
     )
 
@@ -148,7 +148,8 @@ def test_doctor_gets_a_token_by_client_credentials(
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
-    feedapi: Feedapi, options: tuple[str, ...], says: str
+    feedapi: Feedapi, options: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
     result = feedapi("doctor", "http://feed.invalid/feed", *options)
     assert (result.exit_code, says in result.stderr) == (2, True), result.output

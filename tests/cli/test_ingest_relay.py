@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedapi_client.cli import extras
+from feedapi_client.cli import ingest
 from tests.cli.conftest import Feedapi
 
 
@@ -15,10 +15,12 @@ def test_an_adapter_parses_its_own_arguments(
     feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_of_the_test.py").write_text(
+        "from argparse import Namespace\n"
+        "def parser(): return Namespace(parse_args=str)\n"
         "def main(arguments, report):\n    report(arguments)\n    return 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(extras, "import_module", lambda name: __import__("adapter_of_the_test"))
+    monkeypatch.setattr(ingest, "import_module", lambda name: __import__("adapter_of_the_test"))
     result = feedapi("ingest", "http://h/feed", "out", "--help", "--trigger", "10s")
     assert (result.exit_code, result.stdout) == (
         3,
@@ -41,7 +43,7 @@ def test_a_missing_extra_says_what_to_install(
     def import_module(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
-    monkeypatch.setattr(extras, "import_module", import_module)
+    monkeypatch.setattr(ingest, "import_module", import_module)
     result = feedapi("ingest", "http://h/feed")
     assert result.exit_code == 1
     assert (

@@ -36,8 +36,7 @@ def shared(tmp_path: Path) -> Path:
 
 
 def _rows(output: str) -> list[list[str]]:
-    lines = [line.strip("│┃ ") for line in output.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.split("│")] for line in lines]
+    return [line.split("\t") for line in output.splitlines()[2:]]
 
 
 def test_ls_shows_instances_with_age_and_load(feedapi: Feedapi, shared: Path) -> None:

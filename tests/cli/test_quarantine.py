@@ -167,7 +167,16 @@ def test_drop_asks_for_confirmation(feedapi: Feedapi, quarantined: Path) -> None
 
 def test_drop_needs_ids_or_all(feedapi: Feedapi, quarantined: Path) -> None:
     assert feedapi("quarantine", "drop", "--store", quarantined).exit_code == 2
-    assert feedapi("quarantine", "drop", "x", "--all", "--store", quarantined).exit_code == 2
+    assert feedapi("quarantine", "drop", "x", "y", "--all", "--store", quarantined).exit_code == 2
+
+
+def test_drop_all_of_one_feed_and_consumer(feedapi: Feedapi, quarantined: Path) -> None:
+    drop = ("quarantine", "drop", "--store", quarantined, "--yes")
+    for choice in (("http://elsewhere", "--all"), ("--all", "--name", "nobody")):
+        assert feedapi(*drop, *choice).stdout == "0 events deleted\n"
+    event, *_ = orjson.loads(feedapi("quarantine", "ls", "--store", quarantined, "--json").stdout)
+    assert feedapi(*drop, event["id"], "--name", "nobody").stdout == "0 events deleted\n"
+    assert feedapi(*drop, event["url"], "--all").stdout == "2 events deleted\n"
 
 
 def test_a_file_that_does_not_exist_is_not_created(feedapi: Feedapi, store: Path) -> None:

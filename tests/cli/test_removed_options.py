@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedapi_client.cli.signature import REMOVED
+from feedapi_client.cli.command import REMOVED
 from tests.cli.conftest import Feedapi
 
 USED = {
@@ -14,6 +14,12 @@ USED = {
     "cat --from TIME": "cat http://h/f --store c.db --from 14:30",
     "cat --journal": "cat http://h/f --store c.db --journal",
     "cat --key": "cat http://h/f --key order.id",
+    "cursors --feed": "cursors reset --store c.db --feed http://h/f",
+    "cursors ls --url": "cursors ls --store c.db --url http://h/f",
+    "cursors upgrade": "cursors upgrade --store c.db",
+    "leases --feed": "leases ls --store c.db --feed http://h/f",
+    "quarantine --feed": "quarantine drop --all --store c.db --feed http://h/f",
+    "run --start": "run http://h/f --handler a:b --store c.db --start first",
     "cursors export --output": "cursors export --store c.db --output c.json",
     "cursors export -o": "cursors export --store c.db -o c.json",
     "doctor --max-bytes": "doctor http://h/f --max-bytes 100000",

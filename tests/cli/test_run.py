@@ -288,7 +288,7 @@ def test_an_impossible_address_of_the_monitor_is_code_2(run: Run, app: Any, addr
     app(PRINT)
     code, errors = _end(run(f"--monitor={address}"))
     assert code == 2
-    assert "--monitor takes HOST:PORT" in errors
+    assert "takes HOST:PORT" in errors
 
 
 def test_two_processes_share_a_feed(
@@ -344,4 +344,4 @@ def test_cat_has_a_monitor_too(spawn: Spawn, feedapi_publisher: Publisher) -> No
 
 def test_its_help_says_the_exit_codes(feedapi: Feedapi) -> None:
     shown = " ".join(feedapi("run", "--help").stdout.split())
-    assert "3 run: the handler failed" in shown
+    assert "3 when the handler failed" in shown

@@ -6,6 +6,7 @@ import builtins
 import io
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +18,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from feedapi_client.cli import databases
-from feedapi_client.cli.reporting import say
+from feedapi_client.cli.terminal import say
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
@@ -215,7 +215,8 @@ def test_a_missing_driver_names_the_extra_that_brings_it(
 def test_without_sqlalchemy_the_extra_with_the_driver_is_named(
     feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, url: str, extra: str
 ) -> None:
-    monkeypatch.setattr(databases.importlib.util, "find_spec", lambda name: None)
+    for name in ("sqlalchemy", "sqlalchemy.ext.asyncio"):
+        monkeypatch.setitem(sys.modules, name, None)
     result = feedapi("cursors", "ls", "--store", url)
     assert f"pip install 'feedapi-client[{extra}]'" in result.stderr
 

@@ -107,7 +107,7 @@ def test_nobody_answers(feedapi: Feedapi) -> None:
 def test_a_feed_is_no_monitor(feedapi: Feedapi, feedapi_publisher: Publisher) -> None:
     done = feedapi("status", feedapi_publisher.url)
     assert done.exit_code == 1
-    assert "is no monitor. Of a feed, feedapi cursors ls --store STORE --url URL" in done.stderr
+    assert "is no monitor. Of a feed, 'cursors ls URL --lag --store STORE'" in done.stderr
 
 
 @pytest.fixture
@@ -164,9 +164,9 @@ def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitored: Callable
 
 
 def test_the_source_of_a_monitor_may_be_any_path_of_it() -> None:
-    from feedapi_client.cli.feed_options import Connection
-    from feedapi_client.cli.live_status import RunningMonitor
-    from feedapi_client.cli.reporting import CommandError
+    from feedapi_client.cli.command import CommandError
+    from feedapi_client.cli.options import Connection
+    from feedapi_client.cli.status import RunningMonitor
 
     with pytest.raises(CommandError, match="no monitor answers"):
         asyncio.run(RunningMonitor("http://127.0.0.1:1/app/feed", Connection()).load())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time as clock
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from feedapi_client.cli.times import parse_time
+from feedapi_client.cli.options import time as parse_time
 
 NOW = datetime(2031, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -62,3 +63,17 @@ def test_a_time_of_today_is_local() -> None:
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"time|range|unit"):
         parse_time(text, NOW)
+
+
+@pytest.mark.parametrize(("day", "hour"), [("2026-10-25", 13), ("2027-03-28", 12)])
+def test_a_time_of_today_is_local_also_when_the_clocks_changed_at_night(
+    day: str, hour: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    clock.tzset()
+    try:
+        now = datetime.fromisoformat(f"{day}T{hour}:30+00:00")
+        assert parse_time("1:30", now) == parse_time(f"{day}T01:30", now)
+    finally:
+        monkeypatch.undo()
+        clock.tzset()

@@ -421,3 +421,26 @@ class TestFetch:
 
             await client._call(blocking if sync else suspending)
         assert response.reader.last_checkpoint == "b"
+
+
+async def test_other_tasks_get_their_turn_within_a_chunk_of_lines(
+    sync: bool, httpx_mock: HTTPXMock
+) -> None:
+    """A page of nonsense is one chunk here, and takes long to decode."""
+    httpx_mock.add_response(text=DRAFT)
+    httpx_mock.add_response(content=b"{}\n" * 100_000 + b'{"cursor":"a"}\n')
+    turns, client = 0, Client(URL, sync)
+    await client.discover()
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(count)
+        page = await client.fetch(0, "_first")
+        tasks.cancel_scope.cancel()
+    assert page.cursor == "a"
+    assert turns > 50

@@ -586,8 +586,22 @@ def test_r13_cursors_that_move_without_events_are_doubted_once() -> None:
     in_time(body, "asyncio")
     assert seen == [(0, n) for n in range(10)]
     asked = [ask.cursor for ask in feed.fetches]
-    assert asked.count("10") == MOVES_BELIEVED
+    doubted = [ask.at for ask in feed.fetches if ask.cursor == "10"]
+    assert len(doubted) >= MOVES_BELIEVED
+    assert 10 <= doubted[-1] - doubted[0] < 13
     assert all(asked.count(cursor) == 1 for cursor in asked if cursor != "10")
+
+
+async def followed(
+    feed: Scripted, store: MemoryCursorStore, seen: list[tuple[int, int]], seconds: float
+) -> FeedConsumer:
+    """Follow the feed with a new consumer for these seconds."""
+    consumer = feed.consumer(follow=True, store=store)
+    async with consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(follow, consumer, seen)
+        await anyio.sleep(seconds)
+        tasks.cancel_scope.cancel()
+    return consumer
 
 
 def test_r13_after_a_restart_a_replica_with_an_older_end_brings_nothing_twice() -> None:
@@ -602,15 +616,32 @@ def test_r13_after_a_restart_a_replica_with_an_older_end_brings_nothing_twice() 
     feed.answers.append(older)
 
     async def body() -> None:
-        for seconds in (5, 60):
-            consumer = feed.consumer(follow=True, store=store)
-            async with consumer, anyio.create_task_group() as tasks:
-                tasks.start_soon(follow, consumer, seen)
-                await anyio.sleep(seconds)
-                tasks.cancel_scope.cancel()
-            restarted.append(True)
+        consumer = await followed(feed, store, seen, 5)
+        restarted.append(True)
+        await followed(feed, store, seen, 60)
         assert seen == everything(feed)
         assert (await store.load(consumer.key))[0].cursor == "400"
+
+    in_time(body, "asyncio")
+
+
+def test_r13_a_moment_of_older_ends_after_a_restart_brings_nothing_twice() -> None:
+    """The load balancer keeps the consumer on one replica, which catches up after some seconds."""
+    feed, store, lags = Scripted({0: Listed(20)}, page=10, every=1), MemoryCursorStore(), []
+    seen: list[tuple[int, int]] = []
+
+    def older(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        if not lags or ask.partition is None or ask.at > lags[0] + 8:
+            return None
+        return httpx.Response(200, content=b'{"cursor":"4"}\n') if ask.cursor == "20" else None
+
+    feed.answers.append(older)
+
+    async def body() -> None:
+        await followed(feed, store, seen, 5)
+        lags.append(feed.asks[-1].at)
+        await followed(feed, store, seen, 60)
+        assert seen == everything(feed)
 
     in_time(body, "asyncio")
 
@@ -631,7 +662,9 @@ def test_r13_a_cursor_that_moves_without_events_after_a_restart_is_followed() ->
         await store.save(consumer.key, {0: Position("10")})
         assert await read_all(consumer) == []
         assert (await store.load(consumer.key))[0].cursor == "30"
-        assert [ask.cursor for ask in feed.fetches][:5] == ["10", "10", "10", "20", "30"]
+        asked = [ask.cursor for ask in feed.fetches]
+        assert asked.count("10") >= MOVES_BELIEVED
+        assert asked[asked.count("10") :][:2] == ["20", "30"]
 
     in_time(body, "asyncio")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,29 @@ def test_the_migration_is_the_models(tmp_path: Path) -> None:
     with registered(database, "default"):
         call_command("makemigrations", "feedapi", check=True, dry_run=True, verbosity=0)
     assert apps.get_app_config("feedapi").name == "feedapi_client.django"
+
+
+def test_a_database_that_django_created_the_tables_of_stays_as_it_is(tmp_path: Path) -> None:
+    """As the migration did before it took them from the stores' declaration."""
+    file = tmp_path / "app.db"
+    golden = Path(__file__).with_name("migrated.sql").read_text()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(golden)
+
+    async def consume(using: str) -> None:
+        async with DjangoCursorStore(using, journal=Journal()) as store:
+            stored = await store.load(FEED)
+            assert {p: position.cursor for p, position in stored.items()} == {0: "c0", 1: "c1"}
+            await store.save(FEED, advanced(stored))
+            assert [event.raw for event in await store.quarantine().page()] == [b'{"n":1}']
+
+    with registered({"ENGINE": "django.db.backends.sqlite3", "NAME": str(file)}) as using:
+        call_command("migrate", "feedapi", database=using, check_unapplied=True, verbosity=0)
+        golden_columns = [columns(using, table) for table in APP_TABLES]
+        asyncio.run(consume(using))
+        drop(using)
+        call_command("migrate", "feedapi", database=using, verbosity=0)
+        assert [columns(using, table) for table in APP_TABLES] == golden_columns
 
 
 def columns(using: str, table: str) -> list[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from feedapi_client.cli.command import UNREACHABLE
 from feedapi_client.cli.doctor import Bounds
 from feedapi_client.cli.doctor.command import sections
-from feedapi_client.cli.exit_codes import UNREACHABLE
 from tests.docs.doctor_page import PAGE, rendered
 
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from feedapi_client.lineage.planner import Action, Planner, Save
 from feedapi_client.model import Position
 from feedapi_client.notifications import Listeners
 from feedapi_client.options import Limits, RetryPolicy
-from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 from tests.exploration.feeds import Event

@@ -55,6 +55,22 @@ def _row(fault: Fault) -> tuple[str, ...]:
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "faults.md"
+HELD = Path(__file__).parent / "held.md"
+"""A table that ``python -m tests.benchmarks.bench_hostile`` writes."""
+_HELD = """## Nonsense
+
+What one response brings is decoded in parts of at most 64 KiB and 1,024 lines, with other tasks in
+between. A response may hold 524,288 lines that say nothing, and 16 more for each line that is an
+event or a checkpoint and for each piece in which it comes: heartbeats of a stream are never too
+many. Then it is a `TornResponseError` like any other. Neither blank lines nor the cursor asked with
+count.
+
+The longest time that a task waited for its turn (beside `SyncFeedConsumer`: a thread), in
+milliseconds of CPU, while responses of 4 MiB of such lines came as gzip, measured on two cores that
+were busy with other work. A task waits for a part of each response that is there, so that it waits
+longer beside more of them:
+
+"""
 _INTRODUCTION = """# What a fault comes to
 
 Each row is a fault that the tests in `tests/faults/` produce over real sockets. This page is
@@ -85,6 +101,7 @@ def markdown() -> str:
         "## Discoveries\n\nA running consumer keeps its last good topology and tries again (R12).\n"
         "\n" + _table(("discovery", "on entry"), discoveries)
     )
+    parts.append(_HELD + HELD.read_text(encoding="utf-8"))
     return "\n".join(parts)
 
 

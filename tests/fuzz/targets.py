@@ -20,7 +20,7 @@ from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import MAX_PARTITION, Event, FeedInfo, Partition
 from feedapi_client.operations import FeedPositions, export_positions, parse_export
-from feedapi_client.protocol.decoder import PageDecoder
+from feedapi_client.protocol.decoder import Decoded, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect
 from feedapi_client.protocol.negotiation import negotiate
 from feedapi_client.protocol.page import Outcome, PageReader, Progress
@@ -53,33 +53,29 @@ def _check_error(error: FeedError) -> None:
 # ---------------------------------------------------------------------------------- pages
 
 
-@dataclass
-class Decoded:
-    """What a decoder made of a response."""
-
-    events: list[bytes]
-    cursor: str | None
-    error: str | None
-
-
 def _new_decoder(dialect: Dialect) -> PageDecoder:
     return PageDecoder(dialect, feed=FEED, partition=2, max_line_bytes=MAX_LINE)
 
 
-def _decode(dialect: Dialect, chunks: list[bytes]) -> Decoded:
-    decoder, error, events, cursor = _new_decoder(dialect), None, list[bytes](), None
+def _decode(dialect: Dialect, chunks: list[bytes]) -> tuple[list[bytes], list[str], str]:
+    """Events, cursors and the error that a decoder makes of a response."""
+    decoder, events, cursors = _new_decoder(dialect), list[bytes](), list[str]()
+
+    def receive(decoded: Decoded) -> None:
+        seen = set(decoded.checkpoints)
+        events.extend(_payload(e) for at, e in enumerate(decoded.records) if at not in seen)
+        cursors.extend(decoded.cursors)
+        for cursor in cursors:
+            _check_sendable(cursor)
+
     try:
         for chunk in chunks:
-            decoder.feed(chunk)
-        decoder.finish()
+            decoder.feed(chunk, receive)
+        decoder.finish(receive)
     except FeedError as found:
         _check_error(found)
-        error = f"{type(found).__name__}: {found}"
-    while (taken := decoder.take()) is not None:
-        events += [_payload(event) for event in taken.events]
-        cursor = taken.cursor
-        _check_sendable(cursor)
-    return Decoded(events, cursor, error)
+        return events, cursors, f"{type(found).__name__}: {found}"
+    return events, cursors, ""
 
 
 def _payload(event: Event) -> bytes:
@@ -123,7 +119,7 @@ def _read(dialect: Dialect, chunks: list[bytes], *, closed: bool, bound: int) ->
         for chunk in chunks:
             batches += reader.feed(chunk)
             # The bound is checked behind each chunk: the chunk itself is in memory anyhow.
-            assert reader.unclosed_bytes <= bound + len(chunk) or _fails(reader)
+            assert reader.kept_bytes <= bound + len(chunk) or reader._error
             reader.check()
         finished = reader.finish()
         batches, outcome = batches + finished.batches, finished.outcome
@@ -136,14 +132,6 @@ def _read(dialect: Dialect, chunks: list[bytes], *, closed: bool, bound: int) ->
         _check_sendable(batch.cursor)
     events = [_payload(event) for batch in batches for event in batch.events]
     return Read(events, batches[-1].cursor if batches else ASKED, outcome, error)
-
-
-def _fails(reader: PageReader) -> bool:
-    try:
-        reader.check()
-    except FeedError:
-        return True
-    return False
 
 
 def page(data: bytes) -> None:

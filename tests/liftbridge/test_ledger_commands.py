@@ -78,7 +78,7 @@ async def test_positions_are_listed_exported_and_seed_another_stream(
     code, text = await cursors("ls", "--store", f"{place}s", "--json")
     [found] = orjson.loads(text)["feeds"]
     assert (found["url"], [row["partition"] for row in found["positions"]]) == (url, [0])
-    code, text = await cursors("show", "--store", f"{place}s", "--feed", url, "--json")
+    code, text = await cursors("show", "--store", f"{place}s", url, "--json")
     [shown] = orjson.loads(text)["feeds"]
     assert (code, shown) == (0, found)
     export = str(tmp_path / "cursors.json")
@@ -157,7 +157,7 @@ async def test_positions_that_retention_removed_are_set_again(
     code, text = await cursors("ls", *place)
     assert (code, "cursors set" in text) == (1, True), text
     feedapi_publisher.append(0, {"n": 10})
-    arguments = ["import", export] if way == "import" else ["set", "0", cursor, "--feed", url]
+    arguments = ["import", export] if way == "import" else ["set", "0", cursor, url]
     code, text = await cursors(*arguments, *place)
     assert (code, "only these partitions have a position: 0. Any other" in text) == (0, True), text
     assert await relay(url, publisher, api) == 1

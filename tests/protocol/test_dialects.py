@@ -21,95 +21,43 @@ def info(dialect: DialectName, **more: Any) -> FeedInfo:
     )
 
 
-def params(
-    dialect: DialectName,
-    options: FetchOptions | None = None,
-    stream: bool | int = False,
-    **more: Any,
-) -> list[tuple[str, str]]:
-    return DIALECTS[dialect].fetch_params(
-        info(dialect, **more), 2, "abc", options or FetchOptions(), stream=stream
-    )
-
-
-def test_every_dialect_has_its_row() -> None:
-    assert {name: row.name for name, row in DIALECTS.items()} == {
-        "v1": "v1",
-        "v2-draft": "v2-draft",
-        "v2-token": "v2-token",
-    }
-    assert [row.suffix for row in DIALECTS.values()] == ["", "", "/events"]
+FILTERS = FetchOptions(filters={"subject": "a b"})
+BY_TYPE = FetchOptions(event_types=["a", "b"])
+BUT_TYPE = FetchOptions(skip_event_types=["c"])
+HEADERS = FetchOptions(v1_headers=["a", "b"])
+PAGES = FetchOptions(page_size_hint=50)
 
 
 @pytest.mark.parametrize(
-    ("dialect", "query"),
+    ("dialect", "options", "stream", "query"),
     [
-        ("v1", [("n", "4"), ("cursor2", "abc")]),
-        ("v2-draft", [("partition", "2"), ("cursor", "abc")]),
-        ("v2-token", [("token", "tok"), ("partition", "2"), ("cursor", "abc")]),
+        ("v1", None, False, "n=4 cursor2=abc"),
+        ("v2-draft", None, False, "partition=2 cursor=abc"),
+        ("v2-token", None, False, "token=tok partition=2 cursor=abc"),
+        ("v1", PAGES, False, "n=4 cursor2=abc pagesizehint=50"),
+        ("v2-draft", PAGES, False, "partition=2 cursor=abc pageSizeHint=50"),
+        ("v2-token", PAGES, False, "token=tok partition=2 cursor=abc pagesizehint=50"),
+        ("v1", HEADERS, False, "n=4 cursor2=abc headers=a,b"),
+        ("v2-draft", HEADERS, False, "partition=2 cursor=abc"),
+        ("v2-token", HEADERS, False, "token=tok partition=2 cursor=abc"),
+        ("v2-draft", FILTERS, False, "partition=2 cursor=abc filter-subject=a+b"),
+        ("v2-token", BY_TYPE, False, "token=tok partition=2 cursor=abc event-types=a;b"),
+        ("v2-token", BUT_TYPE, False, "token=tok partition=2 cursor=abc skip-event-types=c"),
+        ("v2-draft", None, True, "partition=2 cursor=abc stream=y"),
+        ("v2-draft", PAGES, 5000, "partition=2 cursor=abc stream=5000"),
+        ("v2-draft", None, 1, "partition=2 cursor=abc stream=1"),
+        ("v1", None, True, "n=4 cursor2=abc"),
+        ("v2-token", None, True, "token=tok partition=2 cursor=abc"),
     ],
 )
-def test_a_fetch_names_one_partition_and_its_cursor(
-    dialect: DialectName, query: list[tuple[str, str]]
+def test_how_a_fetch_looks(
+    dialect: DialectName, options: FetchOptions | None, stream: bool | int, query: str
 ) -> None:
-    assert params(dialect) == query
-
-
-@pytest.mark.parametrize(
-    ("dialect", "name"),
-    [("v1", "pagesizehint"), ("v2-draft", "pageSizeHint"), ("v2-token", "pagesizehint")],
-)
-def test_each_dialect_spells_the_page_size_its_way(dialect: DialectName, name: str) -> None:
-    assert params(dialect, FetchOptions(page_size_hint=50))[-1] == (name, "50")
-
-
-def test_v1_asks_for_headers() -> None:
-    assert params("v1", FetchOptions(v1_headers=["a", "b"]))[-1] == ("headers", "a,b")
-
-
-@pytest.mark.parametrize("dialect", ["v2-draft", "v2-token"])
-def test_v2_has_no_headers_to_ask_for(dialect: DialectName) -> None:
-    assert params(dialect, FetchOptions(v1_headers=["_all"])) == params(dialect)
-
-
-def test_the_draft_carries_filters() -> None:
-    assert params("v2-draft", FetchOptions(filters={"subject": "a b"}))[-1] == (
-        "filter-subject",
-        "a b",
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "pair"),
-    [
-        (FetchOptions(event_types=["a", "b"]), ("event-types", "a;b")),
-        (FetchOptions(skip_event_types=["c"]), ("skip-event-types", "c")),
-    ],
-)
-def test_the_published_dialect_carries_event_types(
-    options: FetchOptions, pair: tuple[str, str]
-) -> None:
-    assert params("v2-token", options)[-1] == pair
-
-
-@pytest.mark.parametrize(("stream", "value"), [(True, "y"), (5000, "5000"), (1, "1")])
-def test_a_stream_is_asked_for_where_the_feed_offers_it(stream: bool | int, value: str) -> None:
-    query = DIALECTS["v2-draft"].fetch_params(
-        info("v2-draft", stream=True), 2, "abc", FetchOptions(), stream=stream
-    )
-    assert query[-1] == ("stream", value)
-
-
-@pytest.mark.parametrize("dialect", ["v1", "v2-draft", "v2-token"])
-def test_a_page_is_asked_for_where_the_feed_offers_no_stream(dialect: DialectName) -> None:
-    assert params(dialect, stream=True) == params(dialect)
-
-
-def test_a_stream_has_no_page_size() -> None:
-    query = DIALECTS["v2-draft"].fetch_params(
-        info("v2-draft", stream=True), 2, "abc", FetchOptions(page_size_hint=5), stream=True
-    )
-    assert "pageSizeHint" not in dict(query)
+    row, found = DIALECTS[dialect], info(dialect, stream=dialect == "v2-draft")
+    params = row.fetch_params(found, 2, "abc", options or FetchOptions(), stream=stream)
+    assert " ".join(f"{name}={value.replace(' ', '+')}" for name, value in params) == query
+    assert row.name == dialect
+    assert row.suffix == ("/events" if dialect == "v2-token" else "")
 
 
 @pytest.mark.parametrize("dialect", ["v1", "v2-draft"])

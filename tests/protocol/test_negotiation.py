@@ -16,6 +16,15 @@ from feedapi_client.protocol.negotiation import negotiate
 from tests.protocol.calls import calls_of
 
 FEED = "https://service/feed"
+FIELDS = [
+    "id",
+    "closed",
+    "lastCursor",
+    "startsAfterPartition",
+    "startsAfterParent",
+    "cursorFromPartitions",
+    "splitFromAncestors",
+]
 
 
 def discover(document: Any) -> FeedInfo:
@@ -73,6 +82,9 @@ class TestR01:
             b"7",
             b'{"a":1}',
             b'{"partitions":{}}',
+            b'{"token":7}',
+            b'{"filters":{"a":1},"partitions":{}}',
+            b'{"stream":"y","partitions":[{}}',
             b"\xff",
         ],
     )
@@ -126,16 +138,38 @@ class TestFields:
             filters=("subject",),
         )
 
-    def test_the_older_spelling_of_the_lineage_fields(self) -> None:
-        assert one(startsAfterParent="0").starts_after == 0
-        assert one(splitFromAncestors=["3", "4"]).cursor_from == (3, 4)
+    @pytest.mark.parametrize(
+        ("fields", "partition"),
+        [
+            ({"startsAfterParent": "0"}, Partition(7, starts_after=0)),
+            ({"startsAfterPartition": 0}, Partition(7, starts_after=0)),
+            ({"startsAfterParent": "3", "startsAfterPartition": "3"}, Partition(7, starts_after=3)),
+            ({"splitFromAncestors": ["3", "4"]}, Partition(7, cursor_from=(3, 4))),
+            ({"cursorFromPartitions": [23423, "5"]}, Partition(7, cursor_from=(23423, 5))),
+            ({"closed": True, "lastCursor": ""}, Partition(7, closed=True)),
+            (dict.fromkeys(FIELDS[1:]), Partition(7)),
+            ({"colour": {"a": [1]}}, Partition(7)),
+        ],
+    )
+    def test_fields_of_a_partition(self, fields: dict[str, Any], partition: Partition) -> None:
+        assert one(**fields) == partition
 
-    def test_both_spellings_may_agree(self) -> None:
-        assert one(startsAfterParent="3", startsAfterPartition="3").starts_after == 3
+    @pytest.mark.parametrize(
+        ("fields", "info"),
+        [
+            ({"stream": None, "exactlyOnce": None, "filters": None}, FeedInfo("v2-draft", {})),
+            (
+                {"stream": {"max": 5}, "exactlyOnce": {}, "more": 1},
+                FeedInfo("v2-draft", {}, stream=True, exactly_once=True),
+            ),
+        ],
+    )
+    def test_fields_of_a_feed(self, fields: dict[str, Any], info: FeedInfo) -> None:
+        assert discover({"partitions": [], **fields}) == info
 
     def test_r12_both_spellings_must_not_differ(self) -> None:
         with pytest.raises(
-            LineageError, match=r"partition 7: .*both startsAfterPartition and .*startsAfterParent"
+            LineageError, match=r"partition 7: .*startsAfterPartition and its older spelling"
         ):
             one(startsAfterParent="3", startsAfterPartition="4")
 
@@ -143,42 +177,22 @@ class TestFields:
     def test_an_id_is_a_string_or_an_integer(self, id: Any) -> None:
         assert list(discover({"partitions": [{"id": id}]}).partitions) == [int(id)]
 
-    def test_lineage_may_be_sent_as_integers(self) -> None:
-        assert one(startsAfterPartition=0).starts_after == 0
-        assert one(cursorFromPartitions=[23423, "5"]).cursor_from == (23423, 5)
-
     def test_r08_zero_means_no_parent_where_partition_0_starts_after_itself(self) -> None:
         parents = {0: 0, 1: 0, 2: 1, 3: 2}
         listed = [{"id": id, "startsAfterPartition": parent} for id, parent in parents.items()]
         found = discover({"partitions": listed}).partitions
         assert [found[id].starts_after for id in parents] == [None, None, 1, 2]
 
-    def test_null_is_absent(self) -> None:
-        assert one(
-            closed=None,
-            lastCursor=None,
-            startsAfterPartition=None,
-            cursorFromPartitions=None,
-            startsAfterParent=None,
-        ) == Partition(7)
-        assert discover(
-            {"partitions": [], "stream": None, "exactlyOnce": None, "filters": None}
-        ) == FeedInfo("v2-draft", {})
-
-    def test_an_empty_last_cursor_is_none(self) -> None:
-        assert one(closed=True, lastCursor="").last_cursor is None
-
-    def test_a_flag_may_be_an_object(self) -> None:
-        found = discover({"partitions": [], "stream": {"max": 5}, "exactlyOnce": {}})
-        assert (found.stream, found.exactly_once) == (True, True)
-
-    def test_unknown_fields_are_ignored(self) -> None:
-        assert discover(
-            {"partitions": [{"id": "7", "colour": {"a": [1]}}], "more": 1}
-        ).partitions == {7: Partition(7)}
-
     def test_all_32768_partitions_are_read(self) -> None:
         assert len(negotiate(200, discovery_of(32768), feed=FEED).partitions) == 32768
+
+    def test_ancestors_are_bounded_as_partitions_are(self) -> None:
+        names = [str(id) for id in range(2000)]
+        listed = [{"id": id, "cursorFromPartitions": names} for id in names]
+        with pytest.raises(LineageError, match="lists more than 262144 ancestors"):
+            discover({"partitions": listed})
+        deepest = [{"id": 20_000 + id, "splitFromAncestors": names[:15]} for id in range(12_000)]
+        assert len(discover({"partitions": deepest}).partitions) == 12_000
 
     def test_the_work_grows_with_the_number_of_partitions_and_no_faster(self) -> None:
         one, two, three = (calls_of_negotiate(discovery_of(size)) for size in (100, 200, 300))
@@ -231,19 +245,21 @@ class TestR12:
     def test_r12_an_id_out_of_range_or_of_another_type_is_an_error(self, id: Any) -> None:
         with pytest.raises(
             LineageError,
-            match=rf"^feed {FEED}: partitions\[1\] of the discovery has the id .*; "
+            match=rf"^feed {FEED}: partitions\[1\] in the discovery: .*; "
             r"an id is an integer from 0 to 32767$",
         ):
             discover({"partitions": [{"id": 1}, {"id": id}]})
 
     def test_r12_a_partition_without_id_is_an_error(self) -> None:
-        with pytest.raises(LineageError, match=r"partitions\[0\] of the discovery has no id"):
+        with pytest.raises(
+            LineageError, match=r"partitions\[0\] in the discovery: .*missing required field `id`"
+        ):
             discover({"partitions": [{}]})
 
     @pytest.mark.parametrize("entry", [7, "7", None, [7]])
     def test_r12_a_partition_that_is_no_object_is_an_error(self, entry: Any) -> None:
         with pytest.raises(
-            LineageError, match=r"partitions\[0\] of the discovery is .*, not an object"
+            LineageError, match=r"partitions\[0\] in the discovery: Expected `object`"
         ):
             discover({"partitions": [entry]})
 
@@ -293,7 +309,7 @@ class TestR12:
         ],
     )
     def test_r12_a_flag_of_another_type_is_an_error(self, field: str, value: Any) -> None:
-        with pytest.raises(ProtocolError, match=f"^feed {FEED}: {field} in the discovery is "):
+        with pytest.raises(ProtocolError, match=f"^feed {FEED}: {field} in the discovery: "):
             discover({"partitions": [], field: value})
 
 
@@ -310,15 +326,6 @@ json_values = st.recursive(
     ),
     max_leaves=5,
 )
-FIELDS = [
-    "id",
-    "closed",
-    "lastCursor",
-    "startsAfterPartition",
-    "startsAfterParent",
-    "cursorFromPartitions",
-    "splitFromAncestors",
-]
 partitions = st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6)
 
 

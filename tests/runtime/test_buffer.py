@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from feedapi_client.model import Event
-from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.runtime.buffer import BufferBudget, memory_of
 
 pytestmark = pytest.mark.anyio

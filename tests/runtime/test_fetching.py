@@ -79,7 +79,7 @@ async def test_r16_small_events_fill_a_batch_up_to_its_bytes_on_the_wire() -> No
     async with fetching(driver, answer) as fetches:
         with safety_limit():
             await fetches.work(partition)
-    assert partition.pending_size == len(page) < driver.limits.max_batch_bytes
+    assert partition.pending_size == len(20 * EVENT) < driver.limits.max_batch_bytes
     assert partition.pending_bytes > driver.limits.max_batch_bytes
     assert driver.scheduler.is_scheduled(partition)
     partition.take(driver.limits.max_batch_bytes)

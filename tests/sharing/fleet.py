@@ -65,10 +65,13 @@ class Fleet:
         """The field `n` of each payload."""
         return [payload["n"] for payload in self.payloads]
 
+    def consumer(self, **options: Any) -> FeedConsumer:
+        """Return a consumer of the feed that nobody runs."""
+        return FeedConsumer(URL, http=self._http, store=self.store, **{"share": Share(), **options})
+
     def start(self, **options: Any) -> Member:
         """Start one more instance."""
-        options = {"share": Share(), **options}
-        member = Member(FeedConsumer(URL, http=self._http, store=self.store, **options))
+        member = Member(self.consumer(**options))
         self.members.append(member)
         self._tasks.start_soon(self._run, member)
         return member

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import anyio
 import pytest
 
+from feedapi_client import Share
+from feedapi_client.testing import Publisher
+from tests.sharing.fleet import fleet, publish, until
 from tests.sharing.in_memory import restart_in_memory
+from tests.testing.virtual_time import run_in_virtual_time
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -16,3 +21,40 @@ def test_graceful_restarts_in_memory_repeat_nothing(
     outcome = restart_in_memory(12, seed=1, backend=backend)
     assert outcome.exactly_once, outcome
     assert outcome.splits
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("seconds", [10, 20])
+def test_leases_are_kept_while_a_commit_is_under_way(backend: str, seconds: float) -> None:
+    """A stop whose grace period is over gives nothing away that is about to be committed."""
+
+    async def test() -> None:
+        publisher = Publisher(1)
+        publish(publisher, 0, *range(5))
+        handled: list[int] = []
+        async with fleet(publisher) as instances, anyio.create_task_group() as tasks:
+            saves = instances.store.save
+
+            async def save(*args: Any, **options: Any) -> None:
+                if handled:
+                    await anyio.sleep(seconds)
+                await saves(*args, **options)
+
+            async def first() -> None:
+                async with instances.consumer(share=Share(lease_seconds=15)) as consumer:
+                    async for batch in consumer.batches():
+                        handled.extend(event.json()["n"] for event in batch)
+                        consumer.stop(grace=0)
+                        await batch.commit()
+
+            instances.store.save = save  # type: ignore[method-assign]
+            tasks.start_soon(first)
+            await until(lambda: handled)
+            second = instances.start(share=Share(lease_seconds=15))
+            await until(lambda: second.reads)
+            publish(publisher, 0, 5)
+            await until(lambda: 5 in instances.handled)
+            assert handled == list(range(5))
+            assert instances.handled == [5]
+
+    run_in_virtual_time(test, backend)

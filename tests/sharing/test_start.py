@@ -10,9 +10,9 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from feedapi_client import Limits, Share
+from feedapi_client import Limits, MemoryCursorStore, Share
 from feedapi_client.testing import Publisher, faults
-from tests.sharing.fleet import Fleet, fleet, until
+from tests.sharing.fleet import Fleet, Member, fleet, publish, until
 from tests.testing.virtual_time import run_in_virtual_time
 
 INSTANCES, PARTITIONS = 10, 20
@@ -129,3 +129,53 @@ def test_nothing_but_heartbeats_and_looks_while_nothing_changes(backend: str) ->
             assert instances.publisher.counters["discovery"] == discoveries
 
     run_in_virtual_time(test, backend)
+
+
+@BACKENDS
+@pytest.mark.parametrize("apart", [False, True], ids=["leases in the store", "leases apart"])
+def test_a_feed_that_gets_a_name_waits_for_the_instances_without_one(
+    backend: str, apart: bool
+) -> None:
+    """A rolling deployment: nothing is read by both, and nothing that was committed comes again."""
+
+    async def test() -> None:
+        publisher = Publisher(4)
+        share = Share(leases=MemoryCursorStore() if apart else None)
+        async with fleet(publisher) as instances:
+            old = instances.start(share=share)
+            await instances.balanced(old)
+            publish(publisher, 0, *range(10))
+            await until(lambda: len(instances.handled) == 10)
+            new = instances.start(share=share, feed_name="orders")
+            await anyio.sleep(300)
+            publish(publisher, 0, *range(10, 20))
+            await until(lambda: len(instances.handled) == 20)
+            assert not new.open
+            assert "for the instances that share the feed under" in _entry(new)
+            await instances.stop(old)
+            await instances.balanced(new)
+            publish(publisher, 0, *range(20, 30))
+            await until(lambda: len(instances.handled) >= 30)
+            assert instances.handled == list(range(30))
+            await instances.stop(new)
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
+def test_an_instance_that_was_killed_holds_no_name_back(backend: str) -> None:
+    async def test() -> None:
+        publisher = Publisher(4)
+        async with fleet(publisher) as instances:
+            old = instances.start()
+            await instances.balanced(old)
+            instances.kill(old)
+            new = instances.start(feed_name="orders")
+            await instances.balanced(new)
+            assert any("from now on" in each for each in new.consumer.status().reports)
+
+    run_in_virtual_time(test, backend)
+
+
+def _entry(member: Member) -> str:
+    return " ".join(problem.text for problem in member.consumer.health().problems)

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from feedapi_client.model import FIRST
-from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark.batch import rows
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader

@@ -19,7 +19,7 @@ from feedapi_client.errors import (
     ProtocolError,
 )
 from feedapi_client.model import FIRST
-from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader, read_end
 from feedapi_client.spark.source_options import OptionError, parse_options

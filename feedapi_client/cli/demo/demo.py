@@ -5,14 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
 
-import typer
-
-from feedapi_client.cli.exit_codes import FAILURE
-from feedapi_client.cli.extras import require_publisher
-from feedapi_client.cli.feed_options import finite
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.command import FAILURE, command, option, run_async
 
 
 class DemoDialect(StrEnum):
@@ -33,65 +27,40 @@ class Sabotage(StrEnum):
 class Demo:
     """Options of ``feedapi demo``."""
 
-    dialect: Annotated[
-        DemoDialect, typer.Option("--dialect", help="The dialect that the publisher uses.")
-    ] = DemoDialect.V2_TOKEN
-    events: Annotated[
-        int, typer.Option(min=100, max=1_000_000, metavar="N", help="Events to publish.")
-    ] = 20_000
-    seconds: Annotated[
-        float,
-        typer.Option(
-            min=0.5, max=3600, callback=finite, metavar="S", help="Time to publish them in."
-        ),
-    ] = 6.0
-    crashes: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=100,
-            metavar="N",
-            help="How often the consumer crashes in the middle of a batch.",
-        ),
-    ] = 4
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Makes the publisher's pages reproducible.")
-    ] = None
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain", help="Lines of text, no live view (as always when stdout is no terminal)."
-        ),
-    ] = False
-    sabotage: Annotated[
-        Sabotage | None,
-        typer.Option(
-            "--sabotage",
-            help=(
-                "Save the cursor outside the transaction, before or after the effects: "
-                "the proof has to fail."
-            ),
-        ),
-    ] = None
-    instances: Annotated[
-        int,
-        typer.Option(
-            "--instances",
-            min=1,
-            max=16,
-            metavar="N",
-            help=(
-                "Processes that share the feed. Instead of crashes, every other one is killed "
-                "and the others are stopped; another one replaces it."
-            ),
-        ),
-    ] = 1
-    spark: Annotated[
-        bool,
-        typer.Option("--spark", help="Read the feed into a Spark DataFrame (extra spark-local)."),
-    ] = False
+    dialect: DemoDialect = option(
+        help="The dialect that the publisher uses.", default=DemoDialect.V2_TOKEN
+    )
+    events: int = option("N", "Events to publish.", default=20000, min=100, max=1000000)
+    seconds: float = option("S", "Time to publish them in.", default=6.0, min=0.5, max=3600)
+    crashes: int = option(
+        "N", "How often the consumer crashes in the middle of a batch.", default=4, min=0, max=100
+    )
+    seed: int | None = option("N", "Makes the publisher's pages reproducible.")
+    plain: bool = option(
+        help="Lines of text, no live view (as always when stdout is no terminal).", default=False
+    )
+    sabotage: Sabotage | None = option(
+        help="Save the cursor outside the transaction, before or after the effects: the proof has "
+        "to fail."
+    )
+    instances: int = option(
+        "N",
+        "Processes that share the feed. Instead of crashes, every other one is killed and the "
+        "others are stopped; another one replaces it.",
+        default=1,
+        min=1,
+        max=16,
+    )
+    spark: bool = option(
+        help="Read the feed into a Spark DataFrame (extra spark-local).", default=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.instances > 1 and self.sabotage is not None:
+            raise ValueError("--sabotage is for one instance")
 
 
+@command("demo", "demo --events 100000 --seed 7", "demo --sabotage cursor-last")
 def demo(options: Demo) -> int:
     """Publish, split, rotate, crash, consume; prove each entity's events came in order and once.
 
@@ -106,9 +75,6 @@ def demo(options: Demo) -> int:
 
     With --spark the feed is read into a DataFrame instead, with the same proof.
     """
-    if options.instances > 1 and options.sabotage is not None:
-        raise typer.BadParameter("--sabotage is for one instance")
-    require_publisher()
     if options.spark:
         return _demo_of_spark(options)
     from feedapi_client.cli.demo.demo_scenario import DemoScenario

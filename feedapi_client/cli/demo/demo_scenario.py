@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 import orjson
 
+from feedapi_client.cli.command import CommandError
 from feedapi_client.cli.demo.demo_consumer import DemoConsumer, DemoEffects, EventLog
 from feedapi_client.cli.demo.demo_instances import Instances
 from feedapi_client.cli.demo.proof import Step, Verdict, prove
-from feedapi_client.cli.reporting import CommandError
 from feedapi_client.model import DialectName, Partition
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 from feedapi_client.testing import Publisher, faults

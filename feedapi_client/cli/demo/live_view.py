@@ -15,9 +15,8 @@ from rich.text import Text
 
 from feedapi_client.cli.demo.demo_scenario import DemoScenario
 from feedapi_client.cli.demo.proof import Verdict, conclusion
-from feedapi_client.cli.escape import one_line
 from feedapi_client.cli.lineage_tree import lineage_tree
-from feedapi_client.cli.terminal import console, plain
+from feedapi_client.cli.terminal import console, plain, shown
 from feedapi_client.status import PartitionState
 
 _REFRESH_PER_SECOND = 12
@@ -132,4 +131,4 @@ class PlainView:
             print(line)
 
     def _print(self, at: float, text: str) -> None:
-        print(f"{at:6.2f} s  {one_line(text)}", flush=True)
+        print(f"{at:6.2f} s  {shown(text)}", flush=True)

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from feedapi_client.cli.command import FAILURE, UNREACHABLE, USAGE, CommandError, command, option
 from feedapi_client.cli.doctor import Bounds
-from feedapi_client.cli.exit_codes import FAILURE
-from feedapi_client.cli.feed_options import (
-    Connection,
-    Json,
-    OnlyPartitions,
-    Url,
-    V1Partitions,
-    checked_url,
-)
-from feedapi_client.cli.reporting import UnreachableError, UsageError, run_async
+from feedapi_client.cli.options import AskedFeed
+from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from feedapi_client.cli.doctor.examination import Examination
     from feedapi_client.cli.doctor.feed_checks import Check, Finding, Section
-    from feedapi_client.cli.terminal import Cell
 
 _STYLES = {"MUST": "bold red", "SHOULD": "yellow", "deviation": "yellow"}
 _ROWS = 5
@@ -34,31 +24,28 @@ _ROWS = 5
 class Doctor:
     """Options of ``feedapi doctor``."""
 
-    url: Url
-    json: Json = False
-    show_all: Annotated[bool, typer.Option("--all", help="Show the checks that passed, too.")] = (
-        False
+    asked: AskedFeed
+    json: bool = option(help="Print JSON.", default=False)
+    show_all: bool = option(help="Show the checks that passed, too.", default=False, flags="--all")
+    strict: bool = option(
+        help="Exit with code 1 for every finding, not only for a MUST.", default=False
     )
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit with code 1 for every finding, not only for a MUST."),
-    ] = False
-    ignored: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="CHECK", help="Leave out this check. Repeatable."),
-    ] = None
-    partitions: OnlyPartitions = None
-    v1_partitions: V1Partitions = None
-    max_requests: Annotated[
-        int, typer.Option("--max-requests", min=1, metavar="N", help="Requests in total.")
-    ] = Bounds().max_requests
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time for one request.")
-    ] = Bounds().timeout
-    connection: Connection
+    ignored: list[str] | None = option(
+        "CHECK", "Leave out this check. Repeatable.", flags="--ignore"
+    )
+    partitions: list[int] | None = option(
+        "ID", "Only this partition. Repeatable.", flags="--partition -p", min=0, max=32767
+    )
+    max_requests: int = option("N", "Requests in total.", default=Bounds().max_requests, min=1)
+    timeout: float = option("SECONDS", "Time for one request.", default=Bounds().timeout, min=0.1)
 
 
-def doctor(options: Doctor) -> int:
+@command(
+    "doctor https://service/myfeed",
+    "doctor https://service/myfeed --auth-env TOKEN --json",
+    "doctor https://service/myfeed --strict --ignore id-text",
+)
+async def doctor(o: Doctor) -> int:
     """Check a publisher: is this a sound FeedAPI feed? Each finding says what it costs a consumer.
 
     Asks for each MUST and SHOULD of the specification, and for the deviations that publishers in
@@ -67,23 +54,19 @@ def doctor(options: Doctor) -> int:
     the feed can't be reached.
     """
     checks = {check.id: check for section in sections() for check in section}
-    for id in options.ignored or ():
+    for id in o.ignored or ():
         if checks.pop(id, None) is None:
             part = "".join(f": it is a part of {now}" for now in checks if id in checks[now].was)
-            raise typer.BadParameter(f"--ignore: there is no check {id}{part}")
-    checked_url(options.url)
-    options.connection.check()
-    e = run_async(_examine, options)
+            raise CommandError(f"--ignore: there is no check {id}{part}", USAGE)
+    e = await _examine(o)
     _check_reached(e)
     results = [_result(check, e) for check in checks.values()]
     found = {result.level for result in results if result.findings}
-    if options.json:
-        from feedapi_client.cli.escape import print_json
-
+    if o.json:
         print_json(_as_json(e, results))
     else:
-        _print(e, results, verbose=options.show_all)
-    return FAILURE if "MUST" in found or (options.strict and found) else 0
+        _print(e, results, verbose=o.show_all)
+    return FAILURE if "MUST" in found or (o.strict and found) else 0
 
 
 def sections() -> tuple[Section, ...]:
@@ -94,22 +77,22 @@ def sections() -> tuple[Section, ...]:
     return (*feed, page_checks.PAGES, page_checks.AGAIN, request_checks.ARGUMENTS)
 
 
-async def _examine(options: Doctor) -> Examination:
+async def _examine(o: Doctor) -> Examination:
     from feedapi_client.cli import doctor
     from feedapi_client.cli.doctor.examination import Examination
     from feedapi_client.cli.doctor.prober import Prober
 
-    connection = options.connection
-    bounds = doctor.Bounds(max_requests=options.max_requests, timeout=options.timeout)
+    connection = o.asked.connection
+    bounds = doctor.Bounds(max_requests=o.max_requests, timeout=o.timeout)
     async with (
         connection.client(own=False) as client,
         connection.client(own=False, anonymous=True) as anonymous,
     ):
         assert client is not None
         assert anonymous is not None
-        prober = Prober(options.url, client, anonymous, bounds)
-        only = options.partitions or ()
-        e = Examination(prober, v1_partitions=options.v1_partitions, only=only)
+        prober = Prober(o.asked.url, client, anonymous, bounds)
+        only = o.partitions or ()
+        e = Examination(prober, v1_partitions=o.asked.v1_partitions, only=only)
         await e.run()
     return e
 
@@ -120,22 +103,24 @@ def _check_reached(e: Examination) -> None:
 
     feed = f"feed {e.prober.feed}"
     if e.wrong_count:  # no fault of the publisher
-        raise UsageError(
+        raise CommandError(
             f"{feed}: --v1-partitions is not the number of its partitions: {e.wrong_count}. Give "
-            "the number that its publisher documents"
+            "the number that its publisher documents",
+            USAGE,
         )
     if not e.discoveries:
-        raise UnreachableError(f"{feed}: nothing could be asked")
+        raise CommandError(f"{feed}: nothing could be asked", UNREACHABLE)
     answer = e.discoveries[0].answer
     if answer.status in (401, 403):
         way = "Give credentials with --auth-env or --header-env"
-        raise UnreachableError(f"{feed}: {answer}. {way}")
+        raise CommandError(f"{feed}: {answer}. {way}", UNREACHABLE)
     if answer.may_pass and answer.problem is not Problem.BROKEN:
-        raise UnreachableError(f"{feed}: {answer}")
+        raise CommandError(f"{feed}: {answer}", UNREACHABLE)
     if answer.status == 400 and e.info is None:
-        raise UnreachableError(
+        raise CommandError(
             f"{feed}: {answer}. That is how a ZeroEventHub (v1) feed answers discovery: give "
-            "--v1-partitions, the number of partitions that its publisher documents"
+            "--v1-partitions, the number of partitions that its publisher documents",
+            UNREACHABLE,
         )
 
 
@@ -194,15 +179,12 @@ def _as_json(e: Examination, results: list[Result]) -> dict[str, Any]:
 
 def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
     """Print the findings, or with `verbose` all checks, and a summary."""
-    from feedapi_client.cli.terminal import console, plain_line, print_table
-
-    def write(text: str, style: str = "", indent: str = "") -> None:
-        console().print(indent, plain_line(text, style), sep="")
-
-    write(e.prober.feed, "bold")
+    print_line(e.prober.feed, "bold")
     dialect = "unknown" if e.info is None else e.info.dialect
     read = f"{len(e.partitions)} partitions, {len(e.visits)} of them read"
-    write(f"dialect {dialect} · {read} · {e.prober.requests} requests, {e.prober.bytes:,} bytes")
+    print_line(
+        f"dialect {dialect} · {read} · {e.prober.requests} requests, {e.prober.bytes:,} bytes"
+    )
     rows = [row for each in results if each.findings or verbose for row in _rows(each)]
     if rows:
         print_table(("check", "level", "partitions", "result"), rows)
@@ -210,20 +192,20 @@ def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
     for result in found:
         check = result.check
         rules = f"; rules {', '.join(check.rules)}" if check.rules else ""
-        write(check.id, _STYLES[result.level])
+        print_line(check.id, _STYLES[result.level])
         for line in (
             f"required: {check.requirement}",
             f"costs: {check.cost}",
             f"see: {check.source}{rules}; doctor.md#{check.id}",
         ):
-            write(line.replace("`", ""), indent="  ")
+            print_line(line.replace("`", ""), indent="  ")
     violated = sum(result.level == "MUST" for result in found)
     verdict = f"{violated} violated" if violated else "sound"
     extra = f", {len(found) - violated} other findings" if len(found) > violated else ""
     outcomes = [result.outcome for result in results]
     passed, skipped = outcomes.count("passed"), outcomes.count("not checked")
     summary = f"{passed} checks passed, {skipped} not applicable or not done (--all says why)"
-    write(f"{verdict}{extra}: {summary}", "bold red" if violated else "bold green")
+    print_line(f"{verdict}{extra}: {summary}", "bold red" if violated else "bold green")
 
 
 def _rows(result: Result) -> Iterator[list[Cell]]:

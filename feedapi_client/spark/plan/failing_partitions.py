@@ -16,7 +16,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.options import RetryPolicy
-from feedapi_client.protocol.cursors import shown
+from feedapi_client.protocol.text import shown
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime.failures import CURSOR_REFUSALS, refusal_backoff
 from feedapi_client.spark.fetch import CONFLICT, DENIED

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 import pyarrow as pa
 
-from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.plan.epoch import FetchTask

@@ -171,10 +171,12 @@ class Oracle:
         if effect.entity in self._floating:
             self._start_at(effect)
         lane, n = self._lane(effect)
+        key = effect.process, lane
         if self.gaps.take(lane, n):
             self.done += 1
+            if self._last.get(key, n) < n:
+                del self._last[key]  # what follows may be done: it came before the late one
             return
-        key = effect.process, lane
         done = self.applied.get(lane, 0)
         last = done if self._transactional else self._last.get(key)
         if self._shared and not self._transactional:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from feedapi_client.lineage.graph import PublisherEdges
@@ -95,7 +96,14 @@ def a_rollback_is_no_problem(patch: pytest.MonkeyPatch) -> None:
 
 def other_keys_are_skipped(patch: pytest.MonkeyPatch) -> None:
     """A payload under the key of the other dialect, or in another case, is not read."""
-    patch.setattr(PageDecoder, "_look_closer", lambda *args: None)
+    read = PageDecoder._read
+
+    def own_keys_only(self: PageDecoder, line: bytes, complete: bool) -> Any:
+        given = msgspec.json.decode(line)
+        own = {self._dialect.payload_key, "cursor", "partition", "headers"}
+        return read(self, line if own & set(given) else b"{}", complete)
+
+    patch.setattr(PageDecoder, "_read", own_keys_only)
 
 
 def an_older_place_is_read_on_from(patch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ from feedapi_client.client import FetchResponse
 from feedapi_client.errors import FencedError
 from feedapi_client.lineage.states import Save
 from feedapi_client.model import Batch, FeedInfo
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.protocol.page import CheckpointedEvents, Outcome, PageReader
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime import delivery, driver, failures
 from feedapi_client.runtime.background import Background
@@ -40,7 +39,7 @@ def rest_of_a_torn_page_is_delivered(patch: pytest.MonkeyPatch) -> None:
 
     def all_of_it(self: PageReader) -> list[CheckpointedEvents]:
         batches = rest(self)
-        left = self._decoder._open
+        left = self._open
         return [*batches, CheckpointedEvents(left, self.cursor, 0)] if left else batches
 
     patch.setattr(PageReader, "rest", all_of_it)

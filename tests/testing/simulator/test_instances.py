@@ -164,13 +164,3 @@ def test_a_statement_waits_for_a_locked_row_so_long_at_most() -> None:
         return now()
 
     assert 3.0 < run_in_virtual_time(main, backend="asyncio", seed="a") < 4.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed",
-    [42300279, 42303353, 42302127, 42304667, 42305441, 42303943, 42304372, 42304501],
-)
-def test_r17_histories_that_failed_once(seed: int) -> None:
-    outcome = run(Histories(instances=(2, 3, 4)).of(seed))
-    assert outcome.failure is None, outcome.text

@@ -230,6 +230,19 @@ def test_r06_what_was_passed_over_at_a_false_end_may_come_late() -> None:
     assert rules(oracle) == ["exactly-once"]
 
 
+def test_r06_what_comes_late_among_events_that_are_repeated_is_in_order() -> None:
+    _, made, _, child = closed_with_events()
+    oracle = Oracle(made, transactional=False)
+    oracle.draining({0: Position("f0-1", "drained")}, {0: Position("f0-1")}, shown(), 20.0)
+    oracle.effect(Effect(0, 1, 0))
+    oracle.effect(Effect(0, 3, child))
+    oracle.began()
+    for n, partition in ((1, 0), (2, 0), (3, child)):
+        oracle.effect(Effect(0, n, partition))
+    assert rules(oracle) == []
+    assert oracle.complete()
+
+
 def test_r06_what_never_comes_is_lost() -> None:
     oracle, _, _, child = closed_with_events()
     oracle.draining({0: Position("f0-1", "drained")}, {0: Position("f0-1")}, shown(), 20.0)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from feedapi_client.cli.feed_options import Connection, Json, finite
-from feedapi_client.cli.reporting import CommandError, run_async
-from feedapi_client.cli.signature import REMOVED
+from feedapi_client.cli.command import (
+    REMOVED,
+    USAGE,
+    CommandError,
+    argument,
+    command,
+    option,
+    run_async,
+)
+from feedapi_client.cli.options import Connection
 
 _TIMEOUT = 20.0
 
@@ -18,45 +24,26 @@ _TIMEOUT = 20.0
 class ShowStatus:
     """Options of ``feedapi status``."""
 
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MONITOR",
-            help="A monitor: localhost:9464, or its URL.",
-        ),
-    ]
-    interval: Annotated[
-        float,
-        typer.Option(
-            "--interval",
-            min=0.1,
-            callback=finite,
-            metavar="SECONDS",
-            help="Time between two looks.",
-        ),
-    ] = 2.0
-    once: Annotated[
-        bool, typer.Option("--once", help="Print it once; so it is where stdout is no terminal.")
-    ] = False
-    json: Json = False
+    target: str = argument("MONITOR", "A monitor: localhost:9464, or its URL.")
+    interval: float = option("SECONDS", "Time between two looks.", default=2.0, min=0.1)
+    once: bool = option(help="Print it once; so it is where stdout is no terminal.", default=False)
+    json: bool = option(help="Print JSON.", default=False)
     connection: Connection
 
 
-def show_status(options: ShowStatus) -> None:
+@command("status localhost:9464", "status localhost:9464 --once")
+def status(o: ShowStatus) -> None:
     """Show what a consumer does now, live, like top.
 
     From the monitor that runs beside it (--monitor of 'run', 'cat' and 'relay'): states, rates,
     failures, what needs attention first. How far a consumer without one has come, 'feedapi cursors
-    ls --url' tells.
+    ls URL --lag' tells.
     """
     from feedapi_client.cli.status_view import show
 
-    options.connection.check()
-    source = RunningMonitor(options.target, options.connection)
-    try:
-        run_async(show, source, options.interval, options.once, options.json)
-    except KeyboardInterrupt:
-        raise typer.Exit from None  # the way to leave a live view
+    source = RunningMonitor(o.target, o.connection)
+    with suppress(KeyboardInterrupt):  # the way to leave a live view
+        run_async(show, source, o.interval, o.once, o.json)
 
 
 class RunningMonitor:
@@ -69,7 +56,7 @@ class RunningMonitor:
         try:
             self._url = httpx.URL(url.rstrip("/") + "/status")
         except httpx.InvalidURL:
-            raise typer.BadParameter("give the HOST:PORT of a monitor") from None
+            raise CommandError("give the HOST:PORT of a monitor", USAGE) from None
         self._connection = connection
 
     async def load(self) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import lru_cache, partial
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -27,24 +27,24 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 1.0
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
-_CACHED = 256
 _NUMBERED = re.compile(r"\$(\d+)")
+"""A parameter of `PostgresScripts`."""
+
+
+class OwnTransaction(NamedTuple):
+    """An open transaction of a store's own."""
+
+    alias: str
+    connection: Any
 
 
 class DjangoDatabase:
     """A database of ``settings.DATABASES``.
 
     Scripts run in a transaction of the application, in its thread, or in one of the store's own.
-    For the latter there is one connection, which Django's request handling does not know: it is
-    used in worker threads, one at a time. It is checked before each use, and replaced when the
-    server has closed it.
-
-    Arguments:
-        using: the alias.
-
-    Raises:
-        ConnectionDoesNotExist: there is no such alias.
-        ValueError: the kind of database is not supported.
+    For the latter there is one connection, used in worker threads, one at a time. Django's request
+    handling does not know it: it is checked before each use, and replaced when the server has
+    closed it.
     """
 
     def __init__(self, using: str) -> None:
@@ -57,39 +57,29 @@ class DjangoDatabase:
             )
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._finalizer: weakref.finalize[..., DjangoDatabase] | None = None
 
     # In the application's transaction
 
     async def run_within(self, transaction: Any, script: Script[T]) -> T:
-        """Run a script in the open transaction of the calling thread, or in one of `begin`.
-
-        Raises:
-            StoreError: there is none, or it is of another database.
-        """
+        """Run a script in the open transaction of the calling thread, or in one of `begin`."""
         if isinstance(transaction, OwnTransaction):
-            self._check_alias(transaction.using)
+            self._check_alias(transaction.alias)
             return await in_thread(partial(_run, transaction.connection, script))
-        return await in_callers_thread(
-            partial(self._run_here, transaction, script), otherwise=_in_thread_of_django
-        )
+        here = partial(self._run_here, transaction, script)
+        return await in_callers_thread(here, otherwise=lambda call: sync_to_async(call)())
 
     async def check_no_transaction(self) -> None:
-        """Check that the caller's thread, if one waits, has no open ``atomic()``.
-
-        Raises:
-            StoreError: it has one.
-        """
+        """Check that the caller's thread, if one waits, has no open ``atomic()``."""
         if is_thread_lent():
             await in_callers_thread(self.check_thread)
         elif getattr(AsyncToSync.executors, "current", None) is not None:
             # A thread that waits in `async_to_sync` for this save answers at once. One that does
             # not, because it runs other code, waits for the event loop as a whole.
             with anyio.move_on_after(_ANSWER_SECONDS):
-                await _in_thread_of_django(self.check_thread)
+                await sync_to_async(self.check_thread)()
 
     def check_thread(self) -> None:
-        """Check that this thread has no open ``atomic()``. Raises StoreError if it has."""
+        """Check that this thread has no open ``atomic()``."""
         if connections[self.using].in_atomic_block:
             raise StoreError(
                 f"an atomic block is open on {self.using!r}, and the cursor would not be part of "
@@ -97,11 +87,22 @@ class DjangoDatabase:
             )
 
     def _run_here(self, transaction: Any, script: Script[T]) -> T:
-        connection = self._connection_of(transaction)
+        connection = connections[self.using]
+        if isinstance(transaction, (ConnectionProxy, BaseDatabaseWrapper)):
+            self._check_alias(transaction.alias)
+            connection = transaction
+        elif isinstance(transaction, str):
+            self._check_alias(transaction)
+        elif transaction is not True:
+            raise StoreError(
+                "transaction must be a connection of Django, such as django.db.connection, "
+                f"or its alias, not a {type(transaction).__name__}"
+            )
         if not connection.in_atomic_block and connection.get_autocommit():
+            argument = "" if self.using == "default" else f"using={self.using!r}"
             raise StoreError(
                 f"no atomic block is open on {self.using!r} in this thread: commit within "
-                f"`with transaction.atomic({self._argument()}):`, in the thread that opened it"
+                f"`with transaction.atomic({argument}):`, in the thread that opened it"
             )
         try:
             return _run(connection, script)
@@ -112,29 +113,12 @@ class DjangoDatabase:
                 connection.set_rollback(True)
             raise
 
-    def _connection_of(self, transaction: Any) -> Any:
-        if transaction is True:
-            return connections[self.using]
-        if isinstance(transaction, str):
-            self._check_alias(transaction)
-            return connections[self.using]
-        if not isinstance(transaction, (ConnectionProxy, BaseDatabaseWrapper)):
-            raise StoreError(
-                "transaction must be a connection of Django, such as django.db.connection, "
-                f"or its alias, not a {type(transaction).__name__}"
-            )
-        self._check_alias(transaction.alias)
-        return transaction
-
     def _check_alias(self, alias: str) -> None:
         if alias != self.using:
             raise StoreError(
                 f"the transaction is on the database {alias!r}, but the cursors are on "
                 f"{self.using!r}: DjangoCursorStore(using={alias!r}) keeps them there"
             )
-
-    def _argument(self) -> str:
-        return "" if self.using == "default" else f"using={self.using!r}"
 
     # In a transaction of the store's own
 
@@ -143,7 +127,14 @@ class DjangoDatabase:
 
         def work() -> T:
             with self._lock:
-                return _transact(self._open(), script)
+                connection = self._begin()
+                try:
+                    result = _run(connection, script)
+                    _execute(connection, "COMMIT")
+                except BaseException:
+                    _roll_back(connection)
+                    raise
+                return result
 
         # The thread ends the transaction also when nobody waits for it any more.
         return await in_thread(work, abandon=True)
@@ -153,15 +144,14 @@ class DjangoDatabase:
         """Give a transaction of the store's own, for `run_within`."""
         await in_thread(self._lock.acquire)
         try:
-            connection = await in_thread(self._open)
-            await in_thread(partial(_begin, connection))
+            connection = await in_thread(self._begin)
             try:
                 yield OwnTransaction(self.using, connection)
             except BaseException:
                 with anyio.CancelScope(shield=True):
                     await in_thread(partial(_roll_back, connection))
                 raise
-            await in_thread(partial(_commit, connection))
+            await in_thread(partial(_execute, connection, "COMMIT"))
         finally:
             self._lock.release()
 
@@ -177,15 +167,19 @@ class DjangoDatabase:
         with anyio.CancelScope(shield=True):
             await in_thread(close)
 
-    def _open(self) -> Any:
+    def _begin(self) -> Any:
         if self._connection is None:
             self._connection = connection = connections.create_connection(self.using)
             connection.settings_dict = _own_settings(connection)
             connection.inc_thread_sharing()
             # A store that is never closed must not end with a ResourceWarning.
-            self._finalizer = weakref.finalize(self, _close_quietly, connection)
+            weakref.finalize(self, _close_quietly, connection)
         self._connection.close_if_unusable_or_obsolete()
         self._connection.ensure_connection()
+        # One statement less than Django's set_autocommit needs. And a transaction of SQLite that
+        # has read fails at once when it writes beside another writer.
+        immediately = "BEGIN IMMEDIATE" if self.vendor == "sqlite" else "BEGIN"
+        _execute(self._connection, immediately)
         return self._connection
 
     def reason(self, error: BaseException) -> str:
@@ -199,20 +193,6 @@ class DjangoDatabase:
 
     def __repr__(self) -> str:
         return f"{self.using!r} ({self.vendor})"
-
-
-class OwnTransaction:
-    """An open transaction of a store's own."""
-
-    def __init__(self, using: str, connection: Any) -> None:
-        self.using = using
-        self.connection = connection
-
-
-async def _in_thread_of_django(function: Callable[[], T]) -> T:
-    """Call a function in the thread of synchronous code, where `async_to_sync` is waiting."""
-    call: Callable[[], Awaitable[T]] = sync_to_async(function)
-    return await call()
 
 
 def _own_settings(connection: Any) -> dict[str, Any]:
@@ -232,29 +212,6 @@ def _close_quietly(connection: Any) -> None:
             connection.connection.close()
 
 
-# Transactions. BEGIN is one statement less than Django's set_autocommit needs.
-
-
-def _transact(connection: Any, script: Script[T]) -> T:
-    _begin(connection)
-    try:
-        result = _run(connection, script)
-        _commit(connection)
-    except BaseException:
-        _roll_back(connection)
-        raise
-    return result
-
-
-def _begin(connection: Any) -> None:
-    # A transaction of SQLite that has read fails at once when it writes beside another writer.
-    _execute(connection, "BEGIN IMMEDIATE" if connection.vendor == "sqlite" else "BEGIN")
-
-
-def _commit(connection: Any) -> None:
-    _execute(connection, "COMMIT")
-
-
 def _roll_back(connection: Any) -> None:
     try:
         _execute(connection, "ROLLBACK")
@@ -267,34 +224,19 @@ def _execute(connection: Any, sql: str) -> None:
         cursor.execute(sql)
 
 
-# Statements
-
-
 def _run(connection: Any, script: Script[T]) -> T:
-    return run_steps(script, partial(_rows, connection))
+    def rows(step: Step) -> Any:
+        sql = _NUMBERED.sub(r"%(p\1)s", step.sql)
+        with connection.cursor() as cursor:
+            if isinstance(step, StatementRows):
+                cursor.executemany(sql.replace("?", "%s"), step.rows)
+                return []
+            parameters: Any = tuple(step.parameters) or None  # without any, a % is not doubled
+            if sql != step.sql:
+                parameters = {f"p{number}": value for number, value in enumerate(parameters, 1)}
+            cursor.execute(sql.replace("?", "%s"), parameters)
+            if isinstance(step, CountedChange):
+                return cursor.rowcount
+            return list(cursor.fetchall()) if cursor.description else []
 
-
-def _rows(connection: Any, step: Step) -> Any:
-    sql = _in_djangos_style(step.sql)
-    with connection.cursor() as cursor:
-        if isinstance(step, StatementRows):
-            cursor.executemany(sql, step.rows)
-            return []
-        cursor.execute(sql, _parameters(step.sql, step.parameters))
-        if isinstance(step, CountedChange):
-            return cursor.rowcount
-        return list(cursor.fetchall()) if cursor.description else []
-
-
-def _parameters(sql: str, values: Sequence[Any]) -> Any:
-    if not values:
-        return None
-    if _NUMBERED.search(sql) is None:
-        return tuple(values)
-    return {f"p{number}": value for number, value in enumerate(values, 1)}
-
-
-@lru_cache(_CACHED)
-def _in_djangos_style(sql: str) -> str:
-    """Replace `?` and `$1` by what Django's cursors take."""
-    return _NUMBERED.sub(r"%(p\1)s", sql).replace("?", "%s")
+    return run_steps(script, rows)

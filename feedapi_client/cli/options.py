@@ -1,0 +1,511 @@
+"""The options that commands share, and what they make of them.
+
+Credentials come from environment variables and files. On the command line they would be visible to
+other users of the machine and end up in the shell's history.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+import typer
+
+from feedapi_client.arguments import environment_value
+from feedapi_client.cli.command import USAGE, CommandError, argument, option
+from feedapi_client.cli.terminal import say
+from feedapi_client.errors import FeedError
+from feedapi_client.lineage.graph import parse_lineage
+from feedapi_client.model import FeedKey
+from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+
+if TYPE_CHECKING:
+    import httpx
+
+    from feedapi_client.consumer import FeedConsumer
+    from feedapi_client.operations import FeedAccess
+    from feedapi_client.stores.base import AdministrableStore, CursorStore
+
+T = TypeVar("T")
+ONE_SHOT = 10.0
+"""Seconds for which commands that ask a feed once wait for it (R14)."""
+_SPARE_CONNECTIONS = 4  # beyond those of fetches, for discoveries
+_UNREACHABLE = "Maximum time to retry while the feed can't be reached."
+_KEY = "The key of --cert, where that file does not hold it."
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AMOUNT = (
+    r"(?i)(\d+(?:\.\d+)?|\ban?\b)\s*(s|sec|second|m|min|minute|h|hr|hour|d|day|w|week)s?(?![a-z])"
+)
+_CLOCK = re.compile(r"(\d{1,2}):\d\d(:\d\d)?")
+
+
+# ---------------------------------------------------------------------- parsers
+
+
+def pair(text: str) -> dict[str, str]:
+    """Return NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise ValueError("takes NAME=VALUE")
+    return {name: value}
+
+
+def secret(variable: str) -> str:
+    """Return the value of an environment variable, which is sent as a header."""
+    value = environment_value(variable, "")
+    if not value.isascii() or not value.isprintable():
+        raise ValueError(f"what the environment variable {variable} holds is not printable ASCII")
+    return value
+
+
+def header(text: str) -> dict[str, str]:
+    """Return the header that HEADER=NAME says. No message repeats it: it may be the value."""
+    name, _, variable = text.partition("=")
+    if not name or not variable:
+        raise ValueError(
+            "takes HEADER=NAME. NAME is an environment variable with the value: arguments are "
+            "visible to others"
+        )
+    return {name: secret(variable)}
+
+
+def merged(parts: Iterable[dict[Any, Any]] | None, option: str) -> dict[Any, Any]:
+    """Return the values of a repeatable option as one. Raises ValueError for two of a name."""
+    found: dict[Any, Any] = {}
+    for name, value in (item for part in parts or () for item in part.items()):
+        if found.setdefault(name, value) != value:
+            raise ValueError(f"{option} has two values for {name}")
+    return found
+
+
+def not_empty(text: str) -> str:
+    """Return a text that is not empty."""
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def feed_url(text: str) -> str:
+    """Return the URL of a feed. No message repeats it: it may hold a password."""
+    from feedapi_client.http.urls import FeedURL
+
+    try:
+        _, host, port = FeedURL.parse(text).origin
+        FeedKey(text)
+    except ValueError as error:
+        if isinstance(error, FeedError):
+            raise
+        kind = type(error).__name__
+        raise ValueError(f"the feed's URL can't be read ({kind})") from None
+    if port is not None and not 0 < port < 2**16:
+        raise ValueError("the port of the feed's URL is out of range")
+    # Only an IPv6 address may hold "%", before its zone.
+    if not host.isprintable() or " " in host or ("%" in host and ":" not in host):
+        raise ValueError("the host of the feed's URL is no name of a host")
+    return text
+
+
+def address(text: str) -> str:
+    """Return HOST:PORT, which may lack the host or be a port alone: on the loopback interface."""
+    parts = urlsplit(f"//{text}" if ":" in text else f"//:{text}")
+    try:
+        if parts.port is not None and not parts.path:
+            return f"{parts.hostname or '127.0.0.1'}:{parts.port}"
+    except ValueError:
+        pass
+    raise ValueError("takes HOST:PORT, for example 127.0.0.1:9464 or 0.0.0.0:9464")
+
+
+def cursor(text: str) -> str:
+    """Return a cursor that can be stored."""
+    from feedapi_client.operations.stored_positions import check_cursor
+
+    check_cursor(text)
+    return text
+
+
+def time(text: str, now: dt.datetime | None = None) -> dt.datetime:
+    """Return an ISO 8601 time, a time of today, or a duration "ago", with a time zone.
+
+    Without a zone it is local time, also on a day on which the clocks change.
+    """
+    now, text = now or dt.datetime.now(dt.UTC), text.strip()
+    try:
+        amounts = re.findall(_AMOUNT, text)
+        rest = re.sub(_AMOUNT, " ", text)
+        if amounts and re.fullmatch(r"(?i)(\s|,|and\b)*ago", rest):
+            parts = [(1 if n[0] in "aA" else float(n)) * _SECONDS[u[0].lower()] for n, u in amounts]
+            return now - dt.timedelta(seconds=sum(parts))
+        if text.lower() == "now":
+            return now
+        if (clock := _CLOCK.fullmatch(text)) is not None:
+            text = f"{now.astimezone().date()} {'0' * (len(clock[1]) == 1)}{text}"
+        return dt.datetime.fromisoformat(text).astimezone()
+    except (OverflowError, OSError):  # OSError by the system's local time
+        raise ValueError(f"{text!r} is out of range") from None
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no time: use for example '2 hours ago', '1 day 6 hours ago', 14:30, "
+            "2031-05-04T14:30 (local time), 2031-05-04T12:30Z"
+        ) from None
+
+
+# ---------------------------------------------------------------------- a feed
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Connection:
+    """How a feed is reached: credentials and certificates. Proxies are those of the environment."""
+
+    panel: ClassVar[str] = "Connection"
+    environment: ClassVar[bool] = True
+
+    auth_env: str | None = option(
+        "NAME", "Environment variable with the Authorization header.", parse=secret
+    )
+    header_env: list[dict] | None = option(  # type: ignore[type-arg]
+        "HEADER=NAME", "A header, and the environment variable with it. Repeatable.", parse=header
+    )
+    token_file: str | None = option("FILE", "Send the token in this file, also a new one.")
+    oauth_token_url: str | None = option("URL", "Get tokens there by OAuth client credentials.")
+    oauth_client_id: str | None = option("ID", "The client of --oauth-token-url.")
+    oauth_secret_env: str | None = option(
+        "NAME", "Environment variable with its secret.", parse=secret
+    )
+    oauth_scope: str | None = option("SCOPE", "The scope to ask for.")
+    ca_file: str | None = option(
+        "FILE", "Trust this PEM file, in place of the public ones.", flags="--ca-file --ca"
+    )
+    cert: str | None = option("FILE", "Show this PEM file to the publisher (mutual TLS).")
+    cert_key: str | None = option("FILE", _KEY, flags="--cert-key --key")
+
+    def __post_init__(self) -> None:
+        if self.cert_key is not None and self.cert is None:
+            raise ValueError("--cert-key goes with --cert")
+        parts = (self.oauth_token_url, self.oauth_client_id, self.oauth_secret_env)
+        if any(parts) and not all(parts):
+            raise ValueError(
+                "--oauth-token-url, --oauth-client-id and --oauth-secret-env go together"
+            )
+        if self.oauth_token_url is not None and self.token_file is not None:
+            raise ValueError("give --token-file or --oauth-token-url, not both")
+        self.headers()
+
+    def headers(self) -> dict[str, str]:
+        """Return the request headers that the variables hold."""
+        auth = {} if self.auth_env is None else {"Authorization": self.auth_env}
+        return merged(self.header_env, "--header-env") | auth
+
+    @asynccontextmanager
+    async def client(
+        self, limits: Limits | None = None, *, anonymous: bool = False, own: bool = True
+    ) -> AsyncIterator[httpx.AsyncClient | None]:
+        """Open a client with these credentials, and with enough connections for `limits`.
+
+        Gives None when there is nothing to set: the library's own client does then, unless `own` is
+        False. `anonymous` leaves out everything but ``--ca-file``.
+        """
+        headers = {} if anonymous else self.headers()
+        auth, cert = (None, None) if anonymous else (self._auth(), self.cert)
+        if own and not headers and auth is None and cert is None and self.ca_file is None:
+            yield None
+            return
+        import httpx
+
+        from feedapi_client.http.environment import ByEnvironment
+
+        limits = limits or Limits()
+        size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
+        pool = httpx.Limits(max_connections=size, max_keepalive_connections=size)
+        transport = ByEnvironment(httpx.AsyncHTTPTransport, verify=self.trust(cert), limits=pool)
+        async with httpx.AsyncClient(
+            transport=transport, headers=headers, timeout=limits.request_timeout, auth=auth
+        ) as client:
+            yield client
+
+    def _auth(self) -> httpx.Auth | None:
+        from feedapi_client.http.auth import OAuthClientCredentials, TokenFile
+
+        if self.token_file is not None:
+            return TokenFile(self.token_file)
+        if not self.oauth_token_url or not self.oauth_client_id or not self.oauth_secret_env:
+            return None
+        return OAuthClientCredentials(
+            self.oauth_token_url,
+            client_id=self.oauth_client_id,
+            client_secret=self.oauth_secret_env,
+            scope=self.oauth_scope,
+        )
+
+    def trust(self, cert: str | None) -> Any:
+        """Return what httpx takes as `verify`."""
+        if self.ca_file is None and cert is None:
+            return True
+        from feedapi_client.http.auth import showing, trusted
+        from feedapi_client.http.environment import public_certificates
+
+        option = "--ca-file"
+        try:
+            context = public_certificates() if self.ca_file is None else trusted(self.ca_file)
+            option = "--cert"
+            if cert is not None:
+                showing(context, cert, self.cert_key)
+        except ValueError as error:
+            raise typer.BadParameter(f"{option}: {error}") from None
+        return context
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionBesideKey(Connection):
+    """A `Connection` for commands where ``--key`` is the key of an event."""
+
+    cert_key: str | None = option("FILE", _KEY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """Which events of a feed are asked for."""
+
+    panel: ClassVar[str] = "Events"
+    environment: ClassVar[bool] = True
+
+    event_types: list[str] | None = option(
+        "TYPE", "Only events of this type. Repeatable.", flags="--event-type"
+    )
+    skip_event_types: list[str] | None = option(
+        "TYPE", "No events of this type. Repeatable.", flags="--skip-event-type"
+    )
+    filters: list[dict] | None = option(  # type: ignore[type-arg]
+        "NAME=VALUE",
+        "Only what the feed's filter selects. Repeatable.",
+        flags="--filter",
+        parse=pair,
+    )
+
+    def __post_init__(self) -> None:
+        self.fetch()
+
+    def fetch(self, **settings: Any) -> FetchOptions:
+        """Return how the feed is asked. Raises ValueError for what does not go together."""
+        return FetchOptions(
+            filters=merged(self.filters, "--filter"),
+            event_types=self.event_types or (),
+            skip_event_types=self.skip_event_types or (),
+            **settings,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedFeed:
+    """A feed that is asked."""
+
+    environment: ClassVar[bool] = True
+
+    url: str = argument("URL", "The feed. Its query is sent with every request.", parse=feed_url)
+    v1_partitions: int | None = option(
+        "N", "Partitions of a ZeroEventHub (v1) feed, which does not list them.", min=1, max=32768
+    )
+    connection: Connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedWithLineage(AskedFeed):
+    """A feed that is asked, where its lineage counts."""
+
+    lineage: list[dict] | None = option(  # type: ignore[type-arg]
+        "CHILD:PARENT",
+        "Read CHILD after PARENT, which the feed leaves out (1:0). Repeatable.",
+        parse=parse_lineage,
+    )
+    give_up_after: float | None = option("SECONDS", _UNREACHABLE, default=ONE_SHOT, min=0)
+
+    def __post_init__(self) -> None:
+        self.edges()
+
+    def edges(self) -> dict[int, int | None]:
+        """Return the lineage as `FeedConsumer` takes it."""
+        return merged(self.lineage, "--lineage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedOptions(AskedWithLineage):
+    """A feed, and the consumer whose cursors are meant."""
+
+    name: str = option(
+        "NAME", "The consumer that the cursors belong to.", default="default", parse=not_empty
+    )
+    feed_name: str | None = option(
+        "NAME",
+        "Keep cursors under this name of the feed, not its URL: it may move.",
+        parse=lambda text: FeedKey.named(text).feed_name,
+    )
+    events: Events
+
+    @asynccontextmanager
+    async def access(self, limits: Limits | None = None, **fetch: Any) -> AsyncIterator[FeedAccess]:
+        """Open the way to the feed. `fetch` is what else `FetchOptions` takes."""
+        from feedapi_client.operations import FeedAccess
+
+        async with self.connection.client(limits) as http:
+            yield FeedAccess(
+                url=self.url,
+                name=self.name,
+                feed_name=self.feed_name,
+                fetch=self.events.fetch(**fetch),
+                retry=RetryPolicy(give_up_after=self.give_up_after),
+                v1_partitions=self.v1_partitions,
+                lineage=self.edges(),
+                http=http,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consumed(FeedOptions):
+    """A feed that is consumed."""
+
+    give_up_after: float | None = option("SECONDS", _UNREACHABLE, min=0)
+    monitor: str | None = option(
+        "HOST:PORT", "Serve probes, metrics and a status page (extra monitor).", parse=address
+    )
+    connection: ConnectionBesideKey
+
+    @asynccontextmanager
+    async def consumer(
+        self, store: CursorStore, *, fetch: dict[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[FeedConsumer]:
+        """Give the consumer, to be opened, with a monitor beside it. Settings are its arguments."""
+        from feedapi_client.consumer import FeedConsumer
+
+        async with AsyncExitStack() as stack:
+            access = self.access(settings.get("limits"), **(fetch or {}))
+            found = await stack.enter_async_context(access)
+            settings = {each: getattr(found, each) for each in found.__slots__} | settings
+            consumer = FeedConsumer(store=store, **settings)
+            if self.monitor is not None:
+                from feedapi_client.monitor import serve
+
+                host, _, port = self.monitor.rpartition(":")
+                server = serve(consumer, host=host, port=int(port))
+                try:
+                    await stack.enter_async_context(server)
+                except OSError as error:
+                    raise CommandError(f"--monitor {self.monitor}: {error.strerror}") from None
+                say(f"monitor at {server.url}")
+            yield consumer
+
+
+# ---------------------------------------------------------------------- a store
+
+
+@asynccontextmanager
+async def opened(store: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Open what ``--store`` names, by a function of `feedapi_client.operations.opening`."""
+    async with AsyncExitStack() as stack:
+        try:
+            entered = await stack.enter_async_context(store)
+        except ValueError as error:
+            raise CommandError(f"--store: {error}", USAGE) from None
+        yield entered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """A store of cursors, and the quarantine beside them."""
+
+    environment: ClassVar[bool] = True
+
+    store: str = option(
+        "STORE",
+        "An SQLite file, a database URL (postgresql+psycopg://…), redis://…, "
+        "liftbridge://HOST:PORT/STREAM, or env:NAME for one in an environment variable.",
+        default=...,
+    )
+
+    def open(self, **settings: Any) -> AbstractAsyncContextManager[AdministrableStore]:
+        """Open the store for a block. The settings are those of `open_store`."""
+        from feedapi_client.operations.opening import open_store
+
+        return opened(open_store(self.store, **settings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Store):
+    """A table of cursors in a store."""
+
+    table: str = option(
+        "NAME",
+        "The table, or SCHEMA.TABLE, in a database given by URL; the key prefix in Redis.",
+        default="feedapi_cursors",
+    )
+
+    def open(self, **settings: Any) -> AbstractAsyncContextManager[AdministrableStore]:
+        """Open the store for a block. The settings are those of `open_store`."""
+        return super().open(table=self.table, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Which feeds and consumers of a store are meant. What is None chooses all."""
+
+    feed: str | None = argument(
+        "FEED", "The feed: its URL or a part of it.", default=None, envvar="FEEDAPI_URL"
+    )
+    name: str | None = option("NAME", "The consumer.", envvar="FEEDAPI_NAME")
+    filters: list[dict] | None = option(  # type: ignore[type-arg]
+        "NAME=VALUE",
+        "The filter of the events that it reads. Repeatable.",
+        flags="--filter",
+        parse=pair,
+    )
+
+    def __post_init__(self) -> None:
+        self.exact_key()
+
+    def exact_key(self) -> FeedKey | None:
+        """Return the key that a complete URL names, whether or not a store has positions of it."""
+        feed, selection = self.feed or "", FetchOptions(filters=merged(self.filters, "--filter"))
+        if not feed.lower().startswith(("http://", "https://", "feed:")):
+            return None
+        url = feed if feed.startswith("feed:") else feed_url(feed)
+        return FeedKey(url, self.name or "default", selection.selection())
+
+    def matches(self, key: FeedKey) -> bool:
+        """Whether the key is chosen."""
+        exact, feed = self.exact_key(), self.feed or ""
+        selection = FetchOptions(filters=merged(self.filters, "--filter")).selection()
+        return (
+            self.name in (None, key.name)
+            and (self.filters is None or dict(key.filters) == selection)
+            and (feed in key.url or (exact is not None and exact.url == key.url))
+        )
+
+    async def one_feed(self, store: AdministrableStore) -> FeedKey:
+        """Return the only chosen key, or the one that is given exactly.
+
+        Raises `CommandError` when there is none, or more than one.
+        """
+        keys, exact = [key for key in await store.feeds() if self.matches(key)], self.exact_key()
+        if exact in keys:
+            keys = [exact]
+        if len(keys) > 1:
+            raise CommandError(
+                f"the store holds positions of {len(keys)} feeds and names: choose by FEED and "
+                f"--name: {'; '.join(map(str, keys[:10]))}"
+            )
+        if not keys and (self.feed or self.name):
+            raise no_such_positions()
+        if not keys:
+            raise CommandError("the store holds no positions")
+        return keys[0]
+
+
+def no_such_positions() -> CommandError:
+    """Return the error of a choice for which nothing is stored."""
+    return CommandError(
+        "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
+    )

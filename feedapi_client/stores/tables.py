@@ -1,0 +1,106 @@
+"""The tables of the SQL stores, declared once."""
+
+from __future__ import annotations
+
+_FEED = "CHAR(64) NOT NULL"
+_NUMBER = "INTEGER NOT NULL"
+_LARGE = "BIGINT NOT NULL"
+_TEXT = "{text} NOT NULL"
+_NAME = "VARCHAR(200) NOT NULL"
+_STATUS = "VARCHAR(16) NOT NULL"
+
+TABLES: dict[str, tuple[dict[str, str], str]] = {
+    "feedapi_cursors": (
+        {
+            "feed_id": _FEED,
+            "partition_id": _NUMBER,
+            "feed_cursor": _TEXT,
+            "status": _STATUS,
+            "revision": _LARGE,
+            "saved_at": _LARGE,
+            "feed_url": _TEXT,
+            "consumer": _TEXT,
+            "filters": _TEXT,
+        },
+        "feed_id, partition_id",
+    ),
+    "feedapi_cursors_journal": (
+        {
+            "feed_id": _FEED,
+            "replaced_at": _LARGE,
+            "partition_id": _NUMBER,
+            "revision": _LARGE,
+            "feed_cursor": _TEXT,
+            "status": _STATUS,
+            "saved_at": _LARGE,
+        },
+        "feed_id, replaced_at, partition_id, revision",
+    ),
+    "feedapi_cursors_done": (
+        {
+            "feed_id": _FEED,
+            "partition_id": _NUMBER,
+            "event_id": "VARCHAR(64) NOT NULL",
+            "claim": _LARGE,
+        },
+        "feed_id, partition_id, event_id",
+    ),
+    "feedapi_cursors_instances": (
+        {
+            "feed_id": _FEED,
+            "instance": _NAME,
+            "joined_at": _LARGE,
+            "expires_at": _LARGE,
+            "changes": _LARGE,
+            "options": _NAME,
+        },
+        "feed_id, instance",
+    ),
+    "feedapi_cursors_leases": (
+        {
+            "feed_id": _FEED,
+            "partition_id": _NUMBER,
+            "owner": "VARCHAR(200)",
+            "epoch": _LARGE,
+            "ended": _NUMBER,
+            "changed_at": _LARGE,
+        },
+        "feed_id, partition_id",
+    ),
+    "feedapi_quarantine": (
+        {
+            "id": "VARCHAR(32) NOT NULL",
+            "feed_id": _FEED,
+            "feed_url": _TEXT,
+            "consumer": _TEXT,
+            "filters": _TEXT,
+            "partition_id": _NUMBER,
+            "feed_cursor": _TEXT,
+            "event_index": _NUMBER,
+            "payload": "{bytes} NOT NULL",
+            "headers": _TEXT,
+            "error_type": _TEXT,
+            "error": _TEXT,
+            "quarantined_at": _LARGE,
+        },
+        "id",
+    ),
+}
+"""The columns of each table, and its primary key. Times are in microseconds since 1970 UTC."""
+
+_TYPES = {
+    "sqlite": {"text": "TEXT", "bytes": "BLOB"},
+    "postgresql": {"text": "TEXT", "bytes": "BYTEA"},
+    # TEXT and BLOB of MySQL end at 64 KiB.
+    "mysql": {"text": "LONGTEXT", "bytes": "LONGBLOB"},
+}
+# Names that differ in case are different names, whatever the database's default.
+_MYSQL = " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+
+
+def create_table(name: str, dialect: str) -> str:
+    """Return the statement that creates a table of `TABLES`."""
+    columns, key = TABLES[name]
+    lines = [f"{column} {kind.format_map(_TYPES[dialect])}" for column, kind in columns.items()]
+    options = _MYSQL if dialect == "mysql" else ""
+    return f"CREATE TABLE {name} ({', '.join(lines)}, PRIMARY KEY ({key})){options}"

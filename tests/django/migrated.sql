@@ -1,0 +1,15 @@
+BEGIN TRANSACTION;
+CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
+INSERT INTO "django_migrations" VALUES(1,'feedapi','0001_initial','2026-11-29 09:28:10.451581');
+CREATE TABLE "feedapi_cursors" ("feed_id" char(64) NOT NULL, "partition_id" integer NOT NULL, "feed_cursor" text NOT NULL, "status" varchar(16) NOT NULL, "revision" bigint NOT NULL, "saved_at" bigint NOT NULL, "feed_url" text NOT NULL, "consumer" text NOT NULL, "filters" text NOT NULL, PRIMARY KEY ("feed_id", "partition_id"));
+INSERT INTO "feedapi_cursors" VALUES('016d97031fc3365178a84d912848947c863263e8c76819fe2974bf524e521f36',0,'c0','open',1038487,1795944490722425,'https://service/feed','mine','[["event-types","a;b"]]');
+INSERT INTO "feedapi_cursors" VALUES('016d97031fc3365178a84d912848947c863263e8c76819fe2974bf524e521f36',1,'c1','open',583681,1795944490722425,'https://service/feed','mine','[["event-types","a;b"]]');
+CREATE TABLE "feedapi_cursors_done" ("feed_id" char(64) NOT NULL, "partition_id" integer NOT NULL, "event_id" varchar(64) NOT NULL, "claim" bigint NOT NULL, PRIMARY KEY ("feed_id", "partition_id", "event_id"));
+CREATE TABLE "feedapi_cursors_instances" ("feed_id" char(64) NOT NULL, "instance" varchar(200) NOT NULL, "joined_at" bigint NOT NULL, "expires_at" bigint NOT NULL, "changes" bigint NOT NULL, "options" varchar(200) NOT NULL, PRIMARY KEY ("feed_id", "instance"));
+CREATE TABLE "feedapi_cursors_journal" ("feed_id" char(64) NOT NULL, "replaced_at" bigint NOT NULL, "partition_id" integer NOT NULL, "revision" bigint NOT NULL, "feed_cursor" text NOT NULL, "status" varchar(16) NOT NULL, "saved_at" bigint NOT NULL, PRIMARY KEY ("feed_id", "replaced_at", "partition_id", "revision"));
+CREATE TABLE "feedapi_cursors_leases" ("feed_id" char(64) NOT NULL, "partition_id" integer NOT NULL, "owner" varchar(200) NULL, "epoch" bigint NOT NULL, "ended" integer NOT NULL, "changed_at" bigint NOT NULL, PRIMARY KEY ("feed_id", "partition_id"));
+CREATE TABLE "feedapi_quarantine" ("id" varchar(32) NOT NULL PRIMARY KEY, "feed_id" char(64) NOT NULL, "feed_url" text NOT NULL, "consumer" text NOT NULL, "filters" text NOT NULL, "partition_id" integer NOT NULL, "feed_cursor" text NOT NULL, "event_index" integer NOT NULL, "payload" BLOB NOT NULL, "headers" text NOT NULL, "error_type" text NOT NULL, "error" text NOT NULL, "quarantined_at" bigint NOT NULL);
+INSERT INTO "feedapi_quarantine" VALUES('066166e968ce5b000000b6b559','016d97031fc3365178a84d912848947c863263e8c76819fe2974bf524e521f36','https://service/feed','mine','[["event-types","a;b"]]',1,'c',0,X'7B226E223A317D','{}','ValueError','bad',1795944490782299);
+DELETE FROM "sqlite_sequence";
+INSERT INTO "sqlite_sequence" VALUES('django_migrations',1);
+COMMIT;
