@@ -270,8 +270,12 @@ class GoldTable(DeltaTable):
         source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
             {name: f"{_NEW}{name}" for name in newest.columns}
         )
-        with _settings(rows.sparkSession, who, number):
-            self._commit(rows.sparkSession, who, lambda: self._merge(source, newest.columns, who))
+
+        def merge() -> None:
+            with _settings(rows.sparkSession, who, number):
+                self._merge(source, newest.columns, who)
+
+        self._commit(rows.sparkSession, who, merge)
         return []
 
     def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:

@@ -392,7 +392,7 @@ class Run:
         tables = Tables(job, who)
         # Older queries that bronze has no row of any more have expired there.
         last = dict(found) | {query: -1 for query, place in order.items() if place > newest}
-        for table in (tables.output, tables.rejected):
+        for table in tables.all():
             if isinstance(table, DeltaTable):
                 table.delete_newer(self.spark, tables.identity(table), last)
         if not job.is_files:
