@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from obstore.exceptions import BaseError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
@@ -77,7 +77,7 @@ class FileTable(Table):
         options = {**self.job.writer_options, **WRITING}
         try:
             rows.format(self.job.format).options(**options).mode("overwrite").save(place)
-        except PySparkException as error:
+        except Exception as error:  # those of tasks are py4j's
             what = ", ".join(["these columns", *self.job.writer_options])
             raise IngestError(
                 f"{self.name} can't be written with {what}: {plain_message(error)}"
