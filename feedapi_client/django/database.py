@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import weakref
 from collections.abc import AsyncIterator
@@ -27,8 +26,6 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 1.0
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
-_NUMBERED = re.compile(r"\$(\d+)")
-"""A parameter of `PostgresScripts`."""
 
 
 class OwnTransaction(NamedTuple):
@@ -226,15 +223,13 @@ def _execute(connection: Any, sql: str) -> None:
 
 def _run(connection: Any, script: Script[T]) -> T:
     def rows(step: Step) -> Any:
-        sql = _NUMBERED.sub(r"%(p\1)s", step.sql)
+        sql = step.sql.replace("?", "%s")
         with connection.cursor() as cursor:
             if isinstance(step, StatementRows):
-                cursor.executemany(sql.replace("?", "%s"), step.rows)
+                cursor.executemany(sql, step.rows)
                 return []
-            parameters: Any = tuple(step.parameters) or None  # without any, a % is not doubled
-            if sql != step.sql:
-                parameters = {f"p{number}": value for number, value in enumerate(parameters, 1)}
-            cursor.execute(sql.replace("?", "%s"), parameters)
+            # Without parameters a % is not doubled.
+            cursor.execute(sql, tuple(step.parameters) or None)
             if isinstance(step, CountedChange):
                 return cursor.rowcount
             return list(cursor.fetchall()) if cursor.description else []

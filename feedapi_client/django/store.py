@@ -17,8 +17,7 @@ from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore, asyncio_operation
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.position_scripts import PositionScripts
-from feedapi_client.stores.postgres_statements import PostgresScripts
+from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.scripted import Run, ScriptedStore
 from feedapi_client.stores.scripts import CountedChange, Query, Script, StatementRows, just
 
@@ -76,11 +75,8 @@ class DjangoCursorStore(ScriptedStore):
         self, using: str = "default", *, journal: Journal | None = None, timeout: float = 30.0
     ) -> None:
         self.database = DjangoDatabase(using)
-        if self.database.vendor == "postgresql":
-            self._scripts = PostgresScripts("feedapi_cursors", None, journal)
-        else:
-            named = "feedapi_cursors{}".format
-            self._scripts = PositionScripts(self.database.vendor, named, journal)
+        named = "feedapi_cursors{}".format
+        self._scripts = PositionScripts(self.database.vendor, named, journal)
         self._timeout = timeout
 
     @property

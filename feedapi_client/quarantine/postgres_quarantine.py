@@ -14,9 +14,9 @@ from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.postgres import PostgresCursorStore, server_message
 from feedapi_client.stores.postgres_drivers import database_of, runner_on
-from feedapi_client.stores.postgres_statements import FormatTable, quoted
 from feedapi_client.stores.scripts import Query, Script, T, just
-from feedapi_client.stores.stored_format import QUARANTINE_FORMAT
+from feedapi_client.stores.stored_format import QUARANTINE_FORMAT, FormatTable, quoted
+from feedapi_client.stores.tables import create_table
 
 _TYPES = {
     "id": "VARCHAR(32)",
@@ -48,8 +48,7 @@ class PostgresQuarantineStore:
         self._format = FormatTable(table, schema, QUARANTINE_FORMAT)
         self._table = name = quoted(table, schema)
         names = ", ".join(COLUMNS)
-        columns = [f"{column} {_TYPES.get(column, 'TEXT')} NOT NULL" for column in COLUMNS]
-        self._create = f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(columns)}, PRIMARY KEY (id))"
+        self._create = create_table("feedapi_quarantine", "postgresql", unless=name)
         arrays = [
             f"${number}::{_TYPES.get(column, 'TEXT')}[]" for number, column in enumerate(COLUMNS, 1)
         ]

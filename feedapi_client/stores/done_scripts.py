@@ -9,8 +9,7 @@ One row for each event, and one for the claim of each partition, whose `event_id
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Mapping, Sequence
 
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.base import check_replaces
@@ -20,21 +19,10 @@ from feedapi_client.stores.done import (
     check_done_format,
     claimed_anew,
 )
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sql_dialects import MYSQL, SKIPS_LOCKED, feed_condition, listed, typed
+from feedapi_client.stores.scripts import Query, Script, in_parts
+from feedapi_client.stores.sql_dialects import DIALECTS, feed_condition, listed, typed
 
-Named = TypeVar("Named", int, str)
-
-_NAMED_PER_STATEMENT = 490
-"""SQLite before 3.32 takes 999 parameters a statement, and a position has two."""
 _CLAIM_BITS = 62
-
-
-def in_parts(named: Iterable[Named]) -> Iterator[list[Named]]:
-    """Yield as many identities, or partitions, at a time as one statement names."""
-    ordered = sorted(named)
-    for start in range(0, len(ordered), _NAMED_PER_STATEMENT):
-        yield ordered[start : start + _NAMED_PER_STATEMENT]
 
 
 def new_claim() -> int:
@@ -51,24 +39,15 @@ class DoneScripts:
     """
 
     def __init__(self, dialect: str, table: str, cursors: str) -> None:
-        self.create = f"""
-            CREATE TABLE IF NOT EXISTS {table} (
-                feed_id CHAR(64) NOT NULL,
-                partition_id INTEGER NOT NULL,
-                event_id VARCHAR(64) NOT NULL,
-                claim BIGINT NOT NULL,
-                PRIMARY KEY (feed_id, partition_id, event_id)
-            )"""
-        self._adds = dialect == "postgresql"
+        kind = DIALECTS[dialect]
+        self._adds = kind.ends
         self._feed = feed_condition(dialect)
         self._id = id = typed(dialect, "VARCHAR(64)")
         its = f"{self._feed} AND partition_id = ?"
-        share = " FOR SHARE" if dialect == "postgresql" else ""
-        share = " LOCK IN SHARE MODE" if dialect in MYSQL else share
         claim = f"WHERE {its} AND event_id = ''"
         select = f"SELECT claim FROM {table}"
-        self._claim = f"{select} {claim}{' FOR UPDATE' if dialect in SKIPS_LOCKED else ''}"
-        self._hold = f"{select} {claim}{share}"
+        self._claim = f"{select} {claim}{kind.lock}"
+        self._hold = f"{select} {claim}{kind.share}"
         self._update = f"UPDATE {table} SET claim = ? {claim}"
         insert = f"INSERT INTO {table} (feed_id, partition_id, event_id, claim)"
         self._insert = f"{insert} VALUES (?, ?, ?, ?)"
@@ -76,7 +55,7 @@ class DoneScripts:
         self._revision = f"SELECT revision FROM {cursors} WHERE {its}"
         self._find = f"SELECT 1 FROM {table} WHERE {its} AND event_id = {id}"
         feed, partition = typed(dialect, "CHAR(64)"), typed(dialect, "INTEGER")
-        self._add = f"""WITH held AS ({select} {claim} AND claim = ?{share})
+        self._add = f"""WITH held AS ({select} {claim} AND claim = ?{kind.share})
             {insert} SELECT {feed}, {partition}, {id}, claim FROM held
             ON CONFLICT DO NOTHING RETURNING event_id"""
         self._forget = f"DELETE FROM {table} WHERE {its} AND event_id"

@@ -19,17 +19,17 @@ from typing import Any
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.done_scripts import in_parts
 from feedapi_client.stores.leases import Instance, Lease, first_change
-from feedapi_client.stores.save_attempts import is_lock_timeout
-from feedapi_client.stores.scripts import CountedChange, Query, Script
+from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import (
     CLOCKS,
     SKIPS_LOCKED,
     feed_condition,
+    is_lock_timeout,
     listed,
     milliseconds,
 )
+from feedapi_client.stores.tables import create_table
 
 _SECOND = 1_000_000
 _KEPT_SECONDS = 3600
@@ -47,6 +47,7 @@ class LeaseScripts:
     def __init__(self, dialect: str, named: Callable[[str], str]) -> None:
         self.lock_seconds = 1.0
         """The longest wait of a statement for another's row lock, where a statement can say so."""
+        self._named = named
         self._instances = named("_instances")
         self._leases = named("_leases")
         self._now = CLOCKS[dialect]
@@ -57,28 +58,10 @@ class LeaseScripts:
 
     def create(self) -> Script[None]:
         """Create the tables that do not exist yet: the same as SQLAlchemyCursorStore creates."""
-        yield Query(
-            f"""CREATE TABLE IF NOT EXISTS {self._instances} (
-                feed_id CHAR(64) NOT NULL,
-                instance VARCHAR(200) NOT NULL,
-                joined_at BIGINT NOT NULL,
-                expires_at BIGINT NOT NULL,
-                changes BIGINT NOT NULL,
-                options VARCHAR(200) NOT NULL,
-                PRIMARY KEY (feed_id, instance)
-            )"""
-        )
-        yield Query(
-            f"""CREATE TABLE IF NOT EXISTS {self._leases} (
-                feed_id CHAR(64) NOT NULL,
-                partition_id INTEGER NOT NULL,
-                owner VARCHAR(200),
-                epoch BIGINT NOT NULL,
-                ended INTEGER NOT NULL,
-                changed_at BIGINT NOT NULL,
-                PRIMARY KEY (feed_id, partition_id)
-            )"""
-        )
+        for suffix in ("_instances", "_leases"):
+            yield Query(
+                create_table(f"feedapi_cursors{suffix}", self._dialect, unless=self._named(suffix))
+            )
 
     def join(self, feed: FeedKey, instance: str, seconds: float, options: str) -> Script[None]:
         """See `LeaseStore.join`."""

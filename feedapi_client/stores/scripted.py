@@ -18,29 +18,29 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
+import anyio
+
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Closable,
     check_storable,
     consumer_interferes,
+    held_elsewhere,
     stored_key,
 )
 from feedapi_client.stores.done import Claim, DoneEvent, already_done
 from feedapi_client.stores.journal import microseconds
 from feedapi_client.stores.moving import check_moves
-from feedapi_client.stores.position_scripts import PositionScripts
-from feedapi_client.stores.save_attempts import (
-    ADMIN_ATTEMPTS,
-    RefusedError,
-    SaveAttempts,
-    give_up,
-    is_conflict,
-    is_integrity_error,
-    is_worth_another_attempt,
-    raise_held,
-)
+from feedapi_client.stores.positions import HeldError, PositionScripts
 from feedapi_client.stores.scripts import Script
+from feedapi_client.stores.sql_dialects import is_conflict, is_integrity_error, is_lock_timeout
+
+_SAVE_ATTEMPTS = 3
+_ADMIN_ATTEMPTS = 100
+"""How often an operator's work is tried while consumers interfere."""
+_LOCK_PAUSE = 0.02
+"""Seconds between two looks at a row that another transaction holds."""
 
 T = TypeVar("T")
 
@@ -122,7 +122,9 @@ class ScriptedStore(Closable):
         try:
             number = await self._administer(feed, claim)
         except StoreError as error:
-            raise_held(feed, partitions[0], self._scripts.lock_waits.get(feed), error)
+            cause, bound = error.__cause__, self._scripts.lock_waits.get(feed)
+            if bound is not None and isinstance(cause, Exception) and is_lock_timeout(cause):
+                raise held_elsewhere(feed, partitions[0], bound) from cause
             raise
         async with self._operation(feed, shield=False):
             return Claim(number, await self._run_alone(done.load(feed, partitions, revision)))
@@ -190,34 +192,40 @@ class ScriptedStore(Closable):
         passed: Mapping[int, Collection[str]],
         within: Run | None,
     ) -> None:
-        """Save in the caller's transaction, or in one of the store's own."""
-        save = self._scripts.save_alone if within is None else self._scripts.save_within
+        """Save in the caller's transaction, or in one of the store's own.
+
+        A few times after a conflict with another consumer; while another transaction holds a row,
+        for the time that the save may wait for it.
+        """
         run = self._run_alone if within is None else within
-        attempts = SaveAttempts(feed, positions, self._scripts.lock_waits.get(feed))
+        bound = self._scripts.lock_waits.get(feed)
+        deadline, left = anyio.current_time() + (bound or 0), _SAVE_ATTEMPTS
         while True:
             try:
-                await run(save(feed, positions, passed))
+                await run(self._scripts.save(feed, positions, passed, within=within is not None))
+            except HeldError as error:
+                if anyio.current_time() >= deadline:
+                    raise held_elsewhere(feed, error.partition, bound or 0) from None
+                await anyio.sleep(_LOCK_PAUSE)
             except Exception as error:
-                attempts.stop_at(error)
-                repeatable = isinstance(error, RefusedError) or is_integrity_error(error)
+                if bound is not None and is_lock_timeout(error):
+                    only = next(iter(positions)) if len(positions) == 1 else None
+                    raise held_elsewhere(feed, only, bound) from error
+                left -= 1
                 # After a deadlock the caller's transaction is lost.
-                if not (repeatable or (is_conflict(error) and within is None)):
+                if not (left and within is None and is_conflict(error)):
                     raise
-                held: int | None = await run(self._scripts.find_conflict(feed, positions))
-                if within is not None and not attempts.bounded:
-                    give_up(feed, error)
-                await attempts.pause(error, held)
             else:
                 return
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
         """Do an operator's work in a transaction; again while consumers interfere."""
         async with self._operation(feed):
-            for _ in range(ADMIN_ATTEMPTS):
+            for _ in range(_ADMIN_ATTEMPTS):
                 try:
                     return await self._run_alone(script())
                 except Exception as error:
-                    if not is_worth_another_attempt(error):
+                    if not is_conflict(error):
                         raise
             raise consumer_interferes(feed)
 

@@ -2,19 +2,21 @@
 
 A script is a generator that yields statements and receives the rows found, or their number. Nothing
 here knows a database: who runs a script gives the function that executes a statement. Parameters
-are `?`; statements of PostgreSQL alone may have its own, `$1`.
+are `?`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+Named = TypeVar("Named", int, str)
 
+_NAMED_PER_STATEMENT = 490
 _CACHED = 64
 _QUOTED_OR_PLACEHOLDER = re.compile(r"""\?|"[^"]*"|'[^']*'|`[^`]*`|\[[^\]]*\]""")
 
@@ -47,6 +49,13 @@ Script = Generator[Any, Any, T]
 def just(step: Any) -> Script[Any]:
     """Return the script of one statement."""
     return (yield step)
+
+
+def in_parts(named: Iterable[Named], size: int = _NAMED_PER_STATEMENT) -> Iterator[list[Named]]:
+    """Yield as many identities, or partitions, at a time as one statement names, in their order."""
+    ordered = sorted(named)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
 
 
 @lru_cache(_CACHED)

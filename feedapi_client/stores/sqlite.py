@@ -1,6 +1,6 @@
 """Cursors in a SQLite file, with the standard library only.
 
-Here are threads and transactions; the statements are in `feedapi_client.stores.position_scripts`.
+Here are threads and transactions; the statements are in `feedapi_client.stores.positions`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.lease_scripts import LeaseScripts
-from feedapi_client.stores.position_scripts import PositionScripts
+from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.scripted import Run, ScriptedStore
 from feedapi_client.stores.scripted_leases import ScriptedLeases
 from feedapi_client.stores.scripts import Query, Script

@@ -98,9 +98,14 @@ _TYPES = {
 _MYSQL = " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
-def create_table(name: str, dialect: str) -> str:
-    """Return the statement that creates a table of `TABLES`."""
-    columns, key = TABLES[name]
+def create_table(table: str, dialect: str, *, unless: str | None = None) -> str:
+    """Return the statement that creates a table of `TABLES`.
+
+    Arguments:
+        unless: its name, quoted, where it is created unless it is there.
+    """
+    columns, key = TABLES[table]
     lines = [f"{column} {kind.format_map(_TYPES[dialect])}" for column, kind in columns.items()]
     options = _MYSQL if dialect == "mysql" else ""
+    name = table if unless is None else f"IF NOT EXISTS {unless}"
     return f"CREATE TABLE {name} ({', '.join(lines)}, PRIMARY KEY ({key})){options}"

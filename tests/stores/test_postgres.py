@@ -594,9 +594,8 @@ async def test_create_tables_may_be_called_by_several_at_once(dsn: str) -> None:
 # ---------------------------------------------------------------- statements and bad input
 
 
-@pytest.mark.parametrize("journal", [None, Journal(keep=None)], ids=["without", "with a journal"])
-async def test_the_usual_save_is_one_statement(dsn: str, journal: Journal | None) -> None:
-    async with PostgresCursorStore(dsn, journal=journal) as store:
+async def test_the_usual_save_is_one_statement(dsn: str) -> None:
+    async with PostgresCursorStore(dsn) as store:
         await store.create_tables()
         await store.save(FEED, opening())
         connection = await asyncpg.connect(dsn)
