@@ -74,7 +74,6 @@ class PositionScripts:
         named: returns the name of a table, quoted: that of positions for an empty text, the others'
             for what is appended to it.
         journal: keep a history of positions.
-        clock: the time of a save in SQLite, whose own has milliseconds only.
 
     Attributes:
         lock_waits: how long a save of a feed may wait for another's row lock, see `LockingStore`.
@@ -86,7 +85,6 @@ class PositionScripts:
         dialect: str,
         named: Callable[[str], str],
         journal: Journal | None = None,
-        clock: Callable[[], int] = now,
     ) -> None:
         self.lock_waits: dict[FeedKey, float] = {}
         self.done = DoneScripts(dialect, named("_done"), named(""))
@@ -97,7 +95,8 @@ class PositionScripts:
         self._replaced = named("_journal")
         self._journal = journal
         self._pruner = Pruner(journal)
-        self._now = clock if dialect == "sqlite" else None
+        # SQLite's clock is the machine's, and has milliseconds only.
+        self._now = now if dialect == "sqlite" else None
         self._clock = "?" if self._now else self._dialect.clock
         self._number = typed(dialect, "BIGINT")
         self._feed = feed_condition(dialect)

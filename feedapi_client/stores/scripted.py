@@ -5,6 +5,7 @@ A store of this kind knows its connections and transactions, and nothing of stat
 
 from __future__ import annotations
 
+import math
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -199,7 +200,8 @@ class ScriptedStore(Closable):
         """
         run = self._run_alone if within is None else within
         bound = self._scripts.lock_waits.get(feed)
-        deadline, left = anyio.current_time() + (bound or 0), _SAVE_ATTEMPTS
+        deadline = math.inf if bound is None else anyio.current_time() + bound
+        left = _SAVE_ATTEMPTS
         while True:
             try:
                 await run(self._scripts.save(feed, positions, passed, within=within is not None))

@@ -1,4 +1,4 @@
-"""Cursors in a SQLite file, with the standard library only.
+"""Cursors in a SQLite file, or in memory, with the standard library only.
 
 Here are threads and transactions; the statements are in `feedapi_client.stores.positions`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.lease_scripts import LeaseScripts
+from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.scripted import Run, ScriptedStore
 from feedapi_client.stores.scripted_leases import ScriptedLeases
@@ -172,3 +174,54 @@ class SQLiteCursorStore(ScriptedLeases, ScriptedStore):
     def __repr__(self) -> str:
         state = "open" if self._file.is_open else "closed"
         return f"<SQLiteCursorStore {self.path!r}, {state}>"
+
+
+class MemoryCursorStore(MemoryLeases, ScriptedStore):
+    """Keeps positions for as long as the object lives.
+
+    It takes part in no transaction. It keeps leases, too (`LeaseStore`), for several consumers in
+    one process. It must not be used from several threads.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format)
+        self._connection = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False
+        )
+        # A store that is never closed must not end with a ResourceWarning.
+        weakref.finalize(self, self._connection.close)
+        run_script(self._connection, self._scripts.create())
+
+    async def _read(self, script: Script[T]) -> T:
+        return run_script(self._connection, script)
+
+    async def _run_alone(self, script: Script[T]) -> T:
+        return transact(self._connection, script)
+
+    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
+        if transaction is not None:
+            raise StoreError(
+                "MemoryCursorStore can't take part in a transaction: "
+                "use a store in the database that the effects go to",
+                feed=feed.url,
+            )
+        return None
+
+    @asynccontextmanager
+    async def _operation(
+        self,
+        feed: FeedKey | None,
+        *,
+        shield: bool = True,  # noqa: ARG002 - it never waits
+    ) -> AsyncIterator[None]:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        try:
+            yield
+        except (sqlite3.Error, OverflowError) as error:
+            url = None if feed is None else feed.url
+            raise StoreError(f"keeping cursors in memory failed: {error}", feed=url) from error
+
+    def __repr__(self) -> str:
+        rows = run_script(self._connection, self._scripts.feeds())
+        return f"<MemoryCursorStore: {len(rows)} feeds>"

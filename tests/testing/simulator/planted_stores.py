@@ -10,7 +10,7 @@ import pytest
 
 from feedapi_client import model
 from feedapi_client.model import Batch
-from feedapi_client.stores import memory, positions, sqlite
+from feedapi_client.stores import positions, sqlite
 from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.store import Effect, SimulatedDatabase
 
@@ -86,7 +86,7 @@ def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:
 
 def memory_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """MemoryCursorStore saves a position whatever revision it holds."""
-    patch.setattr(memory, "check_replaces", lambda *args: None)
+    patch.setattr(positions, "check_replaces", lambda *args: None)
 
 
 def sqlite_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
