@@ -18,7 +18,7 @@ from django.utils.connection import ConnectionProxy
 
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.caller_thread import in_callers_thread, is_thread_lent
-from feedapi_client.stores.scripts import CountedChange, Script, StatementRows, Step, run_steps
+from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps
 from feedapi_client.stores.threads import in_thread
 
 T = TypeVar("T")
@@ -225,9 +225,6 @@ def _run(connection: Any, script: Script[T]) -> T:
     def rows(step: Step) -> Any:
         sql = step.sql.replace("?", "%s")
         with connection.cursor() as cursor:
-            if isinstance(step, StatementRows):
-                cursor.executemany(sql, step.rows)
-                return []
             # Without parameters a % is not doubled.
             cursor.execute(sql, tuple(step.parameters) or None)
             if isinstance(step, CountedChange):

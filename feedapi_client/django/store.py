@@ -19,7 +19,7 @@ from feedapi_client.stores.base import CursorStore, asyncio_operation
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.scripted import Run, ScriptedStore
-from feedapi_client.stores.scripts import CountedChange, Query, Script, StatementRows, just
+from feedapi_client.stores.scripts import CountedChange, Query, Script, just
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class DjangoQuarantineStore:
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
         """See `QuarantineStore.add`."""
         if events:
-            await self._run(just(StatementRows(_INSERT, [*map(to_row, events)])), transaction)
+            await self._run(_add(events), transaction)
 
     async def page(
         self,
@@ -203,6 +203,11 @@ class DjangoQuarantineStore:
 
     def __repr__(self) -> str:
         return f"<DjangoQuarantineStore {self.database}>"
+
+
+def _add(events: Sequence[QuarantinedEvent]) -> Script[None]:
+    for event in events:
+        yield Query(_INSERT, to_row(event))
 
 
 def _remove(ids: list[str]) -> Script[int]:

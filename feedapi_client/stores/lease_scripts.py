@@ -29,7 +29,6 @@ from feedapi_client.stores.sql_dialects import (
     listed,
     milliseconds,
 )
-from feedapi_client.stores.tables import create_table
 
 _SECOND = 1_000_000
 _KEPT_SECONDS = 3600
@@ -47,7 +46,6 @@ class LeaseScripts:
     def __init__(self, dialect: str, named: Callable[[str], str]) -> None:
         self.lock_seconds = 1.0
         """The longest wait of a statement for another's row lock, where a statement can say so."""
-        self._named = named
         self._instances = named("_instances")
         self._leases = named("_leases")
         self._now = CLOCKS[dialect]
@@ -55,13 +53,6 @@ class LeaseScripts:
         self._feed = feed_condition(dialect)
         self._mine = f"{self._feed} AND instance = ?"
         self._skip = " FOR UPDATE SKIP LOCKED" if dialect in SKIPS_LOCKED else ""
-
-    def create(self) -> Script[None]:
-        """Create the tables that do not exist yet: the same as SQLAlchemyCursorStore creates."""
-        for suffix in ("_instances", "_leases"):
-            yield Query(
-                create_table(f"feedapi_cursors{suffix}", self._dialect, unless=self._named(suffix))
-            )
 
     def join(self, feed: FeedKey, instance: str, seconds: float, options: str) -> Script[None]:
         """See `LeaseStore.join`."""

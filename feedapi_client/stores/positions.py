@@ -41,7 +41,6 @@ from feedapi_client.stores.sql_dialects import (
     milliseconds,
     typed,
 )
-from feedapi_client.stores.tables import create_table
 
 IDLE_PARTS = 10
 """A transaction of the store's own may be idle so many times as long as one may wait for it."""
@@ -78,6 +77,7 @@ class PositionScripts:
     Attributes:
         lock_waits: how long a save of a feed may wait for another's row lock, see `LockingStore`.
         done: the scripts on the table of what is done ahead of the cursor.
+        write_nothing: a statement that takes the write lock of a SQLite file.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class PositionScripts:
         self.done = DoneScripts(dialect, named("_done"), named(""))
         self._name = dialect
         self._dialect = DIALECTS[dialect]
-        self._named = named
         self._cursors = cursors = named("")
         self._replaced = named("_journal")
+        self.write_nothing = f"DELETE FROM {cursors} WHERE 1 = 0"
         self._journal = journal
         self._pruner = Pruner(journal)
         # SQLite's clock is the machine's, and has milliseconds only.
@@ -108,13 +108,6 @@ class PositionScripts:
         free = f"SELECT 1 FROM {cursors} WHERE {one} FOR UPDATE SKIP LOCKED"
         self._update_free = f"{self._update} AND EXISTS ({free})"
         self._replace_found = self._dialect.replacing(("feed_id", "partition_id"), _CHANGED)
-
-    def create(self) -> Script[None]:
-        """Create the tables that do not exist yet: the same as SQLAlchemyCursorStore creates."""
-        for suffix in ("", "_journal", "_done") if self._journal else ("", "_done"):
-            yield Query(
-                create_table(f"feedapi_cursors{suffix}", self._name, unless=self._named(suffix))
-            )
 
     def feeds(self) -> Script[list[Any]]:
         """Return URL, consumer's name and filters (JSON) of every feed."""
@@ -301,7 +294,7 @@ class PositionScripts:
         if not lock:
             # A transaction that has read fails at once when it writes beside another writer; one
             # that begins with a change waits for it.
-            yield Query(f"DELETE FROM {self._cursors} WHERE 1 = 0")
+            yield Query(self.write_nothing)
         clock = "0" if self._now else self._clock
         rows = yield from self._rows(
             feed, f"revision, {clock}", lock + " SKIP LOCKED" * passes, positions

@@ -35,14 +35,7 @@ class CountedChange(NamedTuple):
     parameters: Sequence[Any] = ()
 
 
-class StatementRows(NamedTuple):
-    """A statement and the rows to execute it for."""
-
-    sql: str
-    rows: list[tuple[Any, ...]]
-
-
-Step = Query | CountedChange | StatementRows
+Step = Query | CountedChange
 Script = Generator[Any, Any, T]
 
 
@@ -59,11 +52,19 @@ def in_parts(named: Iterable[Named], size: int = _NAMED_PER_STATEMENT) -> Iterat
 
 
 @lru_cache(_CACHED)
-def with_placeholders(sql: str, prefix: str) -> str:
-    """Replace each `?` by the prefix and its number, but not within quoted names and texts."""
+def with_placeholders(sql: str, style: str) -> str:
+    """Replace each `?`, but not within quoted names and texts.
+
+    Arguments:
+        style: what to put there; `$` gets its number.
+    """
     numbers = count(1)
+
+    def placeholder() -> str:
+        return f"${next(numbers)}" if style == "$" else style
+
     return _QUOTED_OR_PLACEHOLDER.sub(
-        lambda found: found[0] if found[0] != "?" else f"{prefix}{next(numbers)}", sql
+        lambda found: placeholder() if found[0] == "?" else found[0], sql
     )
 
 

@@ -33,9 +33,12 @@ from feedapi_client.stores.sqlite_connection import (
     run_script_on_aiosqlite,
     transact,
 )
-from feedapi_client.stores.stored_format import STORE_FORMAT, note_format
+from feedapi_client.stores.stored_format import FORMAT_TABLE, STORE_FORMAT, note_format
+from feedapi_client.stores.tables import create_missing
 
 T = TypeVar("T")
+
+_TABLES = ("feedapi_cursors", "feedapi_cursors_done")
 
 
 class SQLiteCursorStore(ScriptedLeases, ScriptedStore):
@@ -69,10 +72,15 @@ class SQLiteCursorStore(ScriptedLeases, ScriptedStore):
     ) -> None:
         self.path = os.fspath(path)
         self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format, journal)
+        self._journalled = journal is not None
         self._file = SQLiteFile(self.path, busy_timeout, self._create)
         self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format)
         # On a connection of its own, so that no save delays a renewal.
-        self._lease_file = SQLiteFile(self.path, busy_timeout, self._lease_scripts.create)
+        self._lease_file = SQLiteFile(
+            self.path,
+            busy_timeout,
+            partial(create_missing, "feedapi_cursors_instances", "feedapi_cursors_leases"),
+        )
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
@@ -160,8 +168,9 @@ class SQLiteCursorStore(ScriptedLeases, ScriptedStore):
 
     def _create(self) -> Script[None]:
         """Create the tables that do not exist yet."""
-        yield from note_format("feedapi_cursors", STORE_FORMAT)
-        yield from self._scripts.create()
+        journal = ("feedapi_cursors_journal",) * self._journalled
+        yield from create_missing(FORMAT_TABLE, *_TABLES, *journal)
+        yield from note_format(FORMAT_TABLE, "feedapi_cursors", STORE_FORMAT)
 
     def _check_file(self, feed: FeedKey, file: str) -> None:
         if not file or os.path.realpath(file) != os.path.realpath(self.path):
@@ -191,7 +200,7 @@ class MemoryCursorStore(MemoryLeases, ScriptedStore):
         )
         # A store that is never closed must not end with a ResourceWarning.
         weakref.finalize(self, self._connection.close)
-        run_script(self._connection, self._scripts.create())
+        run_script(self._connection, create_missing(*_TABLES))
 
     async def _read(self, script: Script[T]) -> T:
         return run_script(self._connection, script)

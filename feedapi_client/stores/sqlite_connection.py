@@ -24,7 +24,6 @@ from feedapi_client.model import FeedKey
 from feedapi_client.stores.scripts import (
     CountedChange,
     Script,
-    StatementRows,
     Step,
     run_steps,
     run_steps_async,
@@ -214,7 +213,7 @@ def _execute(connection: sqlite3.Connection, step: Step) -> Any:
     cursor, text_factory = connection.cursor(), connection.text_factory
     cursor.row_factory, connection.text_factory = None, str
     try:
-        (cursor.executemany if isinstance(step, StatementRows) else cursor.execute)(*step)
+        cursor.execute(*step)
         return cursor.rowcount if isinstance(step, CountedChange) else cursor.fetchall()
     finally:
         connection.text_factory = text_factory
@@ -230,8 +229,7 @@ async def _execute_on_aiosqlite(connection: Any, step: Step) -> Any:
     cursor, text_factory = await connection.cursor(), connection.text_factory
     cursor.row_factory, connection.text_factory = None, str
     try:
-        many = isinstance(step, StatementRows)
-        await (cursor.executemany if many else cursor.execute)(*step)
+        await cursor.execute(*step)
         return cursor.rowcount if isinstance(step, CountedChange) else list(await cursor.fetchall())
     finally:
         connection.text_factory = text_factory

@@ -5,11 +5,9 @@ its journal, instances and leases, too) and of quarantined events. Without a row
 `docs/pages/formats.md` has the formats.
 """
 
-# ruff: noqa: S608 - the statements are made of constants and of quoted names
+# ruff: noqa: S608 - the statements are made of quoted names
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
@@ -21,14 +19,6 @@ STORE_FORMAT = 1
 QUARANTINE_FORMAT = 1
 """The version of quarantined events."""
 FORMAT_TABLE = "feedapi_format"
-CREATE_FORMAT = f"""
-CREATE TABLE IF NOT EXISTS {FORMAT_TABLE} (
-    name VARCHAR(200) NOT NULL PRIMARY KEY,
-    version INTEGER NOT NULL
-)
-"""
-_SELECT = f"SELECT version FROM {FORMAT_TABLE} WHERE name = ?"
-_INSERT = f"INSERT OR IGNORE INTO {FORMAT_TABLE} (name, version) VALUES (?, ?)"
 _MAX_SHOWN = 200
 
 
@@ -51,79 +41,26 @@ def check_format(what: str, found: int | None, newest: int, feed: FeedKey | None
         )
 
 
-def note_format(name: str, newest: int) -> Script[None]:
-    """Check the format of a table in a SQLite file, and note it where it is not noted yet.
+def check_noted(table: str, name: str, newest: int) -> Script[bool]:
+    """Check the noted format of a table, and return whether there is a note.
+
+    Arguments:
+        table: where it is noted, quoted.
+        name: of the table whose format it is.
+        newest: the newest version of it that can be read.
 
     Raises:
         StoreError: a newer version of this package wrote it.
     """
-    yield Query(CREATE_FORMAT)
-    rows = yield Query(_SELECT, (name,))
+    rows = yield Query(f"SELECT version FROM {table} WHERE name = ?", (name,))
     check_format(f"the table {name}", rows[0][0] if rows else None, newest)
-    if not rows:
-        yield Query(_INSERT, (name, newest))
+    return bool(rows)
 
 
-def quoted(name: str, schema: str | None = None) -> str:
-    """Return a table's name as an identifier of SQL."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in (schema, name) if part)
-
-
-def named(table: str, schema: str | None) -> Callable[[str], str]:
-    """Return what `PositionScripts` takes."""
-    return lambda suffix: quoted(f"{table}{suffix}", schema)
-
-
-class FormatTable:
-    """The table that notes the formats of other tables, and the statements on it.
-
-    Arguments:
-        name, schema: of the table whose format is noted.
-        newest: the newest version of it that can be read.
-    """
-
-    def __init__(self, name: str, schema: str | None, newest: int) -> None:
-        self._name = name
-        self._newest = newest
-        self._table = table = quoted(FORMAT_TABLE, schema)
-        self._create = (
-            f"CREATE TABLE IF NOT EXISTS {table} "
-            "(name VARCHAR(200) NOT NULL PRIMARY KEY, version INTEGER NOT NULL)"
-        )
-        self._insert = (
-            f"INSERT INTO {table} (name, version) VALUES ($1::varchar, $2::integer) "
-            "ON CONFLICT DO NOTHING"
-        )
-        self._select = f"SELECT version FROM {table} WHERE name = $1::varchar"
-
-    def create(self, tables: Sequence[str], create: Script[None]) -> Script[None]:
-        """Create the tables if one does not exist yet, and note their format if it is not noted.
-
-        PostgreSQL asks a role for the right to create a table although it exists.
-
-        Arguments:
-            tables: their quoted names.
-            create: creates them where they do not exist.
-        """
-        names = [self._table, *tables]
-        exist = "SELECT count(to_regclass(name)) FROM unnest($1::text[]) AS names (name)"
-        if (yield Query(exist, (names,)))[0][0] < len(names):
-            yield Query(self._create)
-            yield from create
-        if not (yield Query(self._select, (self._name,))):
-            yield Query(self._insert, (self._name, self._newest))
-        yield from self.check()
-
-    def check(self) -> Script[None]:
-        """Check the format. Without the table it is the first one.
-
-        Raises:
-            StoreError: a newer version of this package wrote the table.
-        """
-        rows = yield Query("SELECT to_regclass($1::text) IS NOT NULL", (self._table,))
-        if rows[0][0]:
-            rows = yield Query(self._select, (self._name,))
-            check_format(f"the table {self._name}", rows[0][0] if rows else None, self._newest)
+def note_format(table: str, name: str, newest: int) -> Script[None]:
+    """Check the format of a table as `check_noted` does, and note it where it is not noted yet."""
+    if not (yield from check_noted(table, name, newest)):
+        yield Query(f"INSERT INTO {table} (name, version) VALUES (?, ?)", (name, newest))
 
 
 def in_another_format(key: FeedKey) -> StoreError:
