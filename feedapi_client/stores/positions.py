@@ -21,7 +21,7 @@ import orjson
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_replaces, in_place_of, stored_position
-from feedapi_client.stores.done_scripts import DoneScripts
+from feedapi_client.stores.done import DoneScripts
 from feedapi_client.stores.journal import (
     Journal,
     Pruner,
