@@ -18,7 +18,7 @@ from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row
 from feedapi_client.stores.base import CursorStore, asyncio_operation
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.positions import PositionScripts
-from feedapi_client.stores.scripted import Run, ScriptedStore
+from feedapi_client.stores.scripted import JournalledScripts, Run
 from feedapi_client.stores.scripts import CountedChange, Query, Script, just
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _SELECT = f"SELECT {_NAMES} FROM feedapi_quarantine"
 _REMOVE = "DELETE FROM feedapi_quarantine WHERE id = ?"
 
 
-class DjangoCursorStore(ScriptedStore):
+class DjangoCursorStore(JournalledScripts):
     """Keeps positions in a database of Django: PostgreSQL, MySQL, MariaDB or SQLite.
 
     The tables are those of the other SQL stores, created by ``manage.py migrate`` with

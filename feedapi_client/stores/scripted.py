@@ -50,7 +50,7 @@ Run = Callable[[Script[Any]], Awaitable[Any]]
 
 
 class ScriptedStore(Closable):
-    """Implements `JournalledStore` and `DoneStore`.
+    """Implements `AdministrableStore` and `DoneStore`.
 
     A subclass sets `_scripts`, and defines `_run_alone`, `_runner` and `_operation`.
     """
@@ -165,17 +165,6 @@ class ScriptedStore(Closable):
         check_moves(keys)
         return await self._administer(None, lambda: self._scripts.move(keys, overwrite=overwrite))
 
-    async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
-        """See `JournalledStore.positions_at`."""
-        microseconds(when)
-        async with self._operation(feed):
-            return await self._run_alone(self._scripts.positions_at(feed, when))
-
-    async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """See `JournalledStore.rewind`."""
-        microseconds(to)
-        return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
-
     async def _done(self, feed: FeedKey, event: DoneEvent, within: Run | None) -> None:
         """Remember in the caller's transaction, or in one of the store's own."""
         run = self._run_alone if within is None else within
@@ -230,6 +219,21 @@ class ScriptedStore(Closable):
                     if not is_conflict(error):
                         raise
             raise consumer_interferes(feed)
+
+
+class JournalledScripts(ScriptedStore):
+    """Implements `JournalledStore`, too."""
+
+    async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
+        """See `JournalledStore.positions_at`."""
+        microseconds(when)
+        async with self._operation(feed):
+            return await self._run_alone(self._scripts.positions_at(feed, when))
+
+    async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
+        """See `JournalledStore.rewind`."""
+        microseconds(to)
+        return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
 
 
 def _nothing() -> Script[None]:

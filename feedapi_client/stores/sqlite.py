@@ -24,7 +24,7 @@ from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.lease_scripts import LeaseScripts
 from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.stores.positions import PositionScripts
-from feedapi_client.stores.scripted import Run, ScriptedStore
+from feedapi_client.stores.scripted import JournalledScripts, Run, ScriptedStore
 from feedapi_client.stores.scripted_leases import ScriptedLeases
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.sqlite_connection import (
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _TABLES = ("feedapi_cursors", "feedapi_cursors_done")
 
 
-class SQLiteCursorStore(ScriptedLeases, ScriptedStore):
+class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
     """Keeps positions in a SQLite file.
 
     Runs on asyncio and trio. Several processes may share the file. It keeps leases, too
