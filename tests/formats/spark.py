@@ -60,7 +60,7 @@ PLAN = EpochPlan(
 LEASE = LeaseRecord(3, "machine", 4711, "8812", "host-1", 1764028800.0, beat=7)
 DECISION = Decision(epoch=3, tables=[WrittenFiles("output", "_attempts/3-7", "data/query/7")])
 OFFSET = Epoch(RUN, 7)
-OUTPUTS = ["delta.orders", "delta.rejected"]
+OUTPUTS = {"output": "delta.orders", "rejected": "delta.rejected"}
 STAGED = {"data": [None] * 3, "data-with-headers": [{"h": "v1"}, {"h": "v2"}, {"h": "v3"}]}
 """The headers of the events in each staged object: `{"n": 1}` and so on."""
 
@@ -104,7 +104,7 @@ def small_objects() -> dict[str, Any]:
         "lease": json.loads(orjson.dumps(asdict(LEASE))),
         "decision": json.loads(msgspec.json.encode(DECISION)),
         "offset": OFFSET.offset(),
-        "outputs": _noted(lambda spark: note(spark, "c", "outputs", tables=OUTPUTS)),
+        "outputs": _noted(lambda spark: note(spark, "c", "outputs", tables=OUTPUTS, location="c")),
         "resumed": _noted(lambda spark: note(spark, "c", "resumed", run=RUN)),
     }
 

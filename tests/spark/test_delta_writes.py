@@ -12,4 +12,4 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_jvm]
 
 @pytest.mark.timeout(LONG + 60)
 def test_writes_to_delta_tables_are_exact_and_so_are_killed_drivers() -> None:
-    run("delta_writes.py", "delta_kills.py")
+    run("delta_writes.py", "delta_crashes.py", "delta_kills.py")

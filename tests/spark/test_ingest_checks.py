@@ -27,11 +27,10 @@ from feedapi_client.spark.ingest import (
 )
 from feedapi_client.spark.ingest.columns import payload_schema
 from feedapi_client.spark.ingest.files import FileTable
-from feedapi_client.spark.ingest.identity import Identity
+from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.names import as_url, in_catalog
 from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows
-from feedapi_client.spark.ingest.tables import CatalogTable, last_written
 from feedapi_client.testing import Publisher
 from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job
@@ -481,83 +480,6 @@ def test_r10_writer_option_that_can_not_work_is_refused(
         given["writer_options"] = {"compression": "gzip"}
         assert run(spark, job(publisher, tmp_path, **given)).uncounted == ""
         assert written(tmp_path / "table")
-
-
-# ---------------------------------------------------------------------- what a Delta table holds
-
-
-def commits(*texts: str) -> list[Any]:
-    """The history of a table.
-
-    ``a7``: query a wrote batch 7; ``>2``: back to version 2; ``@7``: to a time, or a clone, which
-    hold batch 7.
-    """
-    history = []
-    for version, text in enumerate(texts):
-        history.append(
-            {
-                "version": version,
-                "operation": {">": "RESTORE", "@": "RESTORE", "=": "CLONE"}.get(text[0], "WRITE"),
-                "userMetadata": f"mine feedapi-{text[0]} {text[1:]}" if text[0] in "ab" else None,
-                "to_version": int(text[1:]) if text[0] == ">" else None,
-                "holds": text[1:],
-            }
-        )
-    return history[::-1]
-
-
-@pytest.mark.parametrize(
-    ("history", "found"),
-    [
-        ([], (None, -1)),
-        (["-", "b3"], (None, -1)),
-        (["a0", "a1", "-", "b7"], (1, 1)),
-        (["a0", "a1", "a1"], (1, 1)),
-        (["-", "a0", "a1", "a2", ">2"], (1, 2)),
-        (["-", "a0", "a1", "a2", ">0"], (None, 2)),
-        (["a0", "a1", "-", ">1"], (1, 1)),
-        (["a0", "a1", "a2", ">0", "-", ">2"], (2, 2)),
-        (["a0", "a1", "a2", ">0", "a1"], (1, 1)),
-        (["a0", "a1", "a2", "@1"], (1, 7)),
-        (["a0", "a1", ">0", "@1", ">3"], (1, 7)),
-        (["a0", "a1", "@0", "a1"], (1, 1)),
-        (["a0", "a1", "a2", "=0"], (0, 7)),
-        (["a0", "=0", "a1", "a2", ">1"], (0, 7)),
-        (["a0", "=0", "a1", "a2", ">0"], (0, 2)),
-    ],
-)
-def test_r09_what_the_history_of_a_table_says_it_holds(history: list[str], found: Any) -> None:
-    assert last_written(commits(*history), "a", lambda commit: (int(commit["holds"]), 7)) == found
-
-
-def test_r09_clone_of_a_table_whose_name_another_one_has_now_tells_nothing() -> None:
-    asked: list[str] = []
-    clones = {"silver": ("backup", 0, 2), "backup": ("silver", 7, 1)}  # source, version, time
-
-    def sql(query: str) -> Any:
-        asked.append(query)
-        source, version, time = clones[query.split()[2]]
-        commit = {"version": 0, "timestamp": time, "operation": "CLONE", "userMetadata": None}
-        rows = [{**commit, "to_version": None, "source": source, "source_version": version}]
-        return SimpleNamespace(selectExpr=lambda *_: SimpleNamespace(collect=lambda: rows))
-
-    spark: Any = SimpleNamespace(sql=sql)
-    job = Ingest(
-        url="http://x/feed", output="silver", format="delta", checkpoint="/c", staging="/s"
-    )
-    found = CatalogTable(job)._history(spark, Identity("feed", "query"), "silver")
-    assert found == (None, -1)
-    assert len(asked) < 20
-
-
-def test_r09_table_put_back_to_its_beginning_holds_none() -> None:
-    rows = commits("-", "a1", "a2", ">0")
-    told = SimpleNamespace(selectExpr=lambda *_: SimpleNamespace(collect=lambda: rows))
-    spark: Any = SimpleNamespace(sql=lambda query: told)
-    job = Ingest(
-        url="http://x/feed", output="silver", format="delta", checkpoint="/c", staging="/s"
-    )
-    assert CatalogTable(job)._history(spark, Identity("feed", "a"), "silver") == (-1, 2)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from feedapi_client.spark import ingest
 from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline, read_table
 from feedapi_client.spark.ingest.columns import payload_schema
 from feedapi_client.spark.ingest.files import FileTable
-from feedapi_client.spark.ingest.identity import Identity
+from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.pipeline import BatchWriter
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, _RenamingFolder
 from feedapi_client.spark.staging.lease import QueryLease

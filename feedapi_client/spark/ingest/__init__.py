@@ -5,13 +5,13 @@ Run it as ``feedapi ingest``, or from code::
     feedapi ingest https://service/myfeed /data/orders \\
         --schema "id STRING, amount DOUBLE" --rejected /data/orders_rejected
 
-Each micro-batch is written as a whole, with the id of the streaming query and its number, and
-replaces what an earlier attempt of the same batch left. This makes it exactly once, whatever reads
-the tables. A query that would write a feed's events a second time is refused.
+Each micro-batch is written as a whole, with the id of the streaming query and its number, and once:
+what an earlier attempt of it wrote stays, and is not written again. A query that would write a
+feed's events a second time is refused.
 """
 
+from feedapi_client.spark.ingest.delta_table import latest
 from feedapi_client.spark.ingest.files import read_table
-from feedapi_client.spark.ingest.gold import latest
 from feedapi_client.spark.ingest.ingest_command import main, parser
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import (

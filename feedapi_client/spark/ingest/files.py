@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from obstore.exceptions import BaseError
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
@@ -26,7 +26,8 @@ from feedapi_client.spark.ingest.checkpoint import (
     paths,
     write_note,
 )
-from feedapi_client.spark.ingest.identity import Identity, Table
+from feedapi_client.spark.ingest.ingest_errors import plain_message
+from feedapi_client.spark.ingest.ingest_table import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.names import as_url, folded, in_folder, unquoted
 from feedapi_client.spark.ingest.publishing import Decisions, TableFolder, WrittenFiles, open_folder
@@ -58,16 +59,29 @@ class FileTable(Table):
             self._check_new(spark, who)
         else:
             self._check_query(spark, who, noted.get("queries", {}).get(who.query))
-            last = self._last_batch(spark, who, uri)
-            self.check_old_checkpoint(who, last)
-            # Where none is left, old ones were deleted.
-            if last >= 0 and self._lacks(spark, who, last):
-                self.check_old_table(who, last, who.last_batch)
+            self.check_old_checkpoint(who, self._last_batch(spark, who, uri))
         self._compare(spark, noted, schema, who)
-        if self.job.writer_options:
-            self.try_out(spark, schema)
+        self._try_out(spark, schema)
         if "://" in self.name and not is_connect(spark):
             open_folder(self.name)
+
+    def _try_out(self, spark: SparkSession, schema: StructType | None) -> None:
+        """Raise `IngestError` when no folder can have these columns and writer options.
+
+        Spark says so only when it writes: an empty folder, beside the checkpoint.
+        """
+        if not self.job.writer_options:
+            return
+        place = f"{self.job.checkpoint_location.rstrip('/')}/feedapi/tried/{self.role}"
+        rows = spark.createDataFrame([], schema or StructType().add("n", "int")).write
+        options = {**self.job.writer_options, **WRITING}
+        try:
+            rows.format(self.job.format).options(**options).mode("overwrite").save(place)
+        except PySparkException as error:
+            what = ", ".join(["these columns", *self.job.writer_options])
+            raise IngestError(
+                f"{self.name} can't be written with {what}: {plain_message(error)}"
+            ) from error
 
     def _check_query(self, spark: SparkSession, who: Identity, feed: str | None) -> None:
         """Raise when the batches of a query that ran before are not here."""
@@ -153,10 +167,7 @@ class FileTable(Table):
             self.refuse_old_query(who, folder.first(f"{places}/{file}", ""), f"{undo}/{file}")
 
     def take_over(self, spark: SparkSession, who: Identity) -> None:
-        """Take the place behind all queries of the feed, which may not write from now on.
-
-        May be called where there is no table yet. Raises `IngestError` where another run does it.
-        """
+        """As `DeltaTable.take_over`. Raises `IngestError` where another run does it, too."""
         if _notes(spark, self.name)[0]:
             self._take_place(spark, who)
 
@@ -179,15 +190,7 @@ class FileTable(Table):
     def _decisions(self, who: Identity) -> Decisions:
         return Decisions(self.job.staging_location, str(who.query))
 
-    def holds_last(self, spark: SparkSession, who: Identity) -> bool:
-        """Whether it shows the last micro-batch that the query committed."""
-        return self._last_batch(spark, who, _notes(spark, self.name)[1]) >= who.last_batch
-
-    def holds(self, spark: SparkSession, who: Identity) -> bool:
-        """Whether the query wrote here."""
-        return who.query in self.order(spark) or self._found(spark, who)
-
-    def order(self, spark: SparkSession) -> dict[str, int]:
+    def order(self, spark: SparkSession, _: Identity) -> dict[str, int]:
         """Return the queries that wrote here, with numbers that rise in the order they began in."""
         queries = _notes(spark, self.name)[0].get("queries", {})
         return {query: number for number, query in enumerate(queries)}
@@ -205,26 +208,6 @@ class FileTable(Table):
             names = {file.rpartition(f"/{folder}/")[2].partition("/")[0] for file in files}
         batch = re.compile(re.escape(who.column("batch")) + r"=(\d+)")  # others are not ours
         return max((int(found[1]) for found in map(batch.fullmatch, names) if found), default=-1)
-
-    def _lacks(self, spark: SparkSession, who: Identity, last: int) -> bool:
-        """Whether the table lacks a micro-batch that the query committed after `last`.
-
-        A transform may have left nothing of it, which the decisions tell.
-        """
-        if last >= who.last_batch:
-            return False
-        if is_connect(spark):  # Spark does not show a partitioned micro-batch without rows
-            return not (self.optional or self.partition_by)
-        if self.role != "output":
-            return True
-        decisions = self._decisions(who)
-        for number in range(who.last_batch, last - 1, -1):
-            decision = decisions.find(number)
-            if decision is None:
-                break
-            if any(written.table == self.role for written in decision.tables):
-                return number > last
-        return not self.optional
 
     def batches(
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]

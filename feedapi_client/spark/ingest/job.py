@@ -29,7 +29,7 @@ _UNITS = {
 _LONGEST = 10**12
 _OWN_FOLDER = "_feedapi"
 _OWN_WRITER_OPTIONS = frozenset(
-    ["partitionoverwritemode", "replacewhere", "txnappid", "txnversion", "usermetadata", "path"]
+    ["mergeschema", "partitionoverwritemode", "replacewhere", "txnappid", "txnversion", "path"]
 )
 
 
@@ -42,7 +42,7 @@ class Ingest:
     """What to ingest, and into which tables.
 
     A table is a folder of Parquet files, or the name of a Delta table. Every row of every table but
-    `gold` belongs to a micro-batch of a query. A repeated micro-batch replaces its own rows only.
+    `gold` belongs to a micro-batch of a query, which is written once.
 
     Arguments:
         url: of the feed.

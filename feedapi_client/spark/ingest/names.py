@@ -1,7 +1,7 @@
 """Names: which ones a table, a format and a path can hold, and which of them are the same.
 
 What can't be held is refused before anything is written. What can be held is quoted where it is
-used (`feedapi_client.spark.ingest.tables.column`).
+used (`feedapi_client.spark.ingest.delta_table.column`).
 """
 
 from __future__ import annotations

@@ -32,15 +32,14 @@ from feedapi_client.spark.ingest.checkpoint import (
     read_checkpoint,
 )
 from feedapi_client.spark.ingest.columns import EVENT, Rows, payload_schema
+from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable, column
 from feedapi_client.spark.ingest.files import FileTable, read_table
-from feedapi_client.spark.ingest.gold import GoldTable
-from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
+from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError, Summary, trigger_options
 from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
-from feedapi_client.spark.ingest.tables import CatalogTable, column
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source import is_connect, register
 from feedapi_client.spark.source_options import parse_options
@@ -59,23 +58,26 @@ class Tables:
     """
 
     def __init__(self, job: Ingest, who: Identity, *, optional: bool = False) -> None:
-        kind = FileTable if job.is_files else CatalogTable
+        kind = FileTable if job.is_files else DeltaTable
         self.who = who  # of tables whose columns are all ours
         self.typed = replace(who, prefix=job.prefix if job.schema else "")
         self.output = kind(job, "output", optional=optional)
         self.bronze = kind(job, "bronze") if job.bronze else None
         self.rejected = kind(job, "rejected") if job.rejected else None
         self.gold = GoldTable(job, "gold", optional=optional) if job.gold else None
-        if self.gold is not None:
-            self.gold.tried = self.output.tried  # the columns are the same
 
-    def identity(self, table: FileTable | CatalogTable) -> Identity:
+    def identity(self, table: FileTable | DeltaTable) -> Identity:
         """Return who writes to one of them."""
         return self.typed if table in (self.output, self.gold) else self.who
 
-    def all(self) -> list[FileTable | CatalogTable]:
-        """Return all tables."""
-        tables = (self.output, self.bronze, self.rejected, self.gold)
+    def all(self) -> list[FileTable | DeltaTable]:
+        """Return all tables, in the order in which they are written.
+
+        In Delta bronze is the last one: no other table lacks what bronze has.
+        """
+        others = (self.rejected, self.output, self.gold)
+        first = isinstance(self.output, FileTable)
+        tables = (self.bronze, *others) if first else (*others, self.bronze)
         return [table for table in tables if table is not None]
 
     def folders(self) -> dict[str, FileTable]:
@@ -96,9 +98,9 @@ class Tables:
 class BatchWriter:
     """The function of ``foreachBatch``. Picklable.
 
-    An attempt may end anywhere. In a catalog each table is written in one commit, which replaces
-    what an earlier attempt of the same micro-batch left. In folders the first attempt that wrote
-    all tables counts for all of them.
+    An attempt may end anywhere. In a catalog each table is written in one commit, which the next
+    attempt does not make again. In folders the first attempt that wrote all tables counts for all
+    of them.
 
     Arguments:
         lease: of the query. Over Spark Connect a process of the server gets a copy.
@@ -139,22 +141,12 @@ class BatchWriter:
             written = self.write(tables, batch, number)
             self.lease.check()
             decision = decisions.decide(number, Decision(tables.who.epoch, written))
-        self._check_decided(tables, decision, number)
-        self.publish(spark, tables, decision.tables)
-
-    def _check_decided(self, tables: Tables, decision: Decision, number: int) -> None:
-        """Raise where an earlier run, which died since, wrote to other tables than this one's."""
-        there = {one.table for one in decision.tables}
-        differ = there ^ tables.folders().keys()
-        if self.job.transform is not None and "output" not in there:
-            differ.discard("output")  # the transform wrote by itself, or left nothing
-        if differ:
+        if self.job.transform is None and all(one.table != "output" for one in decision.tables):
             raise IngestError(
-                f"an earlier run, which was killed, wrote micro-batch {number} to "
-                f"{', '.join(sorted(there)) or 'no table'}: with and without "
-                f"{', '.join(sorted(differ))} events would be missing. Give the tables, and the "
-                "transform, of that run, or begin with new ones, and a new checkpoint and staging"
+                f"an earlier run, which was killed, wrote micro-batch {number} with a transform "
+                "that left no rows: without it events would be missing. Give that transform"
             )
+        self.publish(spark, tables, decision.tables)
 
     def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
         """Write to all tables. Return what is to be published."""
@@ -189,16 +181,19 @@ class BatchWriter:
         number: int,
         written: list[WrittenFiles],
     ) -> None:
-        who, output = tables.who, self._transformed(rows["output"], number)
-        if tables.bronze is not None:
-            written += tables.bronze.write(rows["bronze"], who, number)
-        if tables.rejected is not None:
-            written += tables.rejected.write(rows["rejected"], who, number)
-        if output is None:
-            return
-        written += tables.output.write(output, tables.typed, number)
-        if tables.gold is not None:
-            tables.gold.merge(output, tables.typed, number)
+        output = self._transformed(rows["output"], number)
+        parts: dict[str, DataFrame | None] = {**rows, "output": output, "gold": output}
+        writing = [(one, part) for one in tables.all() if (part := parts[one.role]) is not None]
+        for table, part in writing:
+            if isinstance(table, DeltaTable):
+                table.prepare(part, tables.identity(table), number)
+        for table, part in writing:
+            who = tables.identity(table)
+            if table is tables.gold and self.job.transform is not None:
+                # What a transform computes, such as a time, is the same in both tables.
+                there = tables.output.batches(part.sparkSession, who, [number])
+                part = part if there is None else there.select(*map(column, part.columns))
+            written += table.write(part, who, number)
 
     def _transformed(self, output: DataFrame, number: int) -> DataFrame | None:
         """Return what is written to `output`, if anything. Raises before anything is written."""
@@ -330,35 +325,24 @@ class Run:
     def _check_tables(
         self, columns: Mapping[str, StructType], who: Identity, checkpoint: QueryCheckpoint
     ) -> None:
-        """Check the tables, and note them where they changed.
-
-        A transform may make any columns, and may write elsewhere, so that `output` need not have
-        batches of the query. And what a run left out lacks batches that others have.
-        """
-        job, spark, before = self.job, self.spark, checkpoint.outputs
-        writing = Tables(job, who)
-        named = {same_tables(spark, job, [one.name]).pop(): one for one in writing.all()}
-        tables, made = named.keys(), same_tables(spark, job, [job.output, job.gold])
-        known = same_tables(spark, job, before.get("tables", ()))
-        left_out: dict[str, int] = dict(before.get("left_out", {}))
-        late = [
-            name
-            for name, table in named.items()
-            if left_out.get(name, who.last_batch) < who.last_batch
-            and not table.holds_last(spark, writing.identity(table))  # by another name
-        ]
-        if late:
+        """Check the tables, and note which ones there are: they stay the same."""
+        job, spark, known = self.job, self.spark, checkpoint.outputs.get("tables", {})
+        tables = {
+            one.role: same_tables(spark, job, [one.name]).pop() for one in Tables(job, who).all()
+        }
+        place = job.lease_name  # with which folders may move
+        moved = checkpoint.outputs.get("location") != place
+        changed = tables.keys() ^ known.keys() if moved else dict(tables.items() ^ known.items())
+        if known and changed and who.last_offset >= 0:
             raise IngestError(
-                f"earlier runs left out {', '.join(late)}, and committed micro-batches after "
-                f"{left_out[late[0]]}: their events would be missing. Leave it out again, or begin "
-                "with new tables, and a new checkpoint and staging"
+                f"earlier runs wrote {', '.join(known.values())}: with another "
+                f"{', '.join(sorted(changed))} events would be missing. Give the same tables, or a "
+                "new checkpoint and staging"
             )
-        optional = job.transform is not None and made <= known
+        optional = job.transform is not None and bool(known)
         Tables(job, who, optional=optional).check(spark, columns)
-        if tables != known:
-            left_out |= dict.fromkeys(known, who.last_batch)
-            kept = {name: batch for name, batch in left_out.items() if name not in tables}
-            note(spark, job.checkpoint_location, "outputs", tables=sorted(tables), left_out=kept)
+        if changed or moved:
+            note(spark, job.checkpoint_location, "outputs", tables=tables, location=place)
 
     def _resume(self, who: Identity, schema: StructType | None) -> str:
         """Let a new checkpoint begin where the tables end. Return the run that it begins with."""
@@ -382,7 +366,7 @@ class Run:
         run = uuid.uuid4().hex
         for one in tables.all():  # a query that still runs writes nothing more that would be missed
             one.take_over(spark, replace(tables.identity(one), run=run))
-        order = whole.order(spark)
+        order = whole.order(spark, own)
         if tables.bronze is not None:
             self._complete(rows, replace(own, run=run), order, schema)
         options = parse_options({**job.options, "url": job.url})
@@ -393,9 +377,10 @@ class Run:
     def _complete(
         self, bronze: DataFrame, who: Identity, order: Mapping[str, int], schema: StructType | None
     ) -> None:
-        """Write the last micro-batch of the last query in bronze to the other tables.
+        """Bring the other tables to the end of bronze, which a kill may have kept from it.
 
-        They may lack that one only. An earlier one would bring back what was deleted since.
+        In Delta they may have more of each query. In folders they may lack the last micro-batch of
+        the last query: an earlier one would bring back what was deleted since.
         """
         job = replace(self.job, bronze=None, resume_from_table=False, append=True)
         writer = BatchWriter(job, schema, self._lease)
@@ -404,6 +389,14 @@ class Run:
         several = [query for query, number in found if number and query in order]
         if several and job.transform is None:
             self._check_others(job, who, max(several, key=order.__getitem__))
+        tables = Tables(job, who)
+        # Older queries that bronze has no row of any more have expired there.
+        last = dict(found) | {query: -1 for query, place in order.items() if place > newest}
+        for table in tables.all():
+            if isinstance(table, DeltaTable):
+                table.delete_newer(self.spark, tables.identity(table), last)
+        if not job.is_files:
+            return
         for query, number in found:
             if order.get(query, 0) < newest:
                 continue  # several are left only in a copy of a table, which has no order
@@ -416,7 +409,7 @@ class Run:
         """Raise where another table than bronze lacks what a query wrote, but for the last."""
         tables = Tables(job, who)
         for table in tables.all():
-            if not table.holds(self.spark, replace(tables.identity(table), query=query)):
+            if query not in table.order(self.spark, tables.identity(table)):
                 raise IngestError(
                     f"{table.name} was never written by query {query}, which wrote "
                     f"{self.job.bronze}: earlier events would be missing. Give the table that they "

@@ -8,9 +8,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from feedapi_client.spark.ingest.columns import IDENTITY
-from feedapi_client.spark.ingest.gold import ORDER, latest
-from feedapi_client.spark.ingest.identity import forgotten
+from feedapi_client.spark.ingest.delta_table import ORDER, latest
 from feedapi_client.spark.ingest.ingest_errors import first_line
+from feedapi_client.spark.ingest.ingest_table import forgotten
 from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.names import (
     as_url,
@@ -26,7 +26,6 @@ _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-_REPLACE = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
 
 
 def check_session(spark: SparkSession, job: Ingest) -> None:
@@ -129,8 +128,6 @@ def _check_delta_settings(spark: SparkSession) -> None:
         for name, value in _DELTA.items()
         if value not in (spark.conf.get(name, "") or "")
     ]
-    if spark.conf.get(_REPLACE, "true") != "true":
-        missing.append(f"--conf {_REPLACE}=true")
     if missing:
         raise IngestError(
             f"format delta needs settings that this session lacks: {' '.join(missing)}"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.checkpoint import WRITING
-from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.names import Fold
 
-_NONE: Mapping[str, str] = {}
 _DELETED = "If nothing that it wrote is left"
 
 
@@ -61,39 +57,10 @@ class Table:
         """Of the table, or its folder."""
         self.partition_by = list(job.partition_by) if role == "output" else []
         self.optional = optional
-        self.tried: set[str] = set()
-        """What need not be tried again (see `try_out`)."""
 
     def may_add(self, who: Identity) -> bool:
         """Whether a new query may add to what the table holds of its feed."""
         return self.job.append or who.run is not None
-
-    def try_out(
-        self, spark: SparkSession, schema: StructType | None, properties: Mapping[str, str] = _NONE
-    ) -> None:
-        """Raise `IngestError` when no table can have these columns and writer options.
-
-        A format says so only when it writes: an empty table, beside the checkpoint. Columns of ours
-        alone need not be tried.
-        """
-        job, ours = self.job, self.role in ("bronze", "rejected")
-        if ours and not job.writer_options and job.transform is None:
-            return
-        columns = schema or StructType().add("n", "int")
-        options = {**properties, **self.job.writer_options, **WRITING}
-        table = hashlib.sha256(f"{columns.json()}{properties}".encode()).hexdigest()[:16]
-        if table in self.tried:
-            return
-        place = f"{self.job.checkpoint_location.rstrip('/')}/feedapi/tried/{table}"
-        rows = spark.createDataFrame([], columns).write.format(self.job.format)
-        try:
-            rows.options(**options).mode("overwrite").save(place)
-        except Exception as error:  # Delta's are py4j's
-            what = ", ".join(["these columns", *self.job.writer_options])
-            raise IngestError(
-                f"{self.name} can't be written with {what}: {plain_message(error)}"
-            ) from error
-        self.tried.add(table)
 
     def refuse_new_query(self, who: Identity, writer: str = "", undo: str = "") -> None:
         """Raise: a new query would write events again that the table holds, or that come.
@@ -151,23 +118,6 @@ class Table:
             f"holds micro-batch {last} of the same query {who.query}. Was a backup restored, or "
             "offsets/ lost? Events would be written twice. Give the newest checkpoint; or give a "
             "new one, with --resume-from-table, which goes on where the table ends"
-        )
-
-    def check_old_table(self, who: Identity, last: int | None, ever: int = -1) -> None:
-        """Raise when the table lacks the micro-batches that the query committed last.
-
-        Arguments:
-            last: the last micro-batch of the query in the table; None when nothing tells.
-            ever: the last one that was ever written to it, -1 when nothing tells.
-        """
-        committed = min(ever, who.last_batch) if self.optional else who.last_batch
-        if last is None or last >= committed:
-            return
-        raise IngestError(
-            f"{self.name} is older than the checkpoint: it {_ends(last)}, and query {who.query} "
-            f"committed micro-batch {committed}. Was it restored? Events would be missing. Give "
-            "its newest state back; or put all tables of the query back to one micro-batch, and "
-            "give a new checkpoint and staging, with --resume-from-table"
         )
 
     def check_types(

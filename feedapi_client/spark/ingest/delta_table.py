@@ -1,0 +1,404 @@
+"""`DeltaTable` and `GoldTable`: Delta tables of a catalog.
+
+A micro-batch is one commit a table. It carries the query and the number of the micro-batch as
+Delta's transaction, so that a commit which is there is not made again, whoever repeats it. Nothing
+that is committed is replaced or deleted. Table properties say which queries write a feed here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import types as T  # noqa: N812 - its usual name
+
+from feedapi_client.retry import Backoff
+from feedapi_client.spark.ingest.ingest_errors import plain_message
+from feedapi_client.spark.ingest.ingest_table import Identity, Table, forgotten
+from feedapi_client.spark.ingest.job import IngestError
+from feedapi_client.spark.ingest.names import fields_in
+from feedapi_client.spark.ingest.publishing import WrittenFiles
+
+ORDER = ("depth", "sequence", "partition")
+"""The columns that the order of an entity's events comes from. The partition makes the latest one
+the same in every attempt, even where a key is not what the feed is partitioned by."""
+_OWNER = "feedapi.owner."
+"""Followed by the feed and the query, or the run that goes on where a table ends. The value is its
+place among them, and `_RESUMED` for such a run: those before it write nothing more."""
+_RESUMED = " resumed"
+_CONFLICT = re.compile(
+    r"\bConcurrent\w*Exception|DELTA_CONCURRENT|DELTA_METADATA_CHANGED|MetadataChangedException|"
+    r"TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_PROTOCOL_CHANGED|ProtocolChangedException|"
+    r"CommitFailedException|ValidationException: Found conflicting|FIELD_ALREADY_EXISTS|"
+    r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|is not empty and also not a"
+)
+"""The last two are of a table that another query creates: its folder is there before its commit."""
+_ATTEMPTS = 20
+_ATTEMPTS_TO_PREPARE = 8
+_MAPPING = "delta.columnMapping.mode"
+_NOT_IN_FILES = frozenset(" ,;{}()\n\t=.")
+_NEW = "_feedapi_new_"
+_DELETED = "_feedapi_deleted"
+
+
+class DeltaTable(Table):
+    """One table. Other queries and commands may write to it at the same time."""
+
+    _prepared: T.StructType | None = None
+
+    def check(self, spark: SparkSession, who: Identity, schema: T.StructType | None) -> None:
+        """Raise `IngestError` when the query must not write here. No schema: a transform's."""
+        exists, properties = spark.catalog.tableExists(self.name), self._properties(spark)
+        known = [name for _, name, _ in self._places(properties, who)]
+        if who.query is not None and who.query not in known:
+            if any(re.match(rf"{_OWNER}\w+\.{who.query}", name) for name in properties):
+                self.refuse_other_feed(who)
+            self.check_missing(who, "" if exists else forgotten(spark))
+        self._is_owner(properties, who)
+        if exists:
+            self._check_rows(spark, who, schema)
+        if schema is not None:
+            try:
+                self._align(identified(spark.createDataFrame([], schema), who, 0), who)
+            except Exception as error:  # Delta's are py4j's
+                what = f"{self.name} can't be written: {plain_message(error)}"
+                raise IngestError(what) from error
+
+    def _check_rows(self, spark: SparkSession, who: Identity, schema: T.StructType | None) -> None:
+        """Raise `IngestError` where columns or rows tell that the query must not write."""
+        self._compare(spark, schema, who)
+        own = column(who.column("feed")) == who.feed
+        if who.query is not None:
+            self.check_old_checkpoint(who, self._last_batch(spark, who, after=who.last_offset))
+        elif not (self.may_add(who) or spark.table(self.name).where(own).isEmpty()):
+            self.refuse_new_query(who)  # the table is a copy, without the properties
+
+    def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
+        """Become an owner of the feed's rows, and align the columns, before any table is written.
+
+        Raises `IngestError` where the query must not write, also where it would in vain.
+        """
+        spark, named = rows.sparkSession, identified(rows, who, number)
+
+        def prepare() -> None:
+            self._align(named, who)
+            self._own(spark, who)
+
+        if self._prepared != named.schema:
+            retry_conflicts(prepare, _ATTEMPTS_TO_PREPARE)
+            self._prepared = named.schema
+        # Delta would drop it without a word. A repeated micro-batch is the last one in the table.
+        if self.role == ("bronze" if self.job.bronze else "output"):
+            last = self._last_batch(spark, who, after=number)
+            if last > number:
+                raise IngestError(
+                    f"{self.name} holds micro-batch {last} of query {who.query}, and this run is "
+                    f"at {number}: another run goes on with its checkpoint, or with a copy of it. "
+                    "This one stops without writing"
+                )
+
+    def _align(self, rows: DataFrame, who: Identity) -> None:
+        """Make the table, or add columns that are new, by writing none of the rows."""
+        spark, fields = rows.sparkSession, [T.StructField(f.name, f.dataType) for f in rows.schema]
+        options = {**self.job.writer_options, "mergeSchema": "true"}
+        # Delta takes some names only under names of its own in the files.
+        if any(not _NOT_IN_FILES.isdisjoint(field.name) for field in fields_in(rows.schema)):
+            options[_MAPPING] = "name"
+        if spark.catalog.tableExists(self.name):
+            self._compare(spark, rows.schema, who)
+            if _MAPPING in options and _MAPPING not in self._properties(spark):
+                self._set_properties(spark, {_MAPPING: "name"})
+        # Not `writeTo`, whose `partitionedBy` parses names without their quotes. Fields without
+        # their metadata: Delta refuses defaults of another table.
+        none = spark.createDataFrame([], T.StructType(fields)).write.format("delta")
+        none = none.mode("append").options(**options)
+        none.partitionBy(*map(quoted, self.partition_by)).saveAsTable(self.name)
+
+    def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
+        """Write a micro-batch, unless it is there. Nothing is left to be published."""
+        named = identified(rows, who, number)
+        options = {**self.job.writer_options, **_transaction(who, number)}
+        self._commit(rows.sparkSession, who, named.writeTo(self.name).options(**options).append)
+        return []
+
+    def _commit(self, spark: SparkSession, who: Identity, write: Callable[[], object]) -> None:
+        """Write, also after a conflict: a query may have begun to go on where this one ended."""
+
+        def checked() -> None:
+            self._own(spark, who)
+            write()
+
+        retry_conflicts(checked)
+
+    def batches(
+        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
+    ) -> DataFrame | None:
+        """Return the rows of these micro-batches of the query, None when there are none."""
+        if not numbers or not spark.catalog.tableExists(self.name):
+            return None
+        batch = column(who.column("batch")).between(min(numbers), max(numbers))
+        return spark.table(self.name).where((column(who.column("query")) == who.query) & batch)
+
+    def order(self, spark: SparkSession, who: Identity) -> dict[str, int]:
+        """Return the feed's queries and runs, with numbers that rise in the order they began in."""
+        return {name: place for place, name, _ in self._places(self._properties(spark), who)}
+
+    def take_over(self, spark: SparkSession, who: Identity) -> None:
+        """Let a run go on where the table ends: the feed's queries before it write nothing more.
+
+        May be called where there is no table yet.
+        """
+        if spark.catalog.tableExists(self.name):
+            places = self._places(self._properties(spark), who)
+            note = {self._property(who, who.run): f"{_next(places)}{_RESUMED}"}
+            self._set_properties(spark, note)
+
+    def delete_newer(self, spark: SparkSession, who: Identity, last: Mapping[str, int]) -> None:
+        """Delete what queries wrote after their `last` micro-batches in another table."""
+        if not spark.catalog.tableExists(self.name):
+            return
+        query, batch = (quoted(who.column(name)) for name in ("query", "batch"))
+        newer = " OR ".join(f"{query} = '{q}' AND {batch} > {number}" for q, number in last.items())
+        if last and not spark.table(self.name).where(newer).isEmpty():
+            sql = f"DELETE FROM {self.name} WHERE {newer}"  # noqa: S608 - ids of Spark, numbers
+            retry_conflicts(lambda: spark.sql(sql))
+
+    def _own(self, spark: SparkSession, who: Identity) -> None:
+        """Be an owner of the feed's rows, or become one. Raises `IngestError` for others."""
+        properties, own = self._properties(spark), self._property(who, who.query)
+        if self._is_owner(properties, who):
+            return
+        self._set_properties(spark, {own: str(_next(self._places(properties, who)))})
+        found = self._properties(spark)
+        found.pop(own, None)
+        try:  # of two that looked at the same time, the second one sees the first
+            self._is_owner(found, who)
+        except IngestError:
+            sql = f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{own}')"
+            retry_conflicts(lambda: spark.sql(sql))
+            raise
+
+    def _is_owner(self, properties: Mapping[str, str], who: Identity) -> bool:
+        """Whether the query is an owner. Raises `IngestError` where it can't become one."""
+        places = self._places(properties, who)
+        since = max((n for n, (_, _, resumed) in enumerate(places) if resumed), default=0)
+        known, owners = [[name for _, name, _ in some] for some in (places, places[since:])]
+        if who.query in owners:
+            return True
+        if who.run in owners:
+            return False
+        followed = who.query in known or who.run in known
+        if owners and (followed or not self.may_add(who)):
+            refuse = self.refuse_old_query if followed else self.refuse_new_query
+            undo = f"UNSET TBLPROPERTIES ('{self._property(who, owners[0])}')"
+            refuse(who, owners[0], f"ALTER TABLE {self.name} {undo}")
+        return False
+
+    def _places(self, properties: Mapping[str, str], who: Identity) -> list[tuple[int, str, bool]]:
+        """Return places and names of the feed's queries and runs, and which of them took over."""
+        prefix = self._property(who, "")
+        return sorted(
+            (int(value.split()[0]), name.removeprefix(prefix), value.endswith(_RESUMED))
+            for name, value in properties.items()
+            if name.startswith(prefix)
+        )
+
+    def _property(self, who: Identity, name: str | None) -> str:
+        # A digest: Spark hides values with words such as ``token``, and a feed's name may hold any.
+        return f"{_OWNER}{hashlib.sha256(who.feed.encode()).hexdigest()[:16]}.{name}"
+
+    def _properties(self, spark: SparkSession) -> dict[str, str]:
+        if not spark.catalog.tableExists(self.name):
+            return {}
+        rows = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
+        return {row["key"]: row["value"] for row in rows}
+
+    def _set_properties(self, spark: SparkSession, properties: Mapping[str, str]) -> None:
+        given = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        sql = f"ALTER TABLE {self.name} SET TBLPROPERTIES ({given})"
+        retry_conflicts(lambda: spark.sql(sql))
+
+    def _last_batch(self, spark: SparkSession, who: Identity, after: int) -> int:
+        """Return the last micro-batch after one that the query's rows are of, -1 without one."""
+        batch = column(who.column("batch"))
+        own = (column(who.column("query")) == who.query) & (batch > after)
+        found = spark.table(self.name).where(own).agg(F.max(batch)).first()
+        return -1 if found is None or found[0] is None else int(found[0])
+
+    def _compare(self, spark: SparkSession, schema: T.StructType | None, who: Identity) -> None:
+        """Raise `IngestError` when the table's columns are not those of this pipeline."""
+        types = {f.name.lower(): f.dataType.simpleString() for f in spark.table(self.name).schema}
+        lacking = [n for n in ("feed", "query", "batch") if who.column(n).lower() not in types]
+        if lacking:
+            raise IngestError(
+                f"{self.name} has no column {', '.join(map(who.column, lacking))}: another "
+                "program, or another prefix, made this table. Write to another one"
+            )
+        problem = "column {} is {} and would become {}: keep the type, or write to another table"
+        self.check_types(types, schema, str.lower, problem)
+
+
+class GoldTable(DeltaTable):
+    """The latest state of each entity, from one query. A repeated micro-batch changes nothing.
+
+    Events at or before the one that an entity's row comes from are ignored.
+    """
+
+    def may_add(self, who: Identity) -> bool:
+        """Whether it goes on where the query before it ended."""
+        return who.run is not None
+
+    def refuse_new_query(
+        self,
+        who: Identity,  # noqa: ARG002 - of whatever feed and query
+        writer: str = "",  # noqa: ARG002
+        undo: str = "",
+    ) -> None:
+        """Raise: a table has the events of one query in their order."""
+        raise IngestError(
+            f"{self.name} holds the latest state from another query: the order of its events "
+            "and of this query's can't be compared. Give the checkpoint of that query, or "
+            f"another table. If the table was emptied, {undo}"
+        )
+
+    def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
+        """Bring the table up to date with a micro-batch of `output`, unless it is."""
+        named = identified(rows, who, number)
+        newest, delete_when = _newest(named, self.job.key, who.prefix), self.job.delete_when
+        deleted = F.lit(False) if delete_when is None else _deleted(delete_when)
+        source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
+            {name: f"{_NEW}{name}" for name in newest.columns}
+        )
+
+        def merge() -> None:
+            with _settings(rows.sparkSession, who, number):
+                self._merge(source, newest.columns, who)
+
+        self._commit(rows.sparkSession, who, merge)
+        return []
+
+    def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
+        # As in `latest`, NULL is a key, too: a transform may make it.
+        same = [column(name).eqNullSafe(column(f"{_NEW}{name}")) for name in self.job.key]
+        place = [who.column(name) for name in ("depth", "sequence")]
+        newer = F.struct(*(column(f"{_NEW}{n}") for n in place)) > F.struct(*map(column, place))
+        values = {quoted(name): column(f"{_NEW}{name}") for name in columns}
+        deleted = F.col(_DELETED)
+        merge = source.mergeInto(self.name, reduce(Column.__and__, same))
+        merge = merge.whenMatched(newer & deleted).delete()
+        merge = merge.whenMatched(newer).update(values)
+        merge.whenNotMatched(~deleted).insert(values).merge()
+
+    def _property(self, who: Identity, name: str | None) -> str:  # noqa: ARG002 - of any feed
+        return f"{_OWNER}gold.{name}"
+
+
+def latest(
+    events: DataFrame,
+    key: Sequence[str],
+    delete_when: str | None = None,
+    *,
+    prefix: str = "",
+) -> DataFrame:
+    """Return the latest event of each entity, without entities whose latest event deletes them.
+
+    It is the way to the latest state in formats that have no MERGE: over the whole table ``output``
+    of one feed.
+
+    Arguments:
+        events: typed events, with the columns ``depth``, ``sequence`` and ``partition``.
+        key: columns that identify an entity.
+        delete_when: SQL condition on the columns.
+        prefix: of the columns that the table got from this library.
+    """
+    newest = _newest(events, key, prefix)
+    return newest if delete_when is None else newest.where(~_deleted(delete_when))
+
+
+def _newest(events: DataFrame, key: Sequence[str], prefix: str) -> DataFrame:
+    order = F.struct(*(column(f"{prefix}{name}") for name in ORDER))
+    # "*" and not `events.columns`: a declarative pipeline knows the columns only when it runs.
+    row = F.max_by(F.struct(F.col("*")), order).alias("row")
+    return events.groupBy(*map(column, key)).agg(row).select("row.*")
+
+
+def _deleted(delete_when: str) -> Column:
+    return F.coalesce(F.expr(delete_when).cast("boolean"), F.lit(False))
+
+
+def identified(rows: DataFrame, who: Identity, number: int) -> DataFrame:
+    """Return the rows with the columns that a micro-batch is found by.
+
+    They come first: Delta keeps statistics of the first 32 columns only, and without them each
+    micro-batch would look into every file.
+    """
+    return rows.select(
+        F.lit(who.feed).alias(who.column("feed")),
+        F.lit(who.query).cast("string").alias(who.column("query")),
+        F.lit(number).cast("long").alias(who.column("batch")),
+        F.col("*"),
+    )
+
+
+def _transaction(who: Identity, number: int) -> dict[str, str]:
+    """Return what Delta knows a commit by: it drops one whose number the table has already."""
+    return {"txnAppId": f"feedapi:{who.query}", "txnVersion": str(number)}
+
+
+@contextmanager
+def _settings(spark: SparkSession, who: Identity, number: int) -> Iterator[None]:
+    """Give Delta's MERGE options of a writer, which it takes from the session only.
+
+    Left there, they would drop the next write to the table, whoever makes it. Each streaming query
+    writes its micro-batches in a session of its own.
+    """
+    given = _transaction(who, number)
+    names = {f"spark.databricks.delta.write.{name}": value for name, value in given.items()}
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in names}
+    try:
+        for name, value in names.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+def retry_conflicts(write: Callable[[], object], attempts: int = _ATTEMPTS) -> None:
+    """Write, and write again after a conflict with another writer of the table."""
+    # PySpark 4.2 passes Delta's exceptions on as py4j's, not as a PySparkException.
+    backoff = Backoff(
+        attempts=attempts,
+        max_delay=5.0,
+        retry_if=lambda error: bool(_CONFLICT.search(str(error))),
+    )
+    while True:
+        try:
+            write()
+            return
+        except Exception as error:  # noqa: BLE001 - the backoff raises what is final
+            pause = backoff.pause(error)
+        time.sleep(pause)
+
+
+def _next(places: Sequence[tuple[int, str, bool]]) -> int:
+    return 1 + max((place for place, _, _ in places), default=0)
+
+
+def column(name: str) -> Column:
+    """Return the column of that name, which may hold dots and spaces."""
+    return F.col(quoted(name))
+
+
+def quoted(name: str) -> str:
+    """Return the name of a column as SQL takes it, whatever is in it."""
+    return "`{}`".format(name.replace("`", "``"))

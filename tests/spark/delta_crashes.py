@@ -1,0 +1,98 @@
+"""A query dies at each of its writes to Delta tables, and goes on: all tables meet an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.merge import MergeIntoWriter
+from pyspark.sql.readwriter import DataFrameWriterV2
+
+from feedapi_client.spark.ingest import MicroBatchError, delta_table
+from tests.spark.lake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+POINTS = [(at, when) for at in range(4) for when in ("before", "after")]
+"""Before and behind the write to rejected events, silver, gold and bronze."""
+
+
+class Writes:
+    """Lets a run die at one of its writes, unless `at` is -1."""
+
+    at, when = -1, ""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        patch.setattr(DataFrameWriterV2, "append", self._hooked(DataFrameWriterV2.append))
+        patch.setattr(MergeIntoWriter, "merge", self._hooked(MergeIntoWriter.merge))
+
+    def die(self, lake: Lake, at: int, when: str, **given: Any) -> None:
+        self.at, self.when, self._count = at, when, 0
+        with pytest.raises(MicroBatchError, match="it died"):
+            lake.ingest(**given)
+        self.at = -1
+
+    def _hooked(self, write: Callable[..., None]) -> Callable[..., None]:
+        def hooked(*given: Any) -> None:
+            number, self._count = self._count, self._count + 1
+            if (number, "before") == (self.at, self.when):
+                raise RuntimeError("it died")
+            write(*given)
+            if (number, "after") == (self.at, self.when):
+                raise RuntimeError("it died")
+
+        return hooked
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
+    return Writes(monkeypatch)
+
+
+def test_r08_run_that_dies_at_any_write_is_repeated_exactly(lake: Lake, writes: Writes) -> None:
+    lake.publish()
+    lake.publish("e1", n="many")
+    for at, when in POINTS:
+        writes.die(lake, at, when)
+    lake.spark.sql("OPTIMIZE lake.silver")
+    lake.ingest()
+    lake.check()
+    commits = lake.folder / "checkpoint" / "commits"
+    for log in commits.glob("*0*"):  # it died before Spark noted the micro-batch
+        log.unlink()
+    lake.publish("e1", "e2", gone=True)
+    lake.ingest()
+    lake.check()
+
+
+def test_r09_run_that_dies_at_any_write_is_gone_on_from(lake: Lake, writes: Writes) -> None:
+    """With another checkpoint, from bronze, which is written last."""
+    given: dict[str, Any] = {}
+    for number, (at, when) in enumerate(POINTS):
+        lake.publish("e1", "e2", "e3", gone=number % 2 == 1)
+        writes.die(lake, at, when, **given)
+        given = {"checkpoint": str(lake.folder / f"c{number}"), "resume_from_table": True}
+    lake.ingest(**given)
+    lake.check()
+    # What is read again may get lower numbers than it had, and gold takes the highest.
+    known = {(row.query, row.batch) for row in lake.rows("SELECT query, batch FROM lake.bronze")}
+    for table in ("silver", "gold"):
+        rows = lake.rows(f"SELECT query, batch FROM lake.{table}")
+        assert {(row.query, row.batch) for row in rows} <= known
+
+
+def test_control_writes_without_a_transaction_are_found(
+    lake: Lake, writes: Writes, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_table, "_transaction", lambda who, number: {})
+    lake.publish("e4")
+    last = {"checkpoint": str(lake.folder / f"c{len(POINTS) - 1}")}
+    writes.die(lake, 1, "after", **last)
+    lake.ingest(**last)
+    with pytest.raises(AssertionError):
+        lake.check()
