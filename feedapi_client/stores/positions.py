@@ -138,12 +138,11 @@ class PositionScripts:
             FencedError: another revision is stored than the one that is to be replaced.
             HeldError: that is not known yet.
         """
-        single = len(positions) == 1 and self._journal is None
-        single = single and all(new.replaces is not None for new in positions.values())
+        first = any(new.replaces is None for new in positions.values())
+        single = len(positions) == 1 and self._journal is None and not first
         # The UPDATE of one row changes it or does not, without an error. Where it has company an
         # error of another statement would leave it, unless that ends the transaction.
         alone = single and (self._dialect.ends or not any(passed.values()))
-        first = any(new.replaces is None for new in positions.values())
         save = self._save(feed, positions, passed, single=single)
         if not within:
             yield from self.bound_waits(feed)
@@ -250,8 +249,7 @@ class PositionScripts:
         PostgreSQL ends one that has been idle for so many seconds: its process is paused, or its
         machine is gone. Other databases have no such limit for one transaction.
         """
-        bound = self.lock_waits.get(feed)
-        if bound is not None and self._name == "postgresql":
+        if self._name == "postgresql" and (bound := self.lock_waits.get(feed)) is not None:
             idle = milliseconds(IDLE_PARTS * bound)
             yield Query(
                 f"SELECT set_config('lock_timeout', '{milliseconds(bound)}', true), "
@@ -276,7 +274,7 @@ class PositionScripts:
 
     def _update_one(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[bool]:
         """Save the only position if its row is there, free, and has the expected revision."""
-        passes = feed in self.lock_waits and self._dialect.lock != ""
+        passes = self._dialect.lock != "" and feed in self.lock_waits
         if passes and not self._dialect.skips:
             return False
         ((partition, new),) = positions.items()
@@ -290,7 +288,7 @@ class PositionScripts:
         """Lock the rows of these positions, check that they can be replaced; return the time."""
         if not positions:
             return (yield from self._time())
-        lock, passes = self._dialect.lock, feed in self.lock_waits and self._dialect.lock != ""
+        lock, passes = self._dialect.lock, self._dialect.lock != "" and feed in self.lock_waits
         if not lock:
             # A transaction that has read fails at once when it writes beside another writer; one
             # that begins with a change waits for it.

@@ -6,7 +6,7 @@ Here are transactions and errors; the statements are in `feedapi_client.stores.p
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -169,11 +169,9 @@ class PostgresCursorStore(KeptLeases):
 
     # Transactions
 
-    @asynccontextmanager
-    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run | None]:
+    def _within(self, feed: FeedKey, transaction: Any) -> AbstractAsyncContextManager[None]:
         only = None if transaction is None else not is_of(transaction, "psycopg", "Connection")
-        async with self._operation(feed, asyncio_only=only):
-            yield await self._runner(feed, transaction)
+        return self._operation(feed, asyncio_only=only)
 
     async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
         if transaction is None:

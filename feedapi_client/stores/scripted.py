@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -15,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -79,11 +78,13 @@ class ScriptedStore(Closable):
         """Bound the block in time, finish it although it is cancelled, and translate errors."""
         raise NotImplementedError
 
-    @asynccontextmanager
-    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run | None]:
-        """Do as `_operation`, and give what `_runner` returns."""
-        async with self._operation(feed):
-            yield await self._runner(feed, transaction)
+    def _within(
+        self,
+        feed: FeedKey,
+        transaction: Any,  # noqa: ARG002
+    ) -> AbstractAsyncContextManager[None]:
+        """Do as `_operation`, for a save in the caller's transaction."""
+        return self._operation(feed)
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
@@ -106,7 +107,8 @@ class ScriptedStore(Closable):
     ) -> None:
         """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
-        async with self._within(feed, transaction) as run:
+        async with self._within(feed, transaction):
+            run = await self._runner(feed, transaction)
             if positions:
                 await self._save(feed, positions, passed, run)
             elif run is not None:
@@ -132,7 +134,8 @@ class ScriptedStore(Closable):
 
     async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
         """See `DoneStore.done`. `transaction` as in `save`."""
-        async with self._within(feed, transaction) as run:
+        async with self._within(feed, transaction):
+            run = await self._runner(feed, transaction)
             await self._done(feed, event, run)
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -217,20 +217,29 @@ class MemoryCursorStore(MemoryLeases, ScriptedStore):
             )
         return None
 
-    @asynccontextmanager
-    async def _operation(
+    def _operation(
         self,
         feed: FeedKey | None,
         *,
         shield: bool = True,  # noqa: ARG002 - it never waits
-    ) -> AsyncIterator[None]:
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        try:
-            yield
-        except (sqlite3.Error, OverflowError) as error:
-            url = None if feed is None else feed.url
-            raise StoreError(f"keeping cursors in memory failed: {error}", feed=url) from error
+    ) -> _InMemory:
+        return _InMemory(feed)
 
     def __repr__(self) -> str:
         rows = run_script(self._connection, self._scripts.feeds())
         return f"<MemoryCursorStore: {len(rows)} feeds>"
+
+
+class _InMemory:
+    """What `contextlib` would make of a function, at a fifth of its cost."""
+
+    def __init__(self, feed: FeedKey | None) -> None:
+        self._feed = feed
+
+    def __aenter__(self) -> Coroutine[Any, Any, None]:
+        return anyio.lowlevel.checkpoint_if_cancelled()
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, (sqlite3.Error, OverflowError)):
+            url = None if self._feed is None else self._feed.url
+            raise StoreError(f"keeping cursors in memory failed: {error}", feed=url) from error

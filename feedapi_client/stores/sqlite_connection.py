@@ -205,16 +205,16 @@ def transact(connection: sqlite3.Connection, script: Script[T]) -> T:
 
 def run_script(connection: sqlite3.Connection, script: Script[T]) -> T:
     """Run a script on a connection, and return its result."""
-    return run_steps(script, partial(_execute, connection))
-
-
-def _execute(connection: sqlite3.Connection, step: Step) -> Any:
-    """Rows are tuples of `str`, whatever factories the caller's connection has."""
+    # Rows are tuples of `str`, whatever factories the caller's connection has.
     cursor, text_factory = connection.cursor(), connection.text_factory
     cursor.row_factory, connection.text_factory = None, str
-    try:
+
+    def execute(step: Step) -> Any:
         cursor.execute(*step)
         return cursor.rowcount if isinstance(step, CountedChange) else cursor.fetchall()
+
+    try:
+        return run_steps(script, execute)
     finally:
         connection.text_factory = text_factory
         cursor.close()
