@@ -106,7 +106,9 @@ class SQLAlchemyQuarantineStore:
 
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
         """See `QuarantineStore.add`."""
-        rows = [dict(zip(COLUMNS, to_row(event), strict=True)) for event in events]
+        rows: list[dict[str, Any]] = [
+            dict(zip(COLUMNS, to_row(event), strict=True)) for event in events
+        ]
         if rows:
             await self._run(lambda each: each.execute(sa.insert(self.table), rows), transaction)
 

@@ -15,6 +15,7 @@ import anyio
 try:
     import sqlalchemy as sa
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+    from sqlalchemy.ext.asyncio import AsyncEngine
 except ImportError as error:
     raise ImportError(
         "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
@@ -33,7 +34,6 @@ from feedapi_client.stores.scripted_leases import KeptConnection, KeptLeases
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.sql_dialects import CLOCKS
 from feedapi_client.stores.sql_engines import (
-    Engine,
     LeaseConnections,
     check_engine,
     check_format,
@@ -97,7 +97,7 @@ class SQLAlchemyCursorStore(KeptLeases):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AsyncEngine | sa.Engine,
         *,
         table: str = "feedapi_cursors",
         schema: str | None = None,

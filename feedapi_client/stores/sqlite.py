@@ -9,7 +9,7 @@ import os
 import sqlite3
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -236,8 +236,8 @@ class _InMemory:
     def __init__(self, feed: FeedKey | None) -> None:
         self._feed = feed
 
-    def __aenter__(self) -> Coroutine[Any, Any, None]:
-        return anyio.lowlevel.checkpoint_if_cancelled()
+    async def __aenter__(self) -> None:
+        await anyio.lowlevel.checkpoint_if_cancelled()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, (sqlite3.Error, OverflowError)):
