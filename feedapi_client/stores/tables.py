@@ -110,10 +110,14 @@ def create_table(table: str, dialect: str, *, unless: str | None = None) -> str:
         unless: its name, quoted, where it is created unless it is there.
     """
     columns, key = (TABLES | FORMATS)[table]
-    lines = [f"{column} {kind.format_map(_TYPES[dialect])}" for column, kind in columns.items()]
+    lines = [
+        f"{column} {kind.format_map(_TYPES[dialect])}{' PRIMARY KEY' * (column == key)}"
+        for column, kind in columns.items()
+    ]
+    lines += [] if key in columns else [f"PRIMARY KEY ({key})"]
     options = _MYSQL if dialect == "mysql" else ""
     name = table if unless is None else f"IF NOT EXISTS {unless}"
-    return f"CREATE TABLE {name} ({', '.join(lines)}, PRIMARY KEY ({key})){options}"
+    return f"CREATE TABLE {name} ({', '.join(lines)}){options}"
 
 
 def create_missing(*tables: str) -> Script[None]:
