@@ -68,11 +68,10 @@ if TYPE_CHECKING:
     )
     from feedapi_client.stores.base import CursorStore
     from feedapi_client.stores.journal import Journal
-    from feedapi_client.stores.memory import MemoryCursorStore
     from feedapi_client.stores.postgres import PostgresCursorStore as PostgresCursorStore
     from feedapi_client.stores.redis import RedisCursorStore as RedisCursorStore
     from feedapi_client.stores.sql import SQLAlchemyCursorStore as SQLAlchemyCursorStore
-    from feedapi_client.stores.sqlite import SQLiteCursorStore
+    from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
     from feedapi_client.sync import SyncBatch, SyncFeedConsumer
 
 __version__ = "0.1.0"

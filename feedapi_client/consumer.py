@@ -59,7 +59,7 @@ from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
 from feedapi_client.stores.base import CursorStore, LockingStore, PatientStore
 from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import LeaseStore
-from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ LAST = "_last"
 """The special cursor after the newest event."""
 
 _TYPED_DECODERS = 256  # types whose decoders are kept
-_KEY_URLS = 64  # feeds whose keys' URLs are kept: a process makes the same few keys again and again
+_KEYS = 64  # feeds whose keys' URLs are kept: a process makes the same few keys again and again
 
 _load = msgspec.json.Decoder().decode
 _SURROGATE = rb"u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -476,16 +476,21 @@ class FeedKey:
     @property
     def id(self) -> str:
         """64 hexadecimal digits that identify the key, for stores that need a fixed width."""
-        digest = hashlib.sha256()
-        for part in (self.url, self.name, *(part for pair in self.filters for part in pair)):
-            encoded = part.encode("utf-8", "surrogatepass")
-            # With its length before it no part can be taken for two, nor two for one.
-            digest.update(b"%d:%b" % (len(encoded), encoded))
-        return digest.hexdigest()
+        return _digest(self)
 
     def __str__(self) -> str:
         filters = "".join(f" {name}={value}" for name, value in self.filters)
         return f"{self.name} @ {self.url}{filters}"
+
+
+@lru_cache(_KEYS)
+def _digest(key: FeedKey) -> str:
+    digest = hashlib.sha256()
+    for part in (key.url, key.name, *(part for pair in key.filters for part in pair)):
+        encoded = part.encode("utf-8", "surrogatepass")
+        # With its length before it no part can be taken for two, nor two for one.
+        digest.update(b"%d:%b" % (len(encoded), encoded))
+    return digest.hexdigest()
 
 
 _NAMED = "feed:"
@@ -525,7 +530,7 @@ def _key_url(url: str) -> str:
     return _read_key_url(url) if isinstance(url, str) else public_url(url)
 
 
-@lru_cache(_KEY_URLS)
+@lru_cache(_KEYS)
 def _read_key_url(url: str) -> str:
     parts = _split(url)
     if parts.query:

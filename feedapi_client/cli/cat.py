@@ -221,7 +221,7 @@ class EventPrinter:
 
     def _store(self) -> AbstractAsyncContextManager[CursorStore]:
         if self.o.store is None:
-            from feedapi_client.stores.memory import MemoryCursorStore
+            from feedapi_client.stores.sqlite import MemoryCursorStore
 
             return nullcontext(MemoryCursorStore())
         from feedapi_client.operations.opening import open_store

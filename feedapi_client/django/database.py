@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import weakref
 from collections.abc import AsyncIterator
@@ -19,7 +18,7 @@ from django.utils.connection import ConnectionProxy
 
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.caller_thread import in_callers_thread, is_thread_lent
-from feedapi_client.stores.scripts import CountedChange, Script, StatementRows, Step, run_steps
+from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps
 from feedapi_client.stores.threads import in_thread
 
 T = TypeVar("T")
@@ -27,8 +26,6 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 1.0
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
-_NUMBERED = re.compile(r"\$(\d+)")
-"""A parameter of `PostgresScripts`."""
 
 
 class OwnTransaction(NamedTuple):
@@ -226,15 +223,10 @@ def _execute(connection: Any, sql: str) -> None:
 
 def _run(connection: Any, script: Script[T]) -> T:
     def rows(step: Step) -> Any:
-        sql = _NUMBERED.sub(r"%(p\1)s", step.sql)
+        sql = step.sql.replace("?", "%s")
         with connection.cursor() as cursor:
-            if isinstance(step, StatementRows):
-                cursor.executemany(sql.replace("?", "%s"), step.rows)
-                return []
-            parameters: Any = tuple(step.parameters) or None  # without any, a % is not doubled
-            if sql != step.sql:
-                parameters = {f"p{number}": value for number, value in enumerate(parameters, 1)}
-            cursor.execute(sql.replace("?", "%s"), parameters)
+            # Without parameters a % is not doubled.
+            cursor.execute(sql, tuple(step.parameters) or None)
             if isinstance(step, CountedChange):
                 return cursor.rowcount
             return list(cursor.fetchall()) if cursor.description else []

@@ -17,10 +17,9 @@ from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore, asyncio_operation
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.position_scripts import PositionScripts
-from feedapi_client.stores.postgres_statements import PostgresScripts
-from feedapi_client.stores.scripted import Run, ScriptedStore
-from feedapi_client.stores.scripts import CountedChange, Query, Script, StatementRows, just
+from feedapi_client.stores.positions import PositionScripts
+from feedapi_client.stores.scripted import JournalledScripts, Run
+from feedapi_client.stores.scripts import CountedChange, Query, Script, just
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ _SELECT = f"SELECT {_NAMES} FROM feedapi_quarantine"
 _REMOVE = "DELETE FROM feedapi_quarantine WHERE id = ?"
 
 
-class DjangoCursorStore(ScriptedStore):
+class DjangoCursorStore(JournalledScripts):
     """Keeps positions in a database of Django: PostgreSQL, MySQL, MariaDB or SQLite.
 
     The tables are those of the other SQL stores, created by ``manage.py migrate`` with
@@ -76,11 +75,8 @@ class DjangoCursorStore(ScriptedStore):
         self, using: str = "default", *, journal: Journal | None = None, timeout: float = 30.0
     ) -> None:
         self.database = DjangoDatabase(using)
-        if self.database.vendor == "postgresql":
-            self._scripts = PostgresScripts("feedapi_cursors", None, journal)
-        else:
-            named = "feedapi_cursors{}".format
-            self._scripts = PositionScripts(self.database.vendor, named, journal)
+        named = "feedapi_cursors{}".format
+        self._scripts = PositionScripts(self.database.vendor, named, journal)
         self._timeout = timeout
 
     @property
@@ -163,7 +159,7 @@ class DjangoQuarantineStore:
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
         """See `QuarantineStore.add`."""
         if events:
-            await self._run(just(StatementRows(_INSERT, [*map(to_row, events)])), transaction)
+            await self._run(_add(events), transaction)
 
     async def page(
         self,
@@ -207,6 +203,11 @@ class DjangoQuarantineStore:
 
     def __repr__(self) -> str:
         return f"<DjangoQuarantineStore {self.database}>"
+
+
+def _add(events: Sequence[QuarantinedEvent]) -> Script[None]:
+    for event in events:
+        yield Query(_INSERT, to_row(event))
 
 
 def _remove(ids: list[str]) -> Script[int]:

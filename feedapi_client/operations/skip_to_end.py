@@ -10,7 +10,7 @@ from feedapi_client.model import Batch, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import check_unused
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore
 
 Positions = Mapping[int, Position]
 Progress = Callable[[FeedConsumer, int], object]

@@ -12,11 +12,16 @@ from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.postgres import PostgresCursorStore, server_message
-from feedapi_client.stores.postgres_drivers import database_of, runner_on
-from feedapi_client.stores.postgres_statements import FormatTable, quoted
-from feedapi_client.stores.scripts import Query, Script, T, just
-from feedapi_client.stores.stored_format import QUARANTINE_FORMAT
+from feedapi_client.stores.postgres import (
+    PostgresCursorStore,
+    check_format,
+    create_missing,
+    quoted,
+    server_message,
+)
+from feedapi_client.stores.postgres_drivers import database_of, run_on
+from feedapi_client.stores.scripts import Query, Script, T
+from feedapi_client.stores.stored_format import FORMAT_TABLE, QUARANTINE_FORMAT
 
 _TYPES = {
     "id": "VARCHAR(32)",
@@ -45,11 +50,9 @@ class PostgresQuarantineStore:
     ) -> None:
         self._database = database_of(pool)
         self._name = table
-        self._format = FormatTable(table, schema, QUARANTINE_FORMAT)
+        self._formats = quoted(FORMAT_TABLE, schema)
         self._table = name = quoted(table, schema)
         names = ", ".join(COLUMNS)
-        columns = [f"{column} {_TYPES.get(column, 'TEXT')} NOT NULL" for column in COLUMNS]
-        self._create = f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(columns)}, PRIMARY KEY (id))"
         arrays = [
             f"${number}::{_TYPES.get(column, 'TEXT')}[]" for number, column in enumerate(COLUMNS, 1)
         ]
@@ -69,11 +72,17 @@ class PostgresQuarantineStore:
         Raises:
             StoreError
         """
-        await self._run(self._format.create([self._table], just(Query(self._create))))
+        tables = {"feedapi_quarantine": self._table}
+        await self._run(create_missing(tables, self._formats, self._name, QUARANTINE_FORMAT))
 
     async def prepare(self) -> None:
         """See `QuarantineStore.prepare`: raises if there is no table."""
-        await self._run(_rows(Query(f"{self._select} WHERE false"), self._format.check()))
+        await self._run(
+            _rows(
+                Query(f"{self._select} WHERE false"),
+                check_format(self._formats, self._name, QUARANTINE_FORMAT),
+            )
+        )
 
     def joins(self, cursors: CursorStore) -> bool:
         """See `QuarantineStore.joins`: True for a `PostgresCursorStore` of the same pool or DSN."""
@@ -121,13 +130,7 @@ class PostgresQuarantineStore:
         with self._translated():
             if transaction is None:
                 return await self._database.transact(script)
-            if (run := runner_on(transaction)) is None:
-                raise StoreError(
-                    "transaction must be an AsyncConnection or a Connection of psycopg, or a "
-                    f"Connection of asyncpg, not a {type(transaction).__name__}"
-                )
-            found: T = await run(script)
-            return found
+            return await run_on(transaction, script)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

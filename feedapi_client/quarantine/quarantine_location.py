@@ -10,8 +10,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore, QuarantineStore
 from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.stores.sqlite import SQLiteCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
 
 _in_memory: weakref.WeakKeyDictionary[CursorStore, MemoryQuarantineStore] = (
     weakref.WeakKeyDictionary()

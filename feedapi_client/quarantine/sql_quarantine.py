@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import Any
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, TypeVar
 
 try:
     import sqlalchemy as sa
-    from sqlalchemy.dialects import mysql
     from sqlalchemy.exc import SQLAlchemyError
-    from sqlalchemy.ext.asyncio import AsyncEngine
 except ImportError as error:
     raise ImportError(
         "SQLAlchemyQuarantineStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
@@ -20,43 +19,22 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.sql_connection import (
+from feedapi_client.stores.sql_engines import (
     AnyConnection,
-    awaited,
-    connection_of,
+    Engine,
+    Work,
+    begun,
+    check_engine,
+    check_format,
+    create_missing,
     database_message,
-)
-from feedapi_client.stores.sql_tables import (
-    TABLE_OPTIONS,
-    check_noted_format,
-    format_table,
-    long_text,
-    note_format,
     table_in,
+    transact,
+    within,
 )
-from feedapi_client.stores.stored_format import QUARANTINE_FORMAT
+from feedapi_client.stores.stored_format import FORMAT_TABLE, QUARANTINE_FORMAT
 
-
-def quarantine_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """Return the table of quarantined events.
-
-    `payload` is the event as sent; `quarantined_at` is in microseconds since 1970 UTC.
-    """
-    types: dict[str, Any] = {
-        "id": sa.String(32),
-        "feed_id": sa.CHAR(64),
-        "partition_id": sa.Integer(),
-        "event_index": sa.Integer(),
-        "payload": sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
-        "quarantined_at": sa.BigInteger(),
-    }
-    columns = [
-        sa.Column(
-            column, types.get(column, long_text()), primary_key=column == "id", nullable=False
-        )
-        for column in COLUMNS
-    ]
-    return sa.Table(name, metadata, *columns, schema=schema, **TABLE_OPTIONS)
+T = TypeVar("T")
 
 
 class SQLAlchemyQuarantineStore:
@@ -75,18 +53,18 @@ class SQLAlchemyQuarantineStore:
 
     def __init__(
         self,
-        engine: AsyncEngine | sa.Engine,
+        engine: Engine,
         *,
         table: str = "feedapi_quarantine",
         schema: str | None = None,
         metadata: sa.MetaData | None = None,
     ) -> None:
+        check_engine(engine)
         self.engine = engine
-        self._engine = awaited(engine)
         metadata = sa.MetaData() if metadata is None else metadata
         schema = metadata.schema if schema is None else schema
-        self.table = table_in(metadata, quarantine_table, table, schema)
-        self.format_table = format_table(metadata, schema)
+        self.table = table_in(metadata, "feedapi_quarantine", table, schema)
+        self.format_table = table_in(metadata, FORMAT_TABLE, FORMAT_TABLE, schema)
         self._foreign_errors = (SQLAlchemyError, OSError, engine.dialect.loaded_dbapi.Error)
 
     async def create_tables(self) -> None:
@@ -95,47 +73,44 @@ class SQLAlchemyQuarantineStore:
         Raises:
             StoreError
         """
-        with self._translated():
-            async with self._engine.begin() as connection:
-                await connection.run_sync(self._create)
+        tables = [self.table]
+        await self._run(
+            partial(
+                create_missing, tables=tables, formats=self.format_table, newest=QUARANTINE_FORMAT
+            )
+        )
 
     async def prepare(self) -> None:
         """See `QuarantineStore.prepare`: raises if there is no table."""
-        with self._translated():
-            async with self._engine.connect() as connection:
-                await connection.execute(sa.select(self.table.c.id).where(sa.false()))
-                await connection.run_sync(self._check_format)
-
-    def _create(self, connection: sa.Connection) -> None:
-        tables = [self.table, self.format_table]
-        self.table.metadata.create_all(connection, tables=tables)
-        note_format(connection, self.format_table, self.table.name, QUARANTINE_FORMAT)
-
-    def _check_format(self, connection: sa.Connection) -> None:
-        check_noted_format(connection, self.format_table, self.table.name, QUARANTINE_FORMAT)
+        await self._run(lambda each: each.execute(sa.select(self.table.c.id).where(sa.false())))
+        await self._run(
+            partial(
+                check_format,
+                table=self.table,
+                formats=self.format_table,
+                newest=QUARANTINE_FORMAT,
+            )
+        )
 
     def joins(self, cursors: CursorStore) -> bool:
         """See `QuarantineStore.joins`: True if the cursors are in the same database."""
         engine = getattr(cursors, "engine", None)
-        return isinstance(engine, (AsyncEngine, sa.Engine)) and (
-            engine is self.engine or engine.url == self.engine.url
-        )
+        return isinstance(engine, Engine) and engine.url == self.engine.url
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AnyConnection]:
         """See `QuarantineStore.begin`."""
         with self._translated():
-            async with self._engine.begin() as connection:
+            async with begun(self.engine) as connection:
                 yield connection
 
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
         """See `QuarantineStore.add`."""
-        if events:
-            async with self._within(transaction) as connection:
-                await connection.execute(
-                    sa.insert(self.table),
-                    [dict(zip(COLUMNS, to_row(event), strict=True)) for event in events],
-                )
+        rows: list[dict[str, Any]] = [
+            dict(zip(COLUMNS, to_row(event), strict=True)) for event in events
+        ]
+        if rows:
+            await self._run(lambda each: each.execute(sa.insert(self.table), rows), transaction)
 
     async def page(
         self,
@@ -160,30 +135,26 @@ class SQLAlchemyQuarantineStore:
 
     async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
         """See `QuarantineStore.remove`."""
-        removed = 0
-        async with self._within(transaction) as connection:
-            for id in sorted(set(ids)):
-                delete = sa.delete(self.table).where(self.table.c.id == id)
-                removed += (await connection.execute(delete)).rowcount
-        return removed
+
+        def remove(connection: sa.Connection) -> int:
+            deletes = (
+                sa.delete(self.table).where(self.table.c.id == id) for id in sorted(set(ids))
+            )
+            return sum(connection.execute(delete).rowcount for delete in deletes)
+
+        return await self._run(remove, transaction)
 
     def _all(self) -> sa.Select[Any]:
         return sa.select(*(self.table.c[name] for name in COLUMNS))
 
     async def _select(self, query: sa.Select[Any]) -> list[QuarantinedEvent]:
-        with self._translated():
-            async with self._engine.connect() as connection:
-                return [from_row(row) for row in await connection.execute(query)]
+        return await self._run(lambda each: [from_row(row) for row in each.execute(query)])
 
-    @asynccontextmanager
-    async def _within(self, transaction: Any) -> AsyncIterator[AnyConnection]:
+    async def _run(self, work: Work[T], transaction: Any = None) -> T:
         with self._translated():
             if transaction is None:
-                context: Any = self._engine.begin()
-            else:
-                context = nullcontext(await connection_of(transaction, self.table))
-            async with context as connection:
-                yield connection
+                return await transact(self.engine, work)
+            return await within(transaction, self.table, work)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -18,24 +18,15 @@ from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.sqlite_connection import BUSY_CODES, create_privately, run_script
-from feedapi_client.stores.stored_format import QUARANTINE_FORMAT, note_format
+from feedapi_client.stores.sqlite_connection import (
+    BUSY_CODES,
+    create_privately,
+    run_script,
+    transact,
+)
+from feedapi_client.stores.stored_format import FORMAT_TABLE, QUARANTINE_FORMAT, note_format
+from feedapi_client.stores.tables import create_missing
 
-_TABLE = """CREATE TABLE IF NOT EXISTS feedapi_quarantine (
-    id VARCHAR(32) NOT NULL PRIMARY KEY,
-    feed_id CHAR(64) NOT NULL,
-    feed_url TEXT NOT NULL,
-    consumer TEXT NOT NULL,
-    filters TEXT NOT NULL,
-    partition_id INTEGER NOT NULL,
-    feed_cursor TEXT NOT NULL,
-    event_index INTEGER NOT NULL,
-    payload BLOB NOT NULL,
-    headers TEXT NOT NULL,
-    error_type TEXT NOT NULL,
-    error TEXT NOT NULL,
-    quarantined_at BIGINT NOT NULL
-)"""
 # The statements are put together from the names of `COLUMNS` only.
 _NAMES = ", ".join(COLUMNS)
 _PLACES = ", ".join("?" * len(COLUMNS))
@@ -172,7 +163,8 @@ class SQLiteQuarantineStore:
         with closing(self._open()) as connection:
             self._wait_for_lock(connection, self._busy_timeout)
             with self._translated():
-                run_script(connection, note_format("feedapi_quarantine", QUARANTINE_FORMAT))
+                note = note_format(FORMAT_TABLE, "feedapi_quarantine", QUARANTINE_FORMAT)
+                transact(connection, note)
 
     def _open(self) -> sqlite3.Connection:
         with self._translated():
@@ -181,7 +173,7 @@ class SQLiteQuarantineStore:
                 self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
             )
             try:
-                connection.execute(_TABLE)
+                run_script(connection, create_missing(FORMAT_TABLE, "feedapi_quarantine"))
             except BaseException:
                 connection.close()
                 raise

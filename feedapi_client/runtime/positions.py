@@ -21,8 +21,8 @@ from feedapi_client.stores.base import CursorStore, PatientStore
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.foreign_errors import translated
 from feedapi_client.stores.leases import LeaseStore
-from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.stores.moving import adopt, check_key_format, stored_keys
+from feedapi_client.stores.sqlite import MemoryCursorStore
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore
-from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.stores.sqlite import SQLiteCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
 
 if TYPE_CHECKING:
     from feedapi_client.stores.postgres import PostgresCursorStore

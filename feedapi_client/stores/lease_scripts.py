@@ -19,14 +19,13 @@ from typing import Any
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.done_scripts import in_parts
 from feedapi_client.stores.leases import Instance, Lease, first_change
-from feedapi_client.stores.save_attempts import is_lock_timeout
-from feedapi_client.stores.scripts import CountedChange, Query, Script
+from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import (
     CLOCKS,
     SKIPS_LOCKED,
     feed_condition,
+    is_lock_timeout,
     listed,
     milliseconds,
 )
@@ -54,31 +53,6 @@ class LeaseScripts:
         self._feed = feed_condition(dialect)
         self._mine = f"{self._feed} AND instance = ?"
         self._skip = " FOR UPDATE SKIP LOCKED" if dialect in SKIPS_LOCKED else ""
-
-    def create(self) -> Script[None]:
-        """Create the tables that do not exist yet: the same as SQLAlchemyCursorStore creates."""
-        yield Query(
-            f"""CREATE TABLE IF NOT EXISTS {self._instances} (
-                feed_id CHAR(64) NOT NULL,
-                instance VARCHAR(200) NOT NULL,
-                joined_at BIGINT NOT NULL,
-                expires_at BIGINT NOT NULL,
-                changes BIGINT NOT NULL,
-                options VARCHAR(200) NOT NULL,
-                PRIMARY KEY (feed_id, instance)
-            )"""
-        )
-        yield Query(
-            f"""CREATE TABLE IF NOT EXISTS {self._leases} (
-                feed_id CHAR(64) NOT NULL,
-                partition_id INTEGER NOT NULL,
-                owner VARCHAR(200),
-                epoch BIGINT NOT NULL,
-                ended INTEGER NOT NULL,
-                changed_at BIGINT NOT NULL,
-                PRIMARY KEY (feed_id, partition_id)
-            )"""
-        )
 
     def join(self, feed: FeedKey, instance: str, seconds: float, options: str) -> Script[None]:
         """See `LeaseStore.join`."""

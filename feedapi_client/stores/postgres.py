@@ -1,12 +1,13 @@
 """Cursors in PostgreSQL, through psycopg or asyncpg. Needs the extra ``psycopg`` or ``asyncpg``.
 
-Here are transactions and errors; the statements are in `feedapi_client.stores.postgres_statements`.
+Here are transactions and errors; the statements are in `feedapi_client.stores.positions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedapi_client.causes import store_problem
@@ -18,23 +19,24 @@ from feedapi_client.stores.base import (
 )
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.lease_scripts import LeaseScripts
+from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.postgres_drivers import (
     Database,
     database_of,
     is_autocommit,
-    needs_asyncio,
-    runner_on,
-)
-from feedapi_client.stores.postgres_statements import (
-    FormatTable,
-    PostgresScripts,
-    named,
-    quoted,
+    is_of,
+    run_on,
 )
 from feedapi_client.stores.scripted import Run
 from feedapi_client.stores.scripted_leases import KeptConnection, KeptLeases
-from feedapi_client.stores.scripts import Script
-from feedapi_client.stores.stored_format import STORE_FORMAT
+from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.stored_format import (
+    FORMAT_TABLE,
+    STORE_FORMAT,
+    check_noted,
+    note_format,
+)
+from feedapi_client.stores.tables import create_table
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -72,8 +74,8 @@ class PostgresCursorStore(KeptLeases):
     caller must not use that connection. With both the store runs on trio, too; everything else of
     it runs on asyncio only, as the drivers do.
 
-    Cost: the usual save, of one position, is one statement, with a journal too; a save of many is
-    one statement for those with a predecessor and one for the others, within a savepoint.
+    Cost: the usual save, of one position, is one statement, and three with a journal; a save of
+    many is one for each 100, and one for each 490 that locks their rows.
 
     Arguments:
         pool: an `AsyncConnectionPool` or a `ConnectionPool` of psycopg, or a `Pool` of asyncpg:
@@ -100,11 +102,11 @@ class PostgresCursorStore(KeptLeases):
         timeout: float = 30.0,
     ) -> None:
         self.database = database_of(pool)
-        self._scripts = PostgresScripts(table, schema, journal)
+        self._scripts = PositionScripts("postgresql", named(table, schema), journal)
         self._table = table
-        self._format = FormatTable(table, schema, STORE_FORMAT)
+        self._formats = quoted(FORMAT_TABLE, schema)
         suffixes = ["", "_done", "_instances", "_leases", *(["_journal"] if journal else [])]
-        self._tables = [named(table, schema)(suffix) for suffix in suffixes]
+        self._tables = {f"feedapi_cursors{each}": quoted(table + each, schema) for each in suffixes}
         self._format_is_known = False
         connections = _LeaseConnections(self.database)
         super().__init__(
@@ -125,7 +127,8 @@ class PostgresCursorStore(KeptLeases):
         async with self._operation(None, shield=False):
             for attempt in range(1, _CREATE_ATTEMPTS + 1):
                 try:
-                    await self.database.transact(self._create())
+                    create = create_missing(self._tables, self._formats, self._table, STORE_FORMAT)
+                    await self.database.transact(create)
                 except Exception:
                     # Another process may have created a table between the look and the creation.
                     # The next look sees that one at least.
@@ -156,7 +159,7 @@ class PostgresCursorStore(KeptLeases):
         """See `CursorStore.load`."""
         if not self._format_is_known:
             async with self._operation(feed, shield=False):
-                await self.database.transact(self._format.check())
+                await self.database.transact(check_format(self._formats, self._table, STORE_FORMAT))
             self._format_is_known = True
         return await super().load(feed)
 
@@ -166,39 +169,23 @@ class PostgresCursorStore(KeptLeases):
 
     # Transactions
 
-    @asynccontextmanager
-    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run | None]:
-        only = None if transaction is None else needs_asyncio(transaction)
-        async with self._operation(feed, asyncio_only=only):
-            yield await self._runner(feed, transaction)
+    def _within(self, feed: FeedKey, transaction: Any) -> AbstractAsyncContextManager[None]:
+        only = None if transaction is None else not is_of(transaction, "psycopg", "Connection")
+        return self._operation(feed, asyncio_only=only)
 
     async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
         if transaction is None:
             return None
-        run = runner_on(transaction)
-        if run is None:
-            raise StoreError(
-                "transaction must be an AsyncConnection or a Connection of psycopg, or a "
-                f"Connection of asyncpg, not a {type(transaction).__name__}",
-                feed=feed.url,
-            )
         if await is_autocommit(transaction):
             raise StoreError(
                 "no transaction is open on the connection, which is in autocommit mode: "
                 "save within `async with connection.transaction()`",
                 feed=feed.url,
             )
-        return run
+        return partial(run_on, transaction)
 
     async def _run_alone(self, script: Script[T]) -> T:
         return await self.database.transact(script)
-
-    def _create(self) -> Script[None]:
-        yield from self._format.create(self._tables, self._create_missing())
-
-    def _create_missing(self) -> Script[None]:
-        yield from self._scripts.create()
-        yield from self._lease_scripts.create()
 
     @asynccontextmanager
     async def _operation(
@@ -220,7 +207,8 @@ class PostgresCursorStore(KeptLeases):
         try:
             async with bounded:
                 yield
-        except FeedError:
+        except FeedError as error:
+            error.feed = error.feed or (None if feed is None else feed.url)
             raise
         except Exception as error:
             # Any: drivers raise also ValueError, TypeError and RuntimeError of their own.
@@ -256,10 +244,48 @@ class _LeaseConnections:
         lock_seconds: float,  # noqa: ARG002
     ) -> T:
         """See `Connections.run`."""
-        run = runner_on(connection)
-        assert run is not None
-        result: T = await run(script)
-        return result
+        return await run_on(connection, script)
+
+
+def create_missing(tables: Mapping[str, str], formats: str, name: str, newest: int) -> Script[None]:
+    """Create the tables that are not there, and note their format if it is not noted.
+
+    PostgreSQL asks a role for the right to create a table although it exists.
+
+    Arguments:
+        tables: their quoted names, by those of `feedapi_client.stores.tables`.
+        formats: the quoted name of the table of formats.
+        name, newest: of the table whose format is noted.
+    """
+    for table, here in {**tables, FORMAT_TABLE: formats}.items():
+        if not (yield from _exists(here)):
+            yield Query(create_table(table, "postgresql", unless=here))
+    yield from note_format(formats, name, newest)
+
+
+def check_format(formats: str, name: str, newest: int) -> Script[None]:
+    """Check the noted format of a table. Without the table of formats it is the first one.
+
+    Raises:
+        StoreError: a newer version of this package wrote the table.
+    """
+    if (yield from _exists(formats)):
+        yield from check_noted(formats, name, newest)
+
+
+def quoted(table: str, schema: str | None) -> str:
+    """Return a table's name as an identifier of SQL."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table) if part)
+
+
+def named(table: str, schema: str | None) -> Callable[[str], str]:
+    """Return what `PositionScripts` takes."""
+    return lambda suffix: quoted(f"{table}{suffix}", schema)
+
+
+def _exists(table: str) -> Script[bool]:
+    rows = yield Query("SELECT to_regclass(CAST(? AS TEXT)) IS NOT NULL", (table,))
+    return bool(rows[0][0])
 
 
 def server_message(error: BaseException) -> str:

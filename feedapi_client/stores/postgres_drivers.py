@@ -6,15 +6,16 @@ Neither driver is imported unless the caller uses it already, or gives a DSN.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
+from feedapi_client.errors import StoreError
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.scripts import (
     CountedChange,
@@ -24,7 +25,7 @@ from feedapi_client.stores.scripts import (
     run_steps_async,
     with_placeholders,
 )
-from feedapi_client.stores.threads import in_thread
+from feedapi_client.stores.threads import entered_in_thread, in_thread, transact_in_thread
 
 T = TypeVar("T")
 
@@ -32,35 +33,41 @@ _POOL_SIZE = 8
 """Connections of a pool that the store opens by itself."""
 
 
-class Database(Protocol):
-    """A pool of connections, whatever the driver."""
+class Database:
+    """A pool of connections of one driver: of the caller, which the store does not close.
 
-    pool: Any
-    name: str
-    """What to call the driver."""
-    asyncio_only: bool
-    size: int | None
-    """The largest number of connections; None: no limit."""
+    Attributes:
+        pool: the driver's, or the DSN.
+        size: the largest number of connections; None: no limit.
+        name: what to call the driver.
+    """
+
+    name = "psycopg"
+    asyncio_only = True
+
+    def __init__(self, pool: Any, size: int | None) -> None:
+        self.pool = pool
+        self.size = size
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """Return a transaction of the store's own; it gives the driver's connection."""
-        ...
+        raise NotImplementedError
 
     async def transact(self, script: Script[T]) -> T:
         """Run a script in a transaction of the store's own."""
-        ...
+        async with self.begin() as connection:
+            return await run_on(connection, script)
 
     async def acquire(self) -> Any:
         """Take a connection out of the pool, on which each statement commits itself."""
-        ...
+        raise NotImplementedError
 
     async def release(self, connection: Any, *, broken: bool) -> None:
         """Give back what `acquire` returned."""
-        ...
+        raise NotImplementedError
 
     async def aclose(self) -> None:
         """Close what the store has opened itself."""
-        ...
 
 
 def database_of(pool: Any) -> Database:
@@ -72,15 +79,13 @@ def database_of(pool: Any) -> Database:
     """
     if isinstance(pool, str):
         return _OwnPool(pool)
-    if isinstance(pool, (_OwnPool, _PsycopgPool, _PsycopgThreadPool, _AsyncpgPool)):
+    if isinstance(pool, Database):
         return pool
-    psycopg_pool, asyncpg = sys.modules.get("psycopg_pool"), sys.modules.get("asyncpg")
-    if psycopg_pool is not None:
-        if isinstance(pool, psycopg_pool.AsyncConnectionPool):
-            return _PsycopgPool(pool)
-        if isinstance(pool, psycopg_pool.ConnectionPool):
-            return _PsycopgThreadPool(pool)
-    if asyncpg is not None and isinstance(pool, asyncpg.Pool):
+    if is_of(pool, "psycopg_pool", "AsyncConnectionPool"):
+        return _PsycopgPool(pool)
+    if is_of(pool, "psycopg_pool", "ConnectionPool"):
+        return _PsycopgThreadPool(pool)
+    if is_of(pool, "asyncpg", "Pool"):
         return _AsyncpgPool(pool)
     raise TypeError(
         "a pool of PostgreSQL connections is an AsyncConnectionPool or a ConnectionPool of "
@@ -88,43 +93,58 @@ def database_of(pool: Any) -> Database:
     )
 
 
-def runner_on(connection: Any) -> Callable[[Script[Any]], Awaitable[Any]] | None:
-    """Return the coroutine function that runs a script on the caller's connection.
+def kind_of(connection: Any) -> tuple[str, str]:
+    """Return the driver of a connection, and the name of its class there.
 
-    None: the object is no connection of a driver that is known.
+    Raises:
+        StoreError: it is of no driver that is known.
     """
-    psycopg, asyncpg = sys.modules.get("psycopg"), sys.modules.get("asyncpg")
-    if psycopg is not None:
-        if isinstance(connection, psycopg.AsyncConnection):
-            return partial(_run_psycopg, connection)
-        if isinstance(connection, psycopg.Connection):
-            return partial(_run_psycopg_of_caller, connection)
-    if asyncpg is not None and isinstance(connection, asyncpg.Connection):
-        return partial(_run_asyncpg, connection)
-    return None
+    for kind in (
+        ("psycopg", "AsyncConnection"),
+        ("psycopg", "Connection"),
+        ("asyncpg", "Connection"),
+    ):
+        if is_of(connection, *kind):
+            return kind
+    raise StoreError(
+        "transaction must be an AsyncConnection or a Connection of psycopg, or a Connection of "
+        f"asyncpg, not a {type(connection).__name__}"
+    )
 
 
-def needs_asyncio(connection: Any) -> bool:
-    """Return whether a connection of the caller works on asyncio only."""
-    psycopg = sys.modules.get("psycopg")
-    return psycopg is None or not isinstance(connection, psycopg.Connection)
+def is_of(value: Any, module: str, kind: str) -> bool:
+    """Return whether a value is of a class of a module that the program may have imported."""
+    imported = sys.modules.get(module)
+    return imported is not None and isinstance(value, getattr(imported, kind))
+
+
+async def run_on(connection: Any, script: Script[T]) -> T:
+    """Run a script on a connection of a driver, and return its result. Raises as `kind_of`."""
+    match kind_of(connection):
+        case "psycopg", "AsyncConnection":
+            return await _run_psycopg(connection, script)
+        case "psycopg", _:
+            run = partial(_run_psycopg_here, connection, script)
+            return await in_callers_thread(run, otherwise=in_thread)
+    return await _run_asyncpg(connection, script)
 
 
 async def is_autocommit(connection: Any) -> bool:
-    """Return whether the database would commit each statement by itself.
+    """Return whether the database would commit each statement by itself. Raises as `kind_of`.
 
     In psycopg's pipeline mode that is known only after the statements that were sent before.
     """
-    psycopg = sys.modules.get("psycopg")
-    if psycopg is None or not isinstance(connection, psycopg.BaseConnection):
+    driver, name = kind_of(connection)
+    if driver == "asyncpg":
         return not connection.is_in_transaction()
     if not connection.autocommit:
         return False
-    if isinstance(connection, psycopg.AsyncConnection):
+    if name == "AsyncConnection":
         await _receive(connection)
     else:
         await in_callers_thread(partial(_receive_here, connection), otherwise=in_thread)
-    return bool(connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
+    idle = import_module("psycopg").pq.TransactionStatus.IDLE
+    return bool(connection.info.transaction_status == idle)
 
 
 # Scripts on connections. psycopg's raw cursors take PostgreSQL's own parameters, as asyncpg does.
@@ -177,11 +197,6 @@ def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
     return run_steps(script, execute)
 
 
-async def _run_psycopg_of_caller(connection: Any, script: Script[T]) -> T:
-    run = partial(_run_psycopg_here, connection, script)
-    return await in_callers_thread(run, otherwise=in_thread)
-
-
 async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
     record = import_module("asyncpg").Record
 
@@ -198,25 +213,17 @@ async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
 # Pools
 
 
-class _PsycopgPool:
+class _PsycopgPool(Database):
     """An `AsyncConnectionPool` of psycopg."""
 
-    name = "psycopg"
-    asyncio_only = True
-
     def __init__(self, pool: Any) -> None:
-        self.pool = pool
-        self.size: int | None = pool.max_size
+        super().__init__(pool, pool.max_size)
         self._restore: dict[int, bool] = {}
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         async with self.pool.connection() as connection, connection.transaction():
             yield connection
-
-    async def transact(self, script: Script[T]) -> T:
-        async with self.begin() as connection:
-            return await _run_psycopg(connection, script)
 
     async def acquire(self) -> Any:
         connection = await self.pool.getconn()
@@ -232,52 +239,26 @@ class _PsycopgPool:
             await connection.set_autocommit(autocommit)
         await self.pool.putconn(connection)
 
-    async def aclose(self) -> None:
-        """Leave the caller's pool open."""
 
-
-class _PsycopgThreadPool:
+class _PsycopgThreadPool(Database):
     """A `ConnectionPool` of psycopg, used in worker threads."""
 
-    name = "psycopg"
     asyncio_only = False
 
     def __init__(self, pool: Any) -> None:
-        self.pool = pool
-        self.size: int | None = pool.max_size
+        super().__init__(pool, pool.max_size)
         self._restore: dict[int, bool] = {}
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        entered = self.pool.connection()
-        connection = await in_thread(entered.__enter__)
-        try:
-            transaction = connection.transaction()
-            await in_thread(transaction.__enter__)
-            try:
-                yield connection
-            except BaseException as error:
-                await self._leave(transaction, error)
-                raise
-            await self._leave(transaction, None)
-        except BaseException as error:
-            await self._leave(entered, error)
-            raise
-        await self._leave(entered, None)
+    @contextmanager
+    def _begun(self) -> Iterator[Any]:
+        with self.pool.connection() as connection, connection.transaction():
+            yield connection
 
-    @staticmethod
-    async def _leave(context: Any, error: BaseException | None) -> None:
-        kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
-        with anyio.CancelScope(shield=True):
-            await in_thread(lambda: context.__exit__(kind, error, traceback))
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        return entered_in_thread(self._begun())
 
     async def transact(self, script: Script[T]) -> T:
-        def work() -> T:
-            with self.pool.connection() as connection, connection.transaction():
-                return _run_psycopg_here(connection, script)
-
-        # The thread gives the connection back also when nobody waits for it any more.
-        return await in_thread(work, abandon=True)
+        return await transact_in_thread(self._begun, partial(_run_psycopg_here, script=script))
 
     async def acquire(self) -> Any:
         connection = await in_thread(self.pool.getconn)
@@ -293,28 +274,19 @@ class _PsycopgThreadPool:
             connection.autocommit = autocommit
         await in_thread(lambda: self.pool.putconn(connection))
 
-    async def aclose(self) -> None:
-        """Leave the caller's pool open."""
 
-
-class _AsyncpgPool:
+class _AsyncpgPool(Database):
     """A `Pool` of asyncpg."""
 
     name = "asyncpg"
-    asyncio_only = True
 
     def __init__(self, pool: Any) -> None:
-        self.pool = pool
-        self.size: int | None = pool.get_max_size()
+        super().__init__(pool, pool.get_max_size())
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         async with self.pool.acquire() as connection, connection.transaction():
             yield connection
-
-    async def transact(self, script: Script[T]) -> T:
-        async with self.begin() as connection:
-            return await _run_asyncpg(connection, script)
 
     async def acquire(self) -> Any:
         return await self.pool.acquire()
@@ -324,39 +296,28 @@ class _AsyncpgPool:
             connection.terminate()
         await self.pool.release(connection)
 
-    async def aclose(self) -> None:
-        """Leave the caller's pool open."""
 
-
-class _OwnPool:
+class _OwnPool(Database):
     """A pool of the store's own, opened at its first use: of psycopg, else of asyncpg.
 
     Without prepared statements, which are lost behind a pooler in transaction mode.
     """
 
-    asyncio_only = True
-    size: int | None = _POOL_SIZE
-
     def __init__(self, dsn: str) -> None:
-        if _is_installed("psycopg_pool"):
-            self.name = "psycopg"
-        elif _is_installed("asyncpg"):
+        super().__init__(dsn, _POOL_SIZE)
+        if not _is_installed("psycopg_pool"):
+            if not _is_installed("asyncpg"):
+                raise ImportError(
+                    "PostgresCursorStore needs a driver: pip install 'feedapi-client[psycopg]'"
+                )
             self.name = "asyncpg"
-        else:
-            raise ImportError(
-                "PostgresCursorStore needs a driver: pip install 'feedapi-client[psycopg]'"
-            )
-        self.pool = dsn
         self._lock = anyio.Lock()
-        self._opened: _PsycopgPool | _AsyncpgPool | None = None
+        self._opened: Database | None = None
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         async with (await self._open()).begin() as connection:
             yield connection
-
-    async def transact(self, script: Script[T]) -> T:
-        return await (await self._open()).transact(script)
 
     async def acquire(self) -> Any:
         return await (await self._open()).acquire()
@@ -371,13 +332,13 @@ class _OwnPool:
             if opened is not None:
                 await opened.pool.close()
 
-    async def _open(self) -> _PsycopgPool | _AsyncpgPool:
+    async def _open(self) -> Database:
         async with self._lock:
             if self._opened is None:
                 self._opened = await self._connect()
             return self._opened
 
-    async def _connect(self) -> _PsycopgPool | _AsyncpgPool:
+    async def _connect(self) -> Database:
         if self.name == "asyncpg":
             asyncpg = import_module("asyncpg")
             return _AsyncpgPool(

@@ -5,8 +5,8 @@ A store of this kind knows its connections and transactions, and nothing of stat
 
 from __future__ import annotations
 
+import math
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -14,9 +14,11 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, TypeVar
+
+import anyio
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
@@ -24,23 +26,21 @@ from feedapi_client.stores.base import (
     Closable,
     check_storable,
     consumer_interferes,
+    held_elsewhere,
     stored_key,
 )
 from feedapi_client.stores.done import Claim, DoneEvent, already_done
 from feedapi_client.stores.journal import microseconds
 from feedapi_client.stores.moving import check_moves
-from feedapi_client.stores.position_scripts import PositionScripts
-from feedapi_client.stores.save_attempts import (
-    ADMIN_ATTEMPTS,
-    RefusedError,
-    SaveAttempts,
-    give_up,
-    is_conflict,
-    is_integrity_error,
-    is_worth_another_attempt,
-    raise_held,
-)
+from feedapi_client.stores.positions import HeldError, PositionScripts
 from feedapi_client.stores.scripts import Script
+from feedapi_client.stores.sql_dialects import is_conflict, is_integrity_error, is_lock_timeout
+
+_SAVE_ATTEMPTS = 3
+_ADMIN_ATTEMPTS = 100
+"""How often an operator's work is tried while consumers interfere."""
+_LOCK_PAUSE = 0.02
+"""Seconds between two looks at a row that another transaction holds."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ Run = Callable[[Script[Any]], Awaitable[Any]]
 
 
 class ScriptedStore(Closable):
-    """Implements `JournalledStore` and `DoneStore`.
+    """Implements `AdministrableStore` and `DoneStore`.
 
     A subclass sets `_scripts`, and defines `_run_alone`, `_runner` and `_operation`.
     """
@@ -78,11 +78,13 @@ class ScriptedStore(Closable):
         """Bound the block in time, finish it although it is cancelled, and translate errors."""
         raise NotImplementedError
 
-    @asynccontextmanager
-    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run | None]:
-        """Do as `_operation`, and give what `_runner` returns."""
-        async with self._operation(feed):
-            yield await self._runner(feed, transaction)
+    def _within(
+        self,
+        feed: FeedKey,
+        transaction: Any,  # noqa: ARG002
+    ) -> AbstractAsyncContextManager[None]:
+        """Do as `_operation`, for a save in the caller's transaction."""
+        return self._operation(feed)
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
@@ -105,7 +107,8 @@ class ScriptedStore(Closable):
     ) -> None:
         """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
-        async with self._within(feed, transaction) as run:
+        async with self._within(feed, transaction):
+            run = await self._runner(feed, transaction)
             if positions:
                 await self._save(feed, positions, passed, run)
             elif run is not None:
@@ -122,14 +125,17 @@ class ScriptedStore(Closable):
         try:
             number = await self._administer(feed, claim)
         except StoreError as error:
-            raise_held(feed, partitions[0], self._scripts.lock_waits.get(feed), error)
+            cause, bound = error.__cause__, self._scripts.lock_waits.get(feed)
+            if bound is not None and isinstance(cause, Exception) and is_lock_timeout(cause):
+                raise held_elsewhere(feed, partitions[0], bound) from cause
             raise
         async with self._operation(feed, shield=False):
             return Claim(number, await self._run_alone(done.load(feed, partitions, revision)))
 
     async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
         """See `DoneStore.done`. `transaction` as in `save`."""
-        async with self._within(feed, transaction) as run:
+        async with self._within(feed, transaction):
+            run = await self._runner(feed, transaction)
             await self._done(feed, event, run)
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
@@ -162,17 +168,6 @@ class ScriptedStore(Closable):
         check_moves(keys)
         return await self._administer(None, lambda: self._scripts.move(keys, overwrite=overwrite))
 
-    async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
-        """See `JournalledStore.positions_at`."""
-        microseconds(when)
-        async with self._operation(feed):
-            return await self._run_alone(self._scripts.positions_at(feed, when))
-
-    async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """See `JournalledStore.rewind`."""
-        microseconds(to)
-        return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
-
     async def _done(self, feed: FeedKey, event: DoneEvent, within: Run | None) -> None:
         """Remember in the caller's transaction, or in one of the store's own."""
         run = self._run_alone if within is None else within
@@ -190,36 +185,58 @@ class ScriptedStore(Closable):
         passed: Mapping[int, Collection[str]],
         within: Run | None,
     ) -> None:
-        """Save in the caller's transaction, or in one of the store's own."""
-        save = self._scripts.save_alone if within is None else self._scripts.save_within
+        """Save in the caller's transaction, or in one of the store's own.
+
+        A few times after a conflict with another consumer; while another transaction holds a row,
+        for the time that the save may wait for it.
+        """
         run = self._run_alone if within is None else within
-        attempts = SaveAttempts(feed, positions, self._scripts.lock_waits.get(feed))
+        bound = self._scripts.lock_waits.get(feed)
+        deadline = math.inf if bound is None else anyio.current_time() + bound
+        left = _SAVE_ATTEMPTS
         while True:
             try:
-                await run(save(feed, positions, passed))
+                await run(self._scripts.save(feed, positions, passed, within=within is not None))
+            except HeldError as error:
+                if anyio.current_time() >= deadline:
+                    raise held_elsewhere(feed, error.partition, bound or 0) from None
+                await anyio.sleep(_LOCK_PAUSE)
             except Exception as error:
-                attempts.stop_at(error)
-                repeatable = isinstance(error, RefusedError) or is_integrity_error(error)
+                if bound is not None and is_lock_timeout(error):
+                    only = next(iter(positions)) if len(positions) == 1 else None
+                    raise held_elsewhere(feed, only, bound) from error
+                left -= 1
                 # After a deadlock the caller's transaction is lost.
-                if not (repeatable or (is_conflict(error) and within is None)):
+                if not (left and within is None and is_conflict(error)):
                     raise
-                held: int | None = await run(self._scripts.find_conflict(feed, positions))
-                if within is not None and not attempts.bounded:
-                    give_up(feed, error)
-                await attempts.pause(error, held)
             else:
                 return
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
         """Do an operator's work in a transaction; again while consumers interfere."""
         async with self._operation(feed):
-            for _ in range(ADMIN_ATTEMPTS):
+            for _ in range(_ADMIN_ATTEMPTS):
                 try:
                     return await self._run_alone(script())
                 except Exception as error:
-                    if not is_worth_another_attempt(error):
+                    if not is_conflict(error):
                         raise
             raise consumer_interferes(feed)
+
+
+class JournalledScripts(ScriptedStore):
+    """Implements `JournalledStore`, too."""
+
+    async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
+        """See `JournalledStore.positions_at`."""
+        microseconds(when)
+        async with self._operation(feed):
+            return await self._run_alone(self._scripts.positions_at(feed, when))
+
+    async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
+        """See `JournalledStore.rewind`."""
+        microseconds(to)
+        return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
 
 
 def _nothing() -> Script[None]:

@@ -12,9 +12,9 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.lease_scripts import LeaseScripts
 from feedapi_client.stores.leases import Instance, Lease
-from feedapi_client.stores.save_attempts import is_conflict, is_lock_timeout
-from feedapi_client.stores.scripted import ScriptedStore
+from feedapi_client.stores.scripted import JournalledScripts
 from feedapi_client.stores.scripts import Script
+from feedapi_client.stores.sql_dialects import is_conflict, is_lock_timeout
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Connections(Protocol):
         ...
 
 
-class KeptLeases(ScriptedLeases, ScriptedStore):
+class KeptLeases(ScriptedLeases, JournalledScripts):
     """Leases in a database with a server.
 
     While an instance has joined two connections are kept: one for renewals, which wait for nothing

@@ -2,19 +2,21 @@
 
 A script is a generator that yields statements and receives the rows found, or their number. Nothing
 here knows a database: who runs a script gives the function that executes a statement. Parameters
-are `?`; statements of PostgreSQL alone may have its own, `$1`.
+are `?`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+Named = TypeVar("Named", int, str)
 
+_NAMED_PER_STATEMENT = 490
 _CACHED = 64
 _QUOTED_OR_PLACEHOLDER = re.compile(r"""\?|"[^"]*"|'[^']*'|`[^`]*`|\[[^\]]*\]""")
 
@@ -33,14 +35,7 @@ class CountedChange(NamedTuple):
     parameters: Sequence[Any] = ()
 
 
-class StatementRows(NamedTuple):
-    """A statement and the rows to execute it for."""
-
-    sql: str
-    rows: list[tuple[Any, ...]]
-
-
-Step = Query | CountedChange | StatementRows
+Step = Query | CountedChange
 Script = Generator[Any, Any, T]
 
 
@@ -49,12 +44,27 @@ def just(step: Any) -> Script[Any]:
     return (yield step)
 
 
+def in_parts(named: Iterable[Named], size: int = _NAMED_PER_STATEMENT) -> Iterator[list[Named]]:
+    """Yield as many identities, or partitions, at a time as one statement names, in their order."""
+    ordered = sorted(named)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
 @lru_cache(_CACHED)
-def with_placeholders(sql: str, prefix: str) -> str:
-    """Replace each `?` by the prefix and its number, but not within quoted names and texts."""
+def with_placeholders(sql: str, style: str) -> str:
+    """Replace each `?`, but not within quoted names and texts.
+
+    Arguments:
+        style: what to put there; `$` gets its number.
+    """
     numbers = count(1)
+
+    def placeholder() -> str:
+        return f"${next(numbers)}" if style == "$" else style
+
     return _QUOTED_OR_PLACEHOLDER.sub(
-        lambda found: found[0] if found[0] != "?" else f"{prefix}{next(numbers)}", sql
+        lambda found: placeholder() if found[0] == "?" else found[0], sql
     )
 
 

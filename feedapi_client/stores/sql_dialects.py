@@ -3,16 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-CLOCKS = {
-    # now() is the time at which the transaction began.
-    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
+
+class Dialect(NamedTuple):
+    """What a statement on positions has to know of a database.
+
+    Attributes:
+        clock: the time, in microseconds since 1970 UTC.
+        lock, share: what a SELECT ends with to lock its rows, against all others and against those
+            that change them. Empty where the database has one writer at a time.
+        upsert: what an INSERT of rows ends with to replace the rows with the same keys.
+        new: the value of a column in such a row.
+        shown, bound: what shows the longest wait for a row lock, and the statement that sets it.
+        ends: whether an error of a statement ends the transaction.
+        skips: whether an UPDATE can pass by a row that another transaction holds.
+    """
+
+    clock: str
+    upsert: str
+    new: str
+    lock: str = ""
+    share: str = ""
+    shown: str = ""
+    bound: str = ""
+    ends: bool = False
+    skips: bool = False
+
+    def replacing(self, key: Iterable[str], columns: Iterable[str]) -> str:
+        """Return what an INSERT ends with to replace these columns of the rows it finds."""
+        changes = ", ".join(f"{column} = {self.new.format(column)}" for column in columns)
+        return f"{self.upsert.format(', '.join(key))} {changes}"
+
+
+_ON_CONFLICT = "ON CONFLICT ({}) DO UPDATE SET"
+_MYSQL = Dialect(
     # NOW() is in the time zone of the session; without (6) there are no fractions.
-    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-    "mariadb": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-    # SQLite 3.40 does not know unixepoch('subsec'), and gives NULL: a lease that never expires.
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
+    clock="TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+    upsert="ON DUPLICATE KEY UPDATE",
+    new="VALUES({})",
+    lock=" FOR UPDATE",
+    share=" LOCK IN SHARE MODE",
+    shown="@@SESSION.innodb_lock_wait_timeout",
+    bound="SET SESSION innodb_lock_wait_timeout = {}",
+)
+DIALECTS = {
+    "postgresql": Dialect(
+        # now() is the time at which the transaction began.
+        clock="CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
+        upsert=_ON_CONFLICT,
+        new="excluded.{}",
+        lock=" FOR UPDATE",
+        share=" FOR SHARE",
+        shown="current_setting('lock_timeout')",
+        bound="SELECT set_config('lock_timeout', '{}', true)",
+        ends=True,
+        skips=True,
+    ),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": Dialect(
+        # SQLite 3.40 does not know unixepoch('subsec'), and gives NULL: a lease that never expires.
+        clock="CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
+        upsert=_ON_CONFLICT,
+        new="excluded.{}",
+    ),
 }
+CLOCKS = {name: dialect.clock for name, dialect in DIALECTS.items()}
 """The clock of each database, in microseconds since 1970 UTC."""
 MYSQL = ("mysql", "mariadb")
 SKIPS_LOCKED = ("postgresql", *MYSQL)
@@ -20,6 +77,10 @@ SKIPS_LOCKED = ("postgresql", *MYSQL)
 
 SQLite has one writer at a time.
 """
+# Serialization failures and deadlocks: SQLSTATEs of PostgreSQL, numbers of MySQL and MariaDB.
+_CONFLICTS = ("40001", "40P01", 1213, 1020)
+# The time to wait for a row lock is over.
+_LOCK_TIMEOUTS = ("55P03", 1205)
 
 
 def typed(dialect: str, kind: str) -> str:
@@ -40,3 +101,31 @@ def listed(numbers: Iterable[int]) -> str:
 def milliseconds(seconds: float) -> str:
     """Return a length of time as PostgreSQL's settings take it."""
     return f"{max(1, round(seconds * 1000))}ms"
+
+
+def lock_wait(dialect: str, seconds: float) -> str:
+    """Return a length of time as `Dialect.bound` takes it."""
+    return milliseconds(seconds) if dialect == "postgresql" else str(max(1, round(seconds)))
+
+
+def is_conflict(error: Exception) -> bool:
+    """Return whether another transaction caused the error."""
+    return is_integrity_error(error) or any(code in _CONFLICTS for code in _codes(error))
+
+
+def is_integrity_error(error: Exception) -> bool:
+    """Return whether a constraint refused a row, such as an equal key."""
+    named = any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
+    return named or any(str(code).startswith("23") for code in _codes(error)[:2])
+
+
+def is_lock_timeout(error: Exception) -> bool:
+    """Return whether a statement has waited for another's row lock as long as it may."""
+    return any(code in _LOCK_TIMEOUTS for code in _codes(error))
+
+
+def _codes(error: Exception) -> tuple[object, ...]:
+    # SQLAlchemy has the driver's error as `orig`, Django as the cause.
+    cause = getattr(error, "orig", None) or error
+    states = (getattr(each, "sqlstate", None) for each in (cause, cause.__cause__))
+    return (*states, *getattr(cause, "args", ())[:1])

@@ -24,7 +24,6 @@ from feedapi_client.model import FeedKey
 from feedapi_client.stores.scripts import (
     CountedChange,
     Script,
-    StatementRows,
     Step,
     run_steps,
     run_steps_async,
@@ -206,16 +205,16 @@ def transact(connection: sqlite3.Connection, script: Script[T]) -> T:
 
 def run_script(connection: sqlite3.Connection, script: Script[T]) -> T:
     """Run a script on a connection, and return its result."""
-    return run_steps(script, partial(_execute, connection))
-
-
-def _execute(connection: sqlite3.Connection, step: Step) -> Any:
-    """Rows are tuples of `str`, whatever factories the caller's connection has."""
+    # Rows are tuples of `str`, whatever factories the caller's connection has.
     cursor, text_factory = connection.cursor(), connection.text_factory
     cursor.row_factory, connection.text_factory = None, str
-    try:
-        (cursor.executemany if isinstance(step, StatementRows) else cursor.execute)(*step)
+
+    def execute(step: Step) -> Any:
+        cursor.execute(*step)
         return cursor.rowcount if isinstance(step, CountedChange) else cursor.fetchall()
+
+    try:
+        return run_steps(script, execute)
     finally:
         connection.text_factory = text_factory
         cursor.close()
@@ -230,8 +229,7 @@ async def _execute_on_aiosqlite(connection: Any, step: Step) -> Any:
     cursor, text_factory = await connection.cursor(), connection.text_factory
     cursor.row_factory, connection.text_factory = None, str
     try:
-        many = isinstance(step, StatementRows)
-        await (cursor.executemany if many else cursor.execute)(*step)
+        await cursor.execute(*step)
         return cursor.rowcount if isinstance(step, CountedChange) else list(await cursor.fetchall())
     finally:
         connection.text_factory = text_factory

@@ -5,6 +5,8 @@ its journal, instances and leases, too) and of quarantined events. Without a row
 `docs/pages/formats.md` has the formats.
 """
 
+# ruff: noqa: S608 - the statements are made of quoted names
+
 from __future__ import annotations
 
 from feedapi_client.errors import StoreError
@@ -17,14 +19,6 @@ STORE_FORMAT = 1
 QUARANTINE_FORMAT = 1
 """The version of quarantined events."""
 FORMAT_TABLE = "feedapi_format"
-CREATE_FORMAT = f"""
-CREATE TABLE IF NOT EXISTS {FORMAT_TABLE} (
-    name VARCHAR(200) NOT NULL PRIMARY KEY,
-    version INTEGER NOT NULL
-)
-"""
-_SELECT = f"SELECT version FROM {FORMAT_TABLE} WHERE name = ?"  # noqa: S608
-_INSERT = f"INSERT OR IGNORE INTO {FORMAT_TABLE} (name, version) VALUES (?, ?)"  # noqa: S608
 _MAX_SHOWN = 200
 
 
@@ -47,17 +41,26 @@ def check_format(what: str, found: int | None, newest: int, feed: FeedKey | None
         )
 
 
-def note_format(name: str, newest: int) -> Script[None]:
-    """Check the format of a table in a SQLite file, and note it where it is not noted yet.
+def check_noted(table: str, name: str, newest: int) -> Script[bool]:
+    """Check the noted format of a table, and return whether there is a note.
+
+    Arguments:
+        table: where it is noted, quoted.
+        name: of the table whose format it is.
+        newest: the newest version of it that can be read.
 
     Raises:
         StoreError: a newer version of this package wrote it.
     """
-    yield Query(CREATE_FORMAT)
-    rows = yield Query(_SELECT, (name,))
+    rows = yield Query(f"SELECT version FROM {table} WHERE name = ?", (name,))
     check_format(f"the table {name}", rows[0][0] if rows else None, newest)
-    if not rows:
-        yield Query(_INSERT, (name, newest))
+    return bool(rows)
+
+
+def note_format(table: str, name: str, newest: int) -> Script[None]:
+    """Check the format of a table as `check_noted` does, and note it where it is not noted yet."""
+    if not (yield from check_noted(table, name, newest)):
+        yield Query(f"INSERT INTO {table} (name, version) VALUES (?, ?)", (name, newest))
 
 
 def in_another_format(key: FeedKey) -> StoreError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.stored_format import FORMAT_TABLE
+
 _FEED = "CHAR(64) NOT NULL"
 _NUMBER = "INTEGER NOT NULL"
 _LARGE = "BIGINT NOT NULL"
@@ -87,6 +90,8 @@ TABLES: dict[str, tuple[dict[str, str], str]] = {
     ),
 }
 """The columns of each table, and its primary key. Times are in microseconds since 1970 UTC."""
+FORMATS = {FORMAT_TABLE: ({"name": _NAME, "version": _NUMBER}, "name")}
+"""The table that notes the formats of others, in the same way. Django has none."""
 
 _TYPES = {
     "sqlite": {"text": "TEXT", "bytes": "BLOB"},
@@ -98,9 +103,24 @@ _TYPES = {
 _MYSQL = " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
-def create_table(name: str, dialect: str) -> str:
-    """Return the statement that creates a table of `TABLES`."""
-    columns, key = TABLES[name]
-    lines = [f"{column} {kind.format_map(_TYPES[dialect])}" for column, kind in columns.items()]
+def create_table(table: str, dialect: str, *, unless: str | None = None) -> str:
+    """Return the statement that creates a table.
+
+    Arguments:
+        unless: its name, quoted, where it is created unless it is there.
+    """
+    columns, key = (TABLES | FORMATS)[table]
+    lines = [
+        f"{column} {kind.format_map(_TYPES[dialect])}{' PRIMARY KEY' * (column == key)}"
+        for column, kind in columns.items()
+    ]
+    lines += [] if key in columns else [f"PRIMARY KEY ({key})"]
     options = _MYSQL if dialect == "mysql" else ""
-    return f"CREATE TABLE {name} ({', '.join(lines)}, PRIMARY KEY ({key})){options}"
+    name = table if unless is None else f"IF NOT EXISTS {unless}"
+    return f"CREATE TABLE {name} ({', '.join(lines)}){options}"
+
+
+def create_missing(*tables: str) -> Script[None]:
+    """Create tables in a SQLite file, unless they are there."""
+    for table in tables:
+        yield Query(create_table(table, "sqlite", unless=table))

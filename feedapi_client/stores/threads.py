@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 T = TypeVar("T")
+Connection = TypeVar("Connection")
 
 _limiter: RunVar[anyio.CapacityLimiter] = RunVar("feedapi_store_threads")
 
@@ -56,3 +59,42 @@ async def _to_its_end(call: Coroutine[Any, Any, T]) -> T:
         return thread.result()
     thread.exception()  # looked at, so that asyncio does not report it as forgotten
     raise cancelled
+
+
+async def transact_in_thread(
+    begin: Callable[[], AbstractContextManager[Connection]], work: Callable[[Connection], T]
+) -> T:
+    """Call a function in a worker thread, with the connection of a transaction of its own.
+
+    When nobody waits for it any more, the thread rolls back.
+    """
+    left = threading.Event()
+
+    def call() -> T:
+        with begin() as connection:
+            result = work(connection)
+            if left.is_set():
+                raise InterruptedError("nobody waits for this transaction any more")
+            return result
+
+    try:
+        return await in_thread(call, abandon=True)
+    except BaseException:
+        left.set()
+        raise
+
+
+@asynccontextmanager
+async def entered_in_thread(
+    context: AbstractContextManager[Connection],
+) -> AsyncIterator[Connection]:
+    """Enter a context manager, and leave it, in worker threads."""
+    connection = await in_thread(context.__enter__)
+    try:
+        yield connection
+    except BaseException as error:
+        leave = partial(context.__exit__, type(error), error, error.__traceback__)
+        with anyio.CancelScope(shield=True):
+            await in_thread(leave)
+        raise
+    await in_thread(partial(context.__exit__, None, None, None))

@@ -22,7 +22,6 @@ from feedapi_client import (
     Position,
     RetryPolicy,
 )
-from feedapi_client.stores.base import check_replaces
 from feedapi_client.testing import Publisher, Request, faults
 from tests.testing.virtual_time import asgi_client
 
@@ -100,13 +99,11 @@ class RecordingStore(MemoryCursorStore):
         for feed, positions in transaction.changes:
             await self.save(feed, positions)
 
-    def commit_at_once(self, transaction: Transaction) -> None:
+    async def commit_at_once(self, transaction: Transaction) -> None:
         """`commit` without a point at which it can be cancelled."""
-        for feed, positions in transaction.changes:
-            stored = self._feeds.setdefault(feed, {})
-            for partition, position in positions.items():
-                check_replaces(feed, partition, position.replaces, stored.get(partition))
-            stored.update(positions)
+        with anyio.CancelScope(shield=True):
+            for feed, positions in transaction.changes:
+                await super().save(feed, positions)
 
     async def positions(self) -> dict[int, Position]:
         """What is stored for the one feed of the test."""

@@ -130,7 +130,7 @@ class Application:
         transaction = Transaction()
         await batch.commit(transaction)
         await anyio.lowlevel.checkpoint()
-        self.store.commit_at_once(transaction)  # a crash keeps both or neither
+        await self.store.commit_at_once(transaction)  # a crash keeps both or neither
         self.effects += [event.json() for event in batch.events]
 
 

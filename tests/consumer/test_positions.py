@@ -7,7 +7,7 @@ import pytest
 from feedapi_client import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.runtime.positions import Positions
-from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore
 
 pytestmark = pytest.mark.anyio
 

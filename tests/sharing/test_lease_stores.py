@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.stores.redis import RedisCursorStore
-from feedapi_client.stores.sqlite import SQLiteCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
 from feedapi_client.testing.contracts import LeaseStoreContract
 from tests.servers import Redis
 

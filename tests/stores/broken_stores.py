@@ -13,7 +13,7 @@ import pytest
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_replaces
-from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing import CursorStoreContract
 
 Positions = Mapping[int, Position]
@@ -51,7 +51,7 @@ class TestAnyRevision(_Bare):
         async def save(
             self, feed: FeedKey, positions: Positions, *, transaction: Any = None
         ) -> None:
-            self._feeds.setdefault(feed, {}).update(positions)
+            await self.replace(feed, positions)
 
 
 class TestOneByOne(_Bare):
@@ -74,11 +74,10 @@ class TestIgnoresTheTransaction(_Bare):
 class TestMixesFeeds(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
         async def load(self, feed: FeedKey) -> dict[int, Position]:
-            return {
-                partition: position
-                for positions in self._feeds.values()
-                for partition, position in positions.items()
-            }
+            positions: dict[int, Position] = {}
+            for each in await self.feeds():
+                positions |= await super().load(each)
+            return positions
 
 
 class TestLosesTheStatus(_Bare):
@@ -108,7 +107,7 @@ class TestChecksAndSavesSeparately(_Bare):
             for partition, position in positions.items():
                 check_replaces(feed, partition, position.replaces, stored.get(partition))
             await anyio.lowlevel.checkpoint()
-            self._feeds.setdefault(feed, {}).update(positions)
+            await self.replace(feed, positions)
 
 
 class TestCancelledHalfway(_Bare):

@@ -6,7 +6,7 @@ import pytest
 
 from feedapi_client.errors import FencedError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing.contracts import AdministrableStoreContract, DoneStoreContract
 from tests.positions import counted
 

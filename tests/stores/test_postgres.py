@@ -24,7 +24,7 @@ from feedapi_client.stores import (
     PostgresCursorStore,
     SQLAlchemyCursorStore,
 )
-from feedapi_client.stores.postgres_drivers import runner_on
+from feedapi_client.stores.postgres_drivers import run_on
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.testing.contracts import (
     AdministrableStoreContract,
@@ -594,9 +594,8 @@ async def test_create_tables_may_be_called_by_several_at_once(dsn: str) -> None:
 # ---------------------------------------------------------------- statements and bad input
 
 
-@pytest.mark.parametrize("journal", [None, Journal(keep=None)], ids=["without", "with a journal"])
-async def test_the_usual_save_is_one_statement(dsn: str, journal: Journal | None) -> None:
-    async with PostgresCursorStore(dsn, journal=journal) as store:
+async def test_the_usual_save_is_one_statement(dsn: str) -> None:
+    async with PostgresCursorStore(dsn) as store:
         await store.create_tables()
         await store.save(FEED, opening())
         connection = await asyncpg.connect(dsn)
@@ -720,9 +719,8 @@ async def test_leases_wait_a_part_of_a_lease_for_rows_of_others_and_set_nothing_
         assert await store.claim(FEED, "a", {0: 1, 1: 0}) == {0: 2, 1: 1}
         shown = "SELECT current_setting('lock_timeout')"
         for kept in (store._renewing, store._leasing):
-            run = runner_on(kept._connection)
-            assert run is not None
-            assert [tuple(row) for row in await run(rows_of(shown))] == [("0",)]
+            rows = await run_on(kept._connection, rows_of(shown))
+            assert [tuple(row) for row in rows] == [("0",)]
         await store.leave(FEED, "a")
 
 
@@ -773,9 +771,8 @@ async def test_a_pool_of_the_stores_own_prepares_no_statement(dsn: str) -> None:
             await store.save(FEED, positions)
             positions = advanced(positions)
         async with store.database.begin() as connection:
-            run = runner_on(connection)
-            assert run is not None
-            assert await run(rows_of("SELECT name FROM pg_prepared_statements")) == []
+            prepared = rows_of("SELECT name FROM pg_prepared_statements")
+            assert await run_on(connection, prepared) == []
 
 
 async def test_a_session_that_ends_is_replaced(dsn: str) -> None:

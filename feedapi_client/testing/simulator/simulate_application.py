@@ -14,7 +14,7 @@ import anyio
 
 from feedapi_client.quarantine.policy import Handler, Retry
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing.simulator.application import Application, Applied, Payload, Start
 from feedapi_client.testing.simulator.application_history import (
     Failure,

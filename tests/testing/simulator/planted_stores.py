@@ -9,9 +9,7 @@ import pytest
 
 from feedapi_client import model
 from feedapi_client.model import Batch
-from feedapi_client.stores import memory, sqlite
-from feedapi_client.stores.position_scripts import PositionScripts
-from feedapi_client.stores.scripts import Query
+from feedapi_client.stores import positions, sqlite
 from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.store import Effect, SimulatedDatabase
 
@@ -87,19 +85,12 @@ def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:
 
 def memory_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """MemoryCursorStore saves a position whatever revision it holds."""
-    patch.setattr(memory, "check_replaces", lambda *args: None)
+    patch.setattr(positions, "check_replaces", lambda *args: None)
 
 
 def sqlite_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """SQLiteCursorStore saves a position whatever revision it holds."""
-    matching = PositionScripts._matching
-
-    def of_any_revision(*args: Any) -> Any:
-        sql, parameters = matching(*args)
-        sql = sql.partition(" AND revision")[0]
-        return Query(sql, parameters[: sql.count("?")])
-
-    patch.setattr(PositionScripts, "_matching", of_any_revision)
+    patch.setattr(positions, "check_replaces", lambda *args: None)
 
 
 def sqlite_store_saves_one_by_one(patch: pytest.MonkeyPatch) -> None:
