@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import traceback
 from collections.abc import Iterator
 from itertools import dropwhile
@@ -24,8 +25,8 @@ _FRAMES = 20
 _LINKS = 5
 """Exceptions of a chain of causes that are shown."""
 _WAY_TO_HANDLER = (
-    *(str(Path(each.__file__).parent) for each in (anyio, asyncio, tenacity)),
-    contextlib.__file__,
+    *(str(Path(inspect.getfile(each)).parent) for each in (anyio, asyncio, tenacity)),
+    inspect.getfile(contextlib),
     str(Path(__file__).parents[1]),
 )
 """Files whose frames before the handler's own say nothing about its failure."""
