@@ -72,12 +72,18 @@ def import_function(path: str, option: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def place_of(error: BaseException) -> str:
-    """Where in the application's files an error was raised, for the end of a message."""
+def place_of(error: BaseException, module: str | None = None) -> str:
+    """Where in the application's files an error was raised, for the end of a message.
+
+    In the file of the module, where the error came through it.
+    """
     if isinstance(error, SyntaxError):
         return ""  # its text says where
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if Path(each.filename).is_relative_to(Path.cwd())]
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    own = [each for each in frames if each.filename == file]
+    if not own:
+        own = [each for each in frames if Path(each.filename).is_relative_to(Path.cwd())]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 

@@ -260,8 +260,6 @@ def test_adapters_do_not_import_each_other() -> None:
                 or other not in ADAPTERS
                 or (top, other) in {("testing", "liftbridge"), ("cli", "testing")}
                 or (module, other) == ("spark.liftbridge_sink", "liftbridge")
-                # Itself imported when the command runs.
-                or (module, other) == ("cli.relay_run", "liftbridge")
             )
             assert allowed, f"feedapi_client.{module} imports {target}"
 

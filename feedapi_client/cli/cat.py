@@ -4,44 +4,72 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from feedapi_client.cli.command import REMOVED, SIGNALLED, Stopping, command, option, stopping
-from feedapi_client.cli.options import ONE_SHOT, Consumed, opened
+import orjson
+
+from feedapi_client.cli.command import (
+    REMOVED,
+    SIGNALLED,
+    Stopping,
+    command,
+    flag,
+    option,
+    stopping,
+)
+from feedapi_client.cli.options import (
+    ONE_SHOT,
+    Consumed,
+    cursor,
+    one_shot,
+    opened,
+    some_partitions,
+)
 from feedapi_client.cli.terminal import Output, OutputClosedError, progress, say
 from feedapi_client.options import Limits, RetryPolicy
 
 if TYPE_CHECKING:
-    from feedapi_client.cli.cat_format import LineFormat, TemplateFormat
     from feedapi_client.consumer import FeedConsumer
     from feedapi_client.model import Batch, Event
     from feedapi_client.stores.base import CursorStore
 
 _FIRST_OR_LAST = re.compile(r"_?(first|last)")
+_PART = re.compile(r"%(?P<verb>.)|\\(?P<escape>.)|(?P<text>[^%\\]+)|(?P<odd>[%\\])", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+# The fields behind the properties `raw` and `headers` of an event: reading them takes 0.2 µs less
+# for each event, a fifth of the CPU time of the whole command.
+_payload = attrgetter("_payload")
+_headers = attrgetter("_headers")
+
+Printed = Callable[["Batch", "Event", int], bytes]
+"""What a part of a template prints for an event, the so many-th one of the run."""
+VERBS: dict[str, tuple[str, Printed]] = {
+    "p": ("partition", lambda batch, _event, _number: b"%d" % batch.partition),
+    "s": ("payload, as sent", lambda _batch, event, _number: event.raw),
+    "S": ("its bytes", lambda _batch, event, _number: b"%d" % len(event.raw)),
+    "h": ("headers", lambda _batch, event, _number: orjson.dumps(event.headers or {})),
+    "c": ("cursor behind it", lambda batch, _event, _number: batch.cursor.encode()),
+    "i": ("number", lambda _batch, _event, number: b"%d" % number),
+    "%": ("a percent sign", lambda _batch, _event, _number: b"%"),
+}
+_MEANINGS = ", ".join(f"%{verb} {meaning}" for verb, (meaning, _) in VERBS.items())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cat:
-    """Options of ``feedapi cat``."""
-
+class _Cat:
     feed: Consumed
-    follow: bool = option(
-        help="Go on at the end of the feed, until Ctrl-C.", default=False, flags="--follow -f"
-    )
+    follow: bool = flag("Go on at the end of the feed, until Ctrl-C.", "--follow -f")
     start: str | None = option(
         "first|last|CURSOR",
         "Where to begin; a cursor needs one --partition. Stored cursors come first.",
         flags="--from",
     )
-    partitions: list[int] | None = option(
-        "ID",
-        "Read only this partition, without waiting for its parents. Repeatable.",
-        flags="--partition -p",
-        min=0,
-        max=32767,
+    partitions: list[int] | None = some_partitions(
+        "Read only this partition, without waiting for its parents. Repeatable."
     )
     store: str | None = option(
         "STORE",
@@ -49,11 +77,10 @@ class Cat:
         "next time.",
         envvar="FEEDAPI_STORE",
     )
-    raw: bool = option(help="Print payloads alone, byte for byte as they were sent.", default=False)
+    raw: bool = flag("Print payloads alone, byte for byte as they were sent.")
     template: str | None = option(
         "TEMPLATE",
-        r"Print each event by a template, such as '%p %c %s\n': %p partition, %s payload, %S its "
-        "bytes, %h headers, %c cursor behind it, %i number.",
+        rf"Print each event by a template, such as '%p %c %s\n': {_MEANINGS}.",
         flags="--format",
     )
     limit: int | None = option(
@@ -67,17 +94,9 @@ class Cat:
         "NAME", "Event headers to ask a v1 feed for; _all for all.", flags="--v1-header"
     )
     page_size_hint: int | None = option("N", "Events per response.", min=1)
-    stream: bool = option(
-        help="Hold responses open, where the feed offers that; with --follow.", default=False
-    )
-    unordered: bool = option(
-        help="Read all partitions at once, without waiting for their parents.", default=False
-    )
-    quiet: bool = option(
-        help="No progress on stderr (shown only where stderr is a terminal).",
-        default=False,
-        flags="--quiet -q",
-    )
+    stream: bool = flag("Hold responses open, where the feed offers that; with --follow.")
+    unordered: bool = flag("Read all partitions at once, without waiting for their parents.")
+    quiet: bool = flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
 
     def __post_init__(self) -> None:
         if self.raw and self.template is not None:
@@ -87,7 +106,7 @@ class Cat:
         if self.store is None and given - {None, "default"}:
             raise ValueError("--name and --feed-name need --store")
         self.feed.events.fetch(**self.fetch())
-        self.lines()
+        self.form()
         self.begin()
 
     def fetch(self) -> dict[str, Any]:
@@ -99,13 +118,11 @@ class Cat:
             "v1_headers": self.v1_headers or (),
         }
 
-    def lines(self) -> LineFormat | TemplateFormat:
-        """Return how events are printed."""
-        from feedapi_client.cli.cat_format import LineFormat, TemplateFormat
-
-        if self.template is None:
-            return LineFormat(raw=self.raw)
-        return TemplateFormat(self.template)
+    def form(self) -> Callable[[Batch, Sequence[Event], int], bytes]:
+        """Return what is printed for some events of a batch, before which so many were printed."""
+        if self.template is not None:
+            return _by_template(self.template)
+        return _payloads if self.raw else _lines
 
     def begin(self) -> Literal["first", "last"] | dict[int, str] | None:
         """Return the `start` of the consumer."""
@@ -118,9 +135,24 @@ class Cat:
                 "--from CURSOR needs one --partition: a cursor belongs to one partition. "
                 f"--from TIME is gone: {REMOVED['cat --from TIME']}"
             )
-        if not self.start.isascii() or not self.start.isprintable():
-            raise ValueError("--from: a cursor is printable ASCII")
-        return {self.partitions[0]: self.start}
+        return {self.partitions[0]: cursor(self.start)}
+
+    def open(self) -> AbstractAsyncContextManager[CursorStore]:
+        """Open the store, one in memory where none is given."""
+        if self.store is None:
+            from feedapi_client.stores.sqlite import MemoryCursorStore
+
+            return nullcontext(MemoryCursorStore())
+        from feedapi_client.operations.opening import open_store
+
+        return opened(open_store(self.store, create=True))
+
+    def retry(self) -> RetryPolicy:
+        """Return how long the feed is waited for."""
+        seconds = self.feed.give_up_after
+        if self.follow:
+            return RetryPolicy(give_up_after=seconds)
+        return one_shot(ONE_SHOT if seconds is None else seconds)
 
 
 @command(
@@ -130,7 +162,7 @@ class Cat:
     r"cat https://service/myfeed --format '%p %c %s\n'",
     "cat https://service/myfeed --partition 3 --from CURSOR --ca-file company.pem --auth-env TOKEN",
 )
-async def cat(o: Cat) -> int:
+async def cat(o: _Cat) -> int:
     """Print a feed's events, one line of JSON each: {"partition":2,"data":…}.
 
     Ends at the end of the feed, or goes on with --follow until Ctrl-C. With --store the cursors
@@ -145,96 +177,108 @@ async def cat(o: Cat) -> int:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(output.watch_reader)
-                await EventPrinter(o, output).run(stop)
+                await _print_events(o, output, stop)
                 tasks.cancel_scope.cancel()
         except* OutputClosedError:  # a reader that has all it wants is a regular end
             pass
     return SIGNALLED + stop.number if stop.number else 0
 
 
-class EventPrinter:
-    """Prints the events of one feed to stdout."""
+async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
+    """Print until the end of the feed, the limit or a signal.
 
-    def __init__(self, o: Cat, output: Output) -> None:
-        self.o = o
-        self._output = output
-        self._lines = o.lines()
-        self._remaining = o.limit
-        self._printed = 0
+    A batch is committed after all its events were written and flushed. With a store the limit
+    counts events up to a cursor, which could not move otherwise.
+    """
+    form, printed = o.form(), 0
+    async with (
+        o.open() as store,
+        o.feed.consumer(
+            store,
+            fetch=o.fetch(),
+            start=o.begin(),
+            ordered=not o.unordered,
+            follow=o.follow,
+            partitions=o.partitions or None,
+            retry=o.retry(),
+            # With a limit each checkpoint is a batch of its own, to end at the first one.
+            limits=Limits() if o.limit is None else Limits(max_batch_bytes=1),
+        ) as consumer,
+    ):
+        await _note_stored_cursors(o, consumer)
+        async with consumer:
+            stop.consumer = consumer
+            async with progress(lambda: (consumer, printed), quiet=o.quiet, beside_output=True):
+                async for batch in consumer.batches():
+                    events: Sequence[Event] = batch.events
+                    if o.limit is not None and o.store is None:
+                        events = events[: o.limit - printed]
+                    await output.write(form(batch, events, printed))
+                    printed += len(events)
+                    if len(events) < len(batch.events):
+                        return
+                    await batch.commit()
+                    if o.limit is not None and printed >= o.limit:
+                        return
 
-    async def run(self, stop: Stopping) -> None:
-        """Print until the end of the feed, the limit or a signal.
 
-        A batch is committed after all its events were written and flushed.
-        """
-        o = self.o
-        # With a limit each checkpoint is a batch of its own, so that the run ends at the first one.
-        limits = Limits() if o.limit is None else Limits(max_batch_bytes=1)
-        give_up_after = o.feed.give_up_after
-        if give_up_after is None and not o.follow:
-            give_up_after = ONE_SHOT
-        async with (
-            self._store() as store,
-            o.feed.consumer(
-                store,
-                fetch=o.fetch(),
-                start=o.begin(),
-                ordered=not o.unordered,
-                follow=o.follow,
-                partitions=o.partitions or None,
-                retry=RetryPolicy(give_up_after=give_up_after),
-                limits=limits,
-            ) as consumer,
-        ):
-            await self._note_stored_cursors(consumer)
-            async with consumer:
-                stop.consumer = consumer
-                async with progress(
-                    lambda: (consumer, self._printed), quiet=o.quiet, beside_output=True
-                ):
-                    await self._print(consumer)
+async def _note_stored_cursors(o: _Cat, consumer: FeedConsumer) -> None:
+    """Say on stderr that stored cursors come before ``--from``."""
+    if o.start is None or o.store is None:
+        return
+    stored = await consumer.store.load(consumer.key)
+    if stored.keys() & set(o.partitions or stored):
+        say(
+            f"goes on from the stored cursors of {o.feed.name!r}: --from does not apply "
+            "('feedapi cursors reset' forgets them)"
+        )
 
-    async def _print(self, consumer: FeedConsumer) -> None:
-        async for batch in consumer.batches():
-            events, complete = self._within_limit(batch)
-            await self._output.write(self._lines.format(batch, events))
-            self._printed += len(events)
-            if not complete:
-                return
-            await batch.commit()
-            if self._remaining == 0:
-                return
 
-    def _within_limit(self, batch: Batch) -> tuple[Sequence[Event], bool]:
-        """Return the events of the batch that `--limit` allows, and whether these are all.
+# ---------------------------------------------------------------------- what is printed
 
-        With a store these are all events up to the next cursor: it could not move otherwise.
-        """
-        if self._remaining is None:
-            return batch.events, True
-        if self.o.store is not None:
-            self._remaining = max(0, self._remaining - len(batch.events))
-            return batch.events, True
-        events = batch.events[: self._remaining]
-        self._remaining -= len(events)
-        return events, len(events) == len(batch.events)
 
-    def _store(self) -> AbstractAsyncContextManager[CursorStore]:
-        if self.o.store is None:
-            from feedapi_client.stores.sqlite import MemoryCursorStore
+def _payloads(_batch: Batch, events: Sequence[Event], _before: int) -> bytes:
+    return b"\n".join(map(_payload, events)) + b"\n" if events else b""
 
-            return nullcontext(MemoryCursorStore())
-        from feedapi_client.operations.opening import open_store
 
-        return opened(open_store(self.o.store, create=True))
+def _lines(batch: Batch, events: Sequence[Event], _before: int) -> bytes:
+    """Return lines of JSON around the payloads, which stay byte for byte as they were sent."""
+    if not events:
+        return b""
+    if any(map(_headers, events)):
+        return b"".join(map(_with_headers, events))
+    start = b'{"partition":%d,"data":' % batch.partition
+    return start + (b"}\n" + start).join(map(_payload, events)) + b"}\n"
 
-    async def _note_stored_cursors(self, consumer: FeedConsumer) -> None:
-        """Say on stderr that stored cursors come before ``--from``."""
-        if self.o.start is None or self.o.store is None:
-            return
-        stored, chosen = await consumer.store.load(consumer.key), self.o.partitions
-        if stored.keys() & set(chosen or ()) or (stored and not chosen):
-            say(
-                f"goes on from the stored cursors of {self.o.feed.name!r}: "
-                "--from does not apply ('feedapi cursors reset' forgets them)"
-            )
+
+def _with_headers(event: Event) -> bytes:
+    headers = b'"headers":' + orjson.dumps(event.headers) + b"," if event.headers else b""
+    return b'{"partition":%d,%s"data":%s}\n' % (event.partition, headers, event.raw)
+
+
+def _by_template(template: str) -> Callable[[Batch, Sequence[Event], int], bytes]:
+    """Return what prints events by the template, and nothing between them that it does not hold."""
+    parts = [_part(found) for found in _PART.finditer(template)]
+
+    def printed(batch: Batch, events: Sequence[Event], before: int) -> bytes:
+        return b"".join(
+            [part(batch, event, n) for n, event in enumerate(events, before + 1) for part in parts]
+        )
+
+    return printed
+
+
+def _part(found: re.Match[str]) -> Printed:
+    if (verb := found["verb"]) is not None:
+        if (successor := REMOVED.get(f"cat --format %{verb}")) is not None:
+            raise ValueError(f"%{verb} is gone: {successor}")
+        if verb not in VERBS:
+            raise ValueError(f"--format: there is no verb %{verb}; there are: {_MEANINGS}")
+        return VERBS[verb][1]
+    if found["odd"]:
+        raise ValueError(f"--format: {found['odd']} at the end: double it")
+    escape = str(found["escape"])
+    if found["text"] is None and escape not in _ESCAPES:
+        raise ValueError(f"--format: there is no escape \\{escape}")
+    text = str(found["text"] or _ESCAPES[escape]).encode()
+    return lambda _batch, _event, _number: text

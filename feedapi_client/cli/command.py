@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import inspect
+import logging
 import math
 import os
 import re
@@ -33,7 +34,7 @@ from typing import (
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from feedapi_client.cli.terminal import MAX_LINE, discard, say, shown
+from feedapi_client.cli.terminal import MAX_LINE, OnceAMinute, discard, say, shown
 from feedapi_client.errors import FeedError
 
 if TYPE_CHECKING:
@@ -74,6 +75,18 @@ REMOVED = {
     "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
     "leases --feed": "give the feed as an argument, without --feed",
     "quarantine --feed": "give the feed as an argument, without --feed",
+    **{
+        f"relay --{each.replace('_', '-')}": f"it is --stream-option {each}=VALUE"
+        for each in (
+            *("group", "retention_bytes", "retention_messages", "retention_seconds"),
+            *("cleaner_seconds", "segment_bytes", "segment_seconds", "compact"),
+            *("compact_goroutines", "auto_pause_seconds", "auto_pause_unless_subscribed"),
+            "encryption",
+        )
+    },
+    "relay --no-compact": "it is --stream-option compact=false",
+    "relay --no-encryption": "it is --stream-option encryption=false",
+    "relay --auto-pause-always": "it is --stream-option auto_pause_unless_subscribed=false",
     "run --start": "it is --from, as in every command",
     "run --workers": "start each process by itself, with --share",
     "serve --entities": "Publisher of feedapi_client.testing publishes events of your own",
@@ -319,9 +332,10 @@ class CommandGroup(_PlainFlags, TyperGroup):
 def _run(function: Callable[[Any], Any], options: Any) -> Any:
     """Call the function. Errors are one line on stderr, and become an exit code."""
     try:
-        if inspect.iscoroutinefunction(function):
-            return run_async(function, options)
-        return function(options)
+        with _said_once():
+            if inspect.iscoroutinefunction(function):
+                return run_async(function, options)
+            return function(options)
     except KeyboardInterrupt:
         return SIGNALLED + signal.SIGINT
     except Exception as error:
@@ -333,8 +347,21 @@ def _run(function: Callable[[Any], Any], options: Any) -> Any:
         if os.environ.get("FEEDAPI_DEBUG"):
             raise
         line, code = explain(error)
-        say(line)
+        say(line, logging.ERROR)
         return code
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Write warnings of the library on stderr, unless --verbose or `run` write all records."""
+    handler, repeated = logging.lastResort, OnceAMinute()
+    if handler is not None:
+        handler.addFilter(repeated)
+    try:
+        yield
+    finally:
+        if handler is not None:
+            handler.removeFilter(repeated)
 
 
 def run_async(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
@@ -387,7 +414,7 @@ def _report_usage_error(error: Any) -> int:
         if (successor := REMOVED.get(f"{place} {gone}")) is not None:
             text = f"{gone} is gone: {successor}"
     text = _URL.sub(r"\1...", text)
-    say(f"{text} ({path} --help says more)")
+    say(f"{text} ({path} --help says more)", logging.ERROR)
     return int(error.exit_code)
 
 

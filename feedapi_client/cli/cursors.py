@@ -23,7 +23,6 @@ from feedapi_client.cli.command import (
     option,
 )
 from feedapi_client.cli.options import (
-    ONE_SHOT,
     Chosen,
     Connection,
     FeedOptions,
@@ -31,6 +30,7 @@ from feedapi_client.cli.options import (
     cursor,
     feed_url,
     not_empty,
+    one_shot,
     some_partitions,
     time,
 )
@@ -108,7 +108,6 @@ async def ls(o: _Ls) -> None:
     With --lag also whether there is more after each cursor.
     """
     from feedapi_client.operations import FeedAccess, list_positions, with_lag
-    from feedapi_client.options import RetryPolicy
 
     exact, url = o.chosen.exact_key(), o.chosen.feed or ""
     if o.lag and (exact is None or exact.feed_name is not None):
@@ -117,8 +116,8 @@ async def ls(o: _Ls) -> None:
         feeds = await list_positions(store, o.chosen.matches)
         o.chosen.check_found(feeds)
         if o.lag and exact is not None:
-            retry = RetryPolicy(give_up_after=ONE_SHOT)
-            access = FeedAccess(url=url, v1_partitions=o.v1_partitions, retry=retry, http=http)
+            count = o.v1_partitions
+            access = FeedAccess(url=url, v1_partitions=count, retry=one_shot(), http=http)
             feeds = [await with_lag(access, each) for each in feeds if each.key.url == exact.url]
     _print_feeds(feeds, json=o.json, only=o.partitions)
 

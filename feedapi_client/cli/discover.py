@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feedapi_client.cli.command import command, flag
-from feedapi_client.cli.options import AskedWithLineage
+from feedapi_client.cli.options import AskedWithLineage, one_shot
 from feedapi_client.cli.terminal import console, print_json, print_line, print_table, shown
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ async def discover(o: _Discover) -> None:
     Says where the feed seems to leave out which partition starts after which. Try --lineage then:
     the tree is drawn as a consumer with the same option sees it.
     """
-    from feedapi_client import FeedClient, RetryPolicy
+    from feedapi_client import FeedClient
     from feedapi_client.errors import LineageError
     from feedapi_client.lineage.graph import suspected_missing_edges, with_edges
 
     added, count = o.asked.edges(), o.asked.v1_partitions
-    retry = RetryPolicy(give_up_after=o.asked.give_up_after)
+    retry = one_shot(o.asked.give_up_after)
     async with (
         o.asked.connection.client() as http,
         FeedClient(o.asked.url, http=http, v1_partitions=count, retry=retry) as client,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ONE_SHOT = 10.0
 """Seconds for which commands that ask a feed once wait for it (R14)."""
+_REFUSED = 5.0
 _SPARE_CONNECTIONS = 4  # beyond those of fetches, for discoveries
 _UNREACHABLE = "Maximum time to retry while the feed can't be reached."
 _KEY = "The key of --cert, where that file does not hold it."
@@ -153,6 +154,11 @@ def time(text: str, now: dt.datetime | None = None) -> dt.datetime:
             f"{text!r} is no time: use for example '2 hours ago', '1 day 6 hours ago', 14:30, "
             "2031-05-04T14:30 (local time), 2031-05-04T12:30Z"
         ) from None
+
+
+def one_shot(give_up_after: float | None = ONE_SHOT) -> RetryPolicy:
+    """Return how long a command that asks a feed once waits for it, and for what it refuses."""
+    return RetryPolicy(give_up_after=give_up_after, refused_for=_REFUSED)
 
 
 def some_partitions(help: str = "Only this partition. Repeatable.", **settings: Any) -> Any:
@@ -362,7 +368,7 @@ class FeedOptions(AskedWithLineage):
                 name=self.name,
                 feed_name=self.feed_name,
                 fetch=self.events.fetch(**fetch),
-                retry=RetryPolicy(give_up_after=self.give_up_after),
+                retry=one_shot(self.give_up_after),
                 v1_partitions=self.v1_partitions,
                 lineage=self.edges(),
                 http=http,
@@ -389,7 +395,9 @@ class Consumed(FeedOptions):
         async with AsyncExitStack() as stack:
             access = self.access(settings.get("limits"), **(fetch or {}))
             found = await stack.enter_async_context(access)
-            settings = {each: getattr(found, each) for each in found.__slots__} | settings
+            asked = {each: getattr(found, each) for each in found.__slots__}
+            asked["retry"] = RetryPolicy(give_up_after=self.give_up_after)
+            settings = asked | settings
             consumer = FeedConsumer(store=store, **settings)
             if self.monitor is not None:
                 from feedapi_client.monitor import serve
@@ -408,13 +416,15 @@ class Consumed(FeedOptions):
 
 
 @asynccontextmanager
-async def opened(store: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """Open what ``--store`` names, by a function of `feedapi_client.operations.opening`."""
+async def opened(
+    store: AbstractAsyncContextManager[T], option: str = "--store"
+) -> AsyncIterator[T]:
+    """Open what the option names, by a function of `feedapi_client.operations.opening`."""
     async with AsyncExitStack() as stack:
         try:
             entered = await stack.enter_async_context(store)
         except ValueError as error:
-            raise CommandError(f"--store: {error}", USAGE) from None
+            raise CommandError(f"{option}: {error}", USAGE) from None
         yield entered
 
 

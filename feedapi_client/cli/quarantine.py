@@ -182,7 +182,7 @@ async def replay(o: _Replay) -> int:
     the exit code is 1 then.
     """
     from feedapi_client import quarantine
-    from feedapi_client.cli.handler_import import import_handler, open_handler
+    from feedapi_client.cli.run import import_handler, open_handler
 
     function = import_handler(o.handler)
     async with o.some.place.events() as store, open_handler(o.handler, function) as handler:

@@ -2,71 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_type_hints
 
-from feedapi_client.cli.command import USAGE, CommandError, command, option
-from feedapi_client.cli.options import Consumed
-from feedapi_client.cli.run import StartFrom
+import orjson
+
+from feedapi_client.arguments import environment_value
+from feedapi_client.cli.command import (
+    SIGNALLED,
+    USAGE,
+    CommandError,
+    Stopping,
+    command,
+    flag,
+    option,
+    stopping,
+)
+from feedapi_client.cli.options import Consumed, merged, opened, pair
+from feedapi_client.cli.terminal import progress, say
+from feedapi_client.errors import ProtocolError
+from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.retry import gives_up_after
 
 if TYPE_CHECKING:
-    from feedapi_client.liftbridge import StreamOptions
+    from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, StreamOptions
+    from feedapi_client.liftbridge.oversized import OnOversized
+    from feedapi_client.model import Event
 
-_STREAM = "The stream"
-_CURSORS = "Cursors"
-_NEW = "A new stream"
-
-
-class AckFrom(StrEnum):
-    """Whose ack a relay waits for."""
-
-    LEADER = "leader"
-    ALL = "all"
-
-
-class MessageContent(StrEnum):
-    """What a message of an exactly-once relay holds."""
-
-    BATCH = "batch"
-    EVENTS = "events"
-
-
-class OnOversizedEvent(StrEnum):
-    """What becomes of an event that is too large for a message."""
-
-    STOP = "stop"
-    SKIP = "skip"
-    QUARANTINE = "quarantine"
+_DEFAULT_NATS = "nats://127.0.0.1:4222"
+_API_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+_GRACE = 30.0
+_MANY_EVENTS = 1000
+_STREAM: dict[str, Any] = {"rich_help_panel": "The stream"}
+_CURSORS: dict[str, Any] = {"rich_help_panel": "Cursors"}
+_NEW: dict[str, Any] = {"rich_help_panel": "A new stream"}
+_READ: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": {"true": True, "false": False}.__getitem__,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class NatsOptions:
-    """How NATS is reached."""
-
+class _Nats:
     environment: ClassVar[bool] = True
     panel: ClassVar[str] = "NATS"
 
     nats: list[str] | None = option(
-        "URL", "A NATS server. Repeatable. By default nats://127.0.0.1:4222."
+        "URL", f"A NATS server. Repeatable. By default {_DEFAULT_NATS}."
     )
     nats_env: str | None = option(
         "NAME", "Environment variable with the NATS URL, for a URL with a password."
     )
     nats_creds: str | None = option("FILE", "NATS credentials file.")
 
+    def servers(self) -> list[str]:
+        if self.nats_env:
+            return [environment_value(self.nats_env, "--nats-env")]
+        return self.nats or [_DEFAULT_NATS]
+
 
 @dataclass(frozen=True, kw_only=True)
-class ApiOptions:
-    """How the gRPC API of a broker is reached."""
-
+class _Api:
     environment: ClassVar[bool] = True
     panel: ClassVar[str] = "Liftbridge's gRPC API"
 
     api: list[str] | None = option(
         "HOST:PORT", "gRPC API of a broker, for --exactly-once and to check the stream. Repeatable."
     )
-    api_tls: bool = option(help="gRPC over TLS, with the authorities of the system.", default=False)
+    api_tls: bool = flag("gRPC over TLS, with the authorities of the system.")
     api_ca: str | None = option("FILE", "gRPC over TLS, with this authority.")
     api_cert: str | None = option("FILE", "Certificate of this client; with --api-cert-key.")
     api_cert_key: str | None = option("FILE", "Its key.")
@@ -82,175 +91,154 @@ class ApiOptions:
         if self.api_token_env and not (self.api_tls or self.api_ca):
             raise ValueError("--api-token-env needs --api-tls or --api-ca: a token is a secret")
 
+    def open(self, patience: float) -> LiftbridgeApi:
+        """Return the connection. Raises ValueError for what is missing."""
+        import grpc
 
-@dataclass(frozen=True, kw_only=True)
-class NewStreamOptions:
-    """The stream that ``--create`` makes: the fields of `StreamOptions`."""
+        from feedapi_client.liftbridge import LiftbridgeApi
+        from feedapi_client.liftbridge.ledger_url import content_of
 
-    environment: ClassVar[bool] = True
-    panel: ClassVar[str] = _NEW
-
-    group: str = option("NAME", "NATS queue group of the stream.", default="")
-    retention_bytes: int | None = option("N", "Keep so many bytes of a partition.")
-    retention_messages: int | None = option("N", "Keep so many messages of a partition.")
-    retention_seconds: float | None = option(
-        "SECONDS", "Keep messages so long; not with --exactly-once."
-    )
-    cleaner_seconds: float | None = option("SECONDS", "Interval of cleaning up.")
-    segment_bytes: int | None = option("N", "Size of a segment.")
-    segment_seconds: float | None = option("SECONDS", "Age of a segment.")
-    compact: bool | None = option(
-        help="Keep the newest message of each key only; not with --exactly-once.",
-        flags="--compact/--no-compact",
-    )
-    compact_goroutines: int | None = option("N", "Goroutines that compact a partition at once.")
-    auto_pause_seconds: float | None = option("SECONDS", "Pause an idle partition. 0: never.")
-    auto_pause_unless_subscribed: bool | None = option(
-        help="Do not pause while somebody is subscribed.",
-        flags="--auto-pause-unless-subscribed/--auto-pause-always",
-    )
-    encryption: bool | None = option(
-        help="Encrypt values on the broker.", flags="--encryption/--no-encryption"
-    )
-
-    def options(self) -> StreamOptions:
-        """Return them as the API takes them. Raises ValueError."""
-        from feedapi_client.liftbridge import StreamOptions
-
-        return StreamOptions(**{each.name: getattr(self, each.name) for each in fields(self)})
+        name, credentials = self.api_token_env, None
+        if self.api_tls or self.api_ca or self.api_cert:
+            files = (self.api_ca, self.api_cert_key, self.api_cert)
+            credentials = grpc.ssl_channel_credentials(*map(content_of, files))
+        return LiftbridgeApi(
+            self.api or (),
+            timeout=max(1.0, min(_API_SECONDS, patience)),
+            credentials=credentials,
+            token=None if name is None else environment_value(name, "--api-token-env"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelayToStream:
-    """Options of ``feedapi relay``."""
-
+class _Relay:
     environment: ClassVar[bool] = True
 
     feed: Consumed
-    stream: str = option("NAME", "The stream to publish to.", default=..., rich_help_panel=_STREAM)
+    stream: str = option("NAME", "The stream to publish to.", default=..., **_STREAM)
     subject: str = option(
-        "SUBJECT",
-        "The NATS subject of the stream. By default its name.",
-        default="",
-        rich_help_panel=_STREAM,
+        "SUBJECT", "The NATS subject of the stream. By default its name.", default="", **_STREAM
     )
     partitions: int | None = option(
         "N",
         "Number of partitions of the stream. By default 1, with --api what the broker says.",
         min=1,
-        rich_help_panel=_STREAM,
+        **_STREAM,
     )
     key: str | None = option(
         "FIELD",
         "The key of a message: a field of the payload; dots lead into nested objects.",
-        rich_help_panel=_STREAM,
+        **_STREAM,
     )
-    ack: AckFrom = option(
-        help="Wait for the leader, or for all in-sync replicas.",
-        default=AckFrom.ALL,
-        rich_help_panel=_STREAM,
+    ack: Literal["leader", "all"] = option(
+        help="Wait for the leader, or for all in-sync replicas.", default="all", **_STREAM
     )
-    ack_timeout: float = option(
-        "SECONDS", "Deadline for each ack.", default=10.0, rich_help_panel=_STREAM
-    )
+    ack_timeout: float = option("SECONDS", "Deadline for each ack.", default=10.0, **_STREAM)
     max_in_flight: int = option(
-        "N",
-        "Maximum number of messages that wait for their ack.",
-        default=8192,
-        min=1,
-        rich_help_panel=_STREAM,
+        "N", "Maximum number of messages that wait for their ack.", default=8192, min=1, **_STREAM
     )
     max_message_bytes: int = option(
         "N",
         "The largest message of the broker: its clustering.replication.max.bytes.",
         default=1024 * 1024,
         min=1,
-        rich_help_panel=_STREAM,
+        **_STREAM,
     )
-    oversized: OnOversizedEvent = option(
-        help="What becomes of an event that is too large for a message.",
-        default=OnOversizedEvent.STOP,
-        rich_help_panel=_STREAM,
+    oversized: Literal["stop", "skip", "quarantine"] = option(
+        help="What becomes of an event that is too large for a message.", default="stop", **_STREAM
     )
     quarantine: str | None = option(
         "STORE",
         "SQLite file or database URL for quarantined events. By default the one of --store.",
-        rich_help_panel=_STREAM,
+        **_STREAM,
     )
-    exactly_once: MessageContent | None = option(
+    exactly_once: Literal["batch", "events"] | None = option(
         help="Keep the cursors in the stream: a message for each batch, or for each event.",
-        rich_help_panel=_CURSORS,
+        **_CURSORS,
     )
     max_batch_bytes: int = option(
         "N",
         "Size of a batch, where the feed's checkpoints allow it.",
         default=512 * 1024,
         min=1,
-        rich_help_panel=_CURSORS,
+        **_CURSORS,
     )
     store: str | None = option(
         "STORE",
         "Keep the cursors here, at least once: an SQLite file, a database URL, or env:NAME.",
-        rich_help_panel=_CURSORS,
+        **_CURSORS,
     )
-    start: StartFrom | None = option(
+    start: Literal["first", "last"] | None = option(
         help="Where a new name begins. By default at the first event, unless the store has cursors "
         "of what looks like the same feed.",
         flags="--from",
-        rich_help_panel=_CURSORS,
+        **_CURSORS,
     )
-    nats: NatsOptions
-    api: ApiOptions
-    create: bool = option(
-        help="Create the stream if it is missing.", default=False, rich_help_panel=_NEW
+    nats: _Nats
+    api: _Api
+    create: bool = flag("Create the stream if it is missing.", **_NEW)
+    replicas: int = option("N", "Number of replicas.", default=1, min=1, **_NEW)
+    min_isr: int | None = option("N", "Minimum number of in-sync replicas.", min=1, **_NEW)
+    new_stream: list[dict] | None = option(  # type: ignore[type-arg]
+        "NAME=VALUE",
+        "What a new stream does with its messages, as retention_bytes=1000000 or compact=true: a "
+        "field of StreamOptions. Repeatable.",
+        flags="--stream-option",
+        parse=pair,
+        **_NEW,
     )
-    replicas: int = option("N", "Number of replicas.", default=1, min=1, rich_help_panel=_NEW)
-    min_isr: int | None = option(
-        "N", "Minimum number of in-sync replicas.", min=1, rich_help_panel=_NEW
-    )
-    new_stream: NewStreamOptions
-    follow: bool = option(
-        help="Go on at the end of the feed, until Ctrl-C.", default=False, flags="--follow -f"
-    )
-    quiet: bool = option(
-        help="No progress on stderr (shown only where stderr is a terminal).",
-        default=False,
-        flags="--quiet -q",
-    )
+    follow: bool = flag("Go on at the end of the feed, until Ctrl-C.", "--follow -f")
+    quiet: bool = flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
 
     def __post_init__(self) -> None:
         self.feed.connection.trust(self.feed.connection.cert)  # before the broker is asked
+        merged(self.new_stream, "--stream-option")
         if self.create and not self.api.api:
             raise ValueError("--create needs --api HOST:PORT")
+        if self.exactly_once and not self.api.api:
+            raise ValueError("--exactly-once reads the stream back: it needs --api HOST:PORT")
         if not self.exactly_once and not self.store:
             raise ValueError(
                 "say where the cursors are kept: --store FILE, or --exactly-once for in the stream"
             )
-        if self.exactly_once:
-            self._check_exactly_once()
-        if self.quarantine and self.oversized is not OnOversizedEvent.QUARANTINE:
-            raise ValueError("--quarantine goes with --oversized quarantine")
-
-    def _check_exactly_once(self) -> None:
-        if not self.api.api:
-            raise ValueError("--exactly-once reads the stream back: it needs --api HOST:PORT")
-        if self.store:
+        if self.exactly_once and self.store:
             raise ValueError(
                 "--exactly-once keeps the cursors in the stream: it goes without --store"
             )
-        if self.new_stream.compact:
-            raise ValueError("--exactly-once needs every message: it goes without --compact")
-        if self.new_stream.retention_seconds:
-            raise ValueError(
-                "--exactly-once keeps its cursors in the stream, where a relay that is stopped for "
-                "longer than --retention-seconds would lose them: use --retention-messages or "
-                "--retention-bytes"
-            )
-        self.new_stream.options().check_ledger()
-        if self.oversized is OnOversizedEvent.QUARANTINE and not self.quarantine:
+        if self.quarantine and self.oversized != "quarantine":
+            raise ValueError("--quarantine goes with --oversized quarantine")
+        if self.exactly_once and self.oversized == "quarantine" and not self.quarantine:
             raise ValueError(
                 "--exactly-once has no store for quarantined events: say where, --quarantine FILE"
             )
+
+    def new_stream_options(self) -> StreamOptions:
+        """Return how a new stream is made. Raises ValueError."""
+        from feedapi_client.liftbridge import StreamOptions
+
+        kinds, values = get_type_hints(StreamOptions), {}
+        for name, text in merged(self.new_stream, "--stream-option").items():
+            if name not in kinds:
+                raise ValueError(
+                    f"--stream-option: there is no {name}; there are: {', '.join(kinds)}"
+                )
+            kind = next(iter(get_args(kinds[name])), str).__name__
+            try:
+                values[name] = _READ.get(kind, str)(text)
+            except (ValueError, KeyError):
+                raise ValueError(f"--stream-option: {name} takes {kind}, not {text!r}") from None
+        options = StreamOptions(**values)
+        if self.exactly_once and options.compact:
+            raise ValueError("--exactly-once needs every message: it goes without compact")
+        if self.exactly_once and options.retention_seconds:
+            raise ValueError(
+                "--exactly-once keeps its cursors in the stream, where a relay that is stopped for "
+                "longer than retention_seconds would lose them: use retention_messages or "
+                "retention_bytes"
+            )
+        if self.exactly_once:
+            options.check_ledger()
+        return options
 
 
 @command(
@@ -259,17 +247,164 @@ class RelayToStream:
     "--exactly-once batch --follow",
     "relay https://service/myfeed --stream orders --store relay.db --oversized quarantine",
 )
-async def relay(o: RelayToStream) -> int:
+async def relay(o: _Relay) -> int:
     """Publish a feed's events to a Liftbridge stream, and commit cursors when they are acked.
 
     At least once with --store, exactly once with --exactly-once. Ends at the end of the feed, or
     goes on with --follow until Ctrl-C, which ends it after the batches in flight. A feed or a
     broker that is away is waited for. Needs the extra liftbridge.
     """
-    from feedapi_client.cli.relay_run import RelayRun, without_handler_logs
-
     try:
-        with without_handler_logs():
-            return await RelayRun(o).run()
+        with _without_handler_logs():
+            async with stopping(_GRACE) as stop:
+                await _publish(o, stop)
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
+    return SIGNALLED + stop.number if stop.number else 0
+
+
+async def _publish(o: _Relay, stop: Stopping) -> None:
+    """Relay until the end, a signal or an error."""
+    from feedapi_client.liftbridge import (
+        AckPolicy,
+        LiftbridgePublisher,
+        Relay,
+        Stream,
+        StreamCursorStore,
+    )
+    from feedapi_client.operations.opening import open_store
+
+    new, key = o.new_stream_options(), None if o.key is None else _Key(o.key)
+    patience = gives_up_after(RetryPolicy(give_up_after=o.feed.give_up_after))
+    stream = Stream(o.stream, o.subject, o.partitions or 1)
+    api = o.api.open(patience) if o.api.api else None
+    async with AsyncExitStack() as stack:
+        oversized = await _oversized(o, stack)
+        creds = o.nats.nats_creds
+        publisher: LiftbridgePublisher = await stack.enter_async_context(
+            LiftbridgePublisher(
+                o.nats.servers(),
+                ack_timeout=o.ack_timeout,
+                max_in_flight=o.max_in_flight,
+                max_message_bytes=o.max_message_bytes,
+                connect_timeout=max(patience, _CONNECT_SECONDS),
+                options={"user_credentials": creds} if creds else None,
+            )
+        )
+        if api is not None:
+            await stack.enter_async_context(api)
+            if o.create:
+                await api.create_stream(
+                    stream,
+                    concurrency_control=bool(o.exactly_once),
+                    replication_factor=o.replicas,
+                    min_isr=o.min_isr,
+                    options=new,
+                )
+            if o.partitions is None:
+                found = (await api.metadata(stream.name)).stream
+                stream = Stream(stream.name, stream.subject, found.partitions)
+        store: Any
+        if o.exactly_once and api is not None:
+            store = StreamCursorStore(publisher, api, stream, format=o.exactly_once)
+        else:
+            store = await stack.enter_async_context(opened(open_store(o.store or "", create=True)))
+        limits = Limits(max_batch_bytes=o.max_batch_bytes)
+        consumer = await stack.enter_async_context(
+            o.feed.consumer(store, start=o.start, follow=o.follow, limits=limits)
+        )
+        stop.consumer = await stack.enter_async_context(consumer)
+        work = Relay(
+            consumer,
+            publisher,
+            stream,
+            key=key,
+            ack_policy=AckPolicy[o.ack.upper()],
+            on_oversized=oversized,
+            api=api,
+        )
+        async with progress(lambda: (consumer, work.progress.events), quiet=o.quiet):
+            await work.run()
+        if key is not None:
+            key.warn()
+        if not o.quiet:
+            say(_summary(work, o.stream))
+
+
+async def _oversized(o: _Relay, stack: AsyncExitStack) -> OnOversized:
+    """Return what the relay takes as `on_oversized`; a quarantine is opened."""
+    from feedapi_client.operations.opening import open_quarantine
+
+    if o.oversized == "stop":
+        return "raise"
+    if o.oversized == "skip" or o.quarantine is None:
+        return o.oversized
+    store = opened(open_quarantine(o.quarantine), "--quarantine")
+    return await stack.enter_async_context(store)
+
+
+def _summary(relay: Any, stream: str) -> str:
+    done = relay.progress
+    text = f"{done.events:,} events in {done.batches:,} batches to stream {stream}, "
+    text += f"{done.retries} retries"
+    if done.put_aside:
+        text += f", {done.put_aside} too large and put aside"
+    if done.recovered:
+        text += f", {done.recovered} published again because the broker lost them"
+    return text
+
+
+@contextmanager
+def _without_handler_logs() -> Iterator[None]:
+    """Leave out the record of the error that ends the relay: the command tells it in one line."""
+    log = logging.getLogger("feedapi_client.runtime.handlers")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+class _Key:
+    """The key of a message by ``--key``. Says so when no event has that field: it may be a typo."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path.split(".")
+        self._events = 0
+        self._found = False
+
+    def __call__(self, event: Event) -> bytes | None:
+        try:
+            key = self._of(event)
+        except ValueError:
+            text = "--key: an event is no valid JSON"
+            raise ProtocolError(text, partition=event.partition) from None
+        self._found = self._found or bool(key)
+        self._events += 1
+        if self._events == _MANY_EVENTS:  # a relay that follows the feed has no end
+            self.warn()
+        return key or None
+
+    def _of(self, event: Event) -> bytes:
+        """Return a field: text as it is, other values as JSON, nothing for no field."""
+        value: Any = event.json()
+        for name in self._path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            return b""
+        if isinstance(value, str):
+            return value.encode(errors="replace")
+        try:
+            return orjson.dumps(value)
+        except TypeError:  # an integer of more than 64 bits
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def warn(self) -> None:
+        """Warn when there were events, and none had the field. Does so once."""
+        if self._events and not self._found:
+            self._found = True
+            say(
+                f"warning: of {self._events:,} events none has the field {'.'.join(self._path)} of "
+                "--key: their messages have no key"
+            )

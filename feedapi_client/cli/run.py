@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from feedapi_client.cli.command import command, option
+from feedapi_client.arguments import check_async_function, import_function, place_of
+from feedapi_client.cli.command import (
+    FENCED,
+    HANDLER_FAILED,
+    SIGNALLED,
+    USAGE,
+    CommandError,
+    Stopping,
+    command,
+    flag,
+    option,
+    stopping,
+)
 from feedapi_client.cli.options import Consumed, Store
+from feedapi_client.cli.terminal import JSONLines
+from feedapi_client.errors import FeedError, FencedError
 
 if TYPE_CHECKING:
+    from feedapi_client.model import Event
     from feedapi_client.quarantine import Retry
     from feedapi_client.stores.journal import Journal
 
-
+Handler = Callable[[Any], Awaitable[object]]
+_BATCHES, _EVENTS = "async def handle(batch): ...", "async def handle(event): ..."
 _BAD_ESCAPE = re.compile(r"~(?![01])")
-AT_ONCE = 32
-"""How many batches or events are handled at once, unless the options say."""
-
-
-class OnFailure(StrEnum):
-    """What becomes of a batch whose handler raises."""
-
-    RAISE = "raise"
-    RETRY = "retry"
-    QUARANTINE = "quarantine"
-
-
-class LogFormat(StrEnum):
-    """How log records are written."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class StartFrom(StrEnum):
-    """Where a new name begins."""
-
-    FIRST = "first"
-    LAST = "last"
+_AT_ONCE = 32
+_CHARACTERS = 500
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_URL_SECRETS = (
+    (re.compile(r"(://)[^/\s@'\"]+@"), r"\1***@"),
+    (re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*"), r"\1?***"),
+    (
+        re.compile(r"(?i)\b(pass(?:word|wd)?|pwd|secret|token|api[_-]?key)(\s*[=:]\s*)\S+"),
+        r"\1\2***",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Options of ``feedapi run``."""
-
+class _Run:
     environment: ClassVar[bool] = True
 
     feed: Consumed
@@ -59,10 +63,10 @@ class RunOptions:
         default=...,
     )
     place: Store
-    on_failure: OnFailure = option(
+    on_failure: Literal["raise", "retry", "quarantine"] = option(
         help="When the handler raises: end with exit code 3; or call it again, --attempts times; "
         "or then put the failing event into quarantine.",
-        default=OnFailure.RAISE,
+        default="raise",
     )
     attempts: int = option(
         "N",
@@ -70,9 +74,14 @@ class RunOptions:
         default=5,
         min=0,
     )
-    share: bool = option(
-        help="Divide the partitions with other processes of this store and name, on any machine.",
-        default=False,
+    quarantine_limit: int = option(
+        "N",
+        "Events of a partition in a row that go into quarantine; the next one ends it.",
+        default=100,
+        min=1,
+    )
+    share: bool = flag(
+        "Divide the partitions with other processes of this store and name, on any machine."
     )
     grace: float = option(
         "SECONDS",
@@ -81,7 +90,7 @@ class RunOptions:
         min=0,
     )
     max_concurrency: int | None = option(
-        "N", "Partitions that are handled at once, by default 32.", min=1
+        "N", f"Partitions that are handled at once, by default {_AT_ONCE}.", min=1
     )
     key: str | None = option(
         "JSON_POINTER",
@@ -89,9 +98,9 @@ class RunOptions:
         "payload the key is, such as /order/id.",
     )
     concurrency: int | None = option(
-        "N", "With --key: events that are handled at once, by default 32.", min=1
+        "N", f"With --key: events that are handled at once, by default {_AT_ONCE}.", min=1
     )
-    start: StartFrom | None = option(
+    start: Literal["first", "last"] | None = option(
         help="Where a new consumer begins. Stored cursors come first. By default at the first "
         "event, unless the store has cursors of what looks like the same feed.",
         flags="--from",
@@ -101,15 +110,13 @@ class RunOptions:
         default=True,
         flags="--follow/--no-follow",
     )
-    park: bool = option(
-        help="Go on with the others when the feed can't continue one partition.", default=False
-    )
+    park: bool = flag("Go on with the others when the feed can't continue one partition.")
     journal: float | None = option(
         "DAYS",
         "Keep a history of the cursors for 'feedapi cursors rewind', for so many days.",
     )
-    log_format: LogFormat = option(
-        help="Log records on stderr: text, or JSON, one a line.", default=LogFormat.TEXT
+    log_format: Literal["text", "json"] = option(
+        help="Log records on stderr: text, or JSON, one a line.", default="text"
     )
 
     def __post_init__(self) -> None:
@@ -152,13 +159,11 @@ class RunOptions:
         """Return what `FeedConsumer.run` takes as ``on_failure``."""
         from feedapi_client.quarantine import Quarantine, Retry
 
-        attempts = self.attempts or None
-        match self.on_failure:
-            case OnFailure.RETRY:
-                return Retry(attempts=attempts)
-            case OnFailure.QUARANTINE:
-                return Retry(attempts=attempts, then=Quarantine())
-        return "raise"
+        if self.on_failure == "raise":
+            return "raise"
+        aside = Quarantine(limit=self.quarantine_limit)
+        then: Literal["raise"] | Quarantine = aside if self.on_failure == "quarantine" else "raise"
+        return Retry(attempts=self.attempts or None, then=then)
 
 
 @command(
@@ -168,14 +173,174 @@ class RunOptions:
     "run https://service/myfeed --handler shop.orders:each --store c.db --key /id --concurrency 99",
     "run https://service/myfeed --handler shop.orders:handle --store cursors.db --journal 7",
 )
-async def run(o: RunOptions) -> int:
+async def run(o: _Run) -> int:
     """Consume a feed with the application's handler: the library without a main program.
 
     SIGTERM and Ctrl-C end it after what is in flight, a second signal cancels that, a third ends
     at once. Exit codes: 3 when the handler failed, 4 when another consumer of this name has taken
     over, 130 and 143 when what was in flight was cancelled after --grace; see feedapi --help.
     """
-    from feedapi_client.cli.handler_runner import Runner, log_to_stderr
+    _log_to_stderr(json=o.log_format == "json")
+    # Before signals are caught: until then they end the process at once.
+    function = import_handler(o.handler, _BATCHES if o.key is None else _EVENTS)
+    try:
+        async with stopping(o.grace) as stop:
+            await _consume(o, function, stop)
+    except FencedError as error:
+        raise CommandError(str(error), FENCED) from None
+    cut_short = stop.consumer is not None and stop.consumer.cut_short
+    return SIGNALLED + stop.number if cut_short and stop.number else 0
 
-    log_to_stderr(o.log_format)
-    return await Runner(o).run()
+
+async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> None:
+    from feedapi_client.options import Share
+    from feedapi_client.quarantine.failure_text import failure_line
+
+    async with (
+        o.place.open(create=True, journal=o.history()) as store,
+        o.feed.consumer(
+            store,
+            start=o.start,
+            follow=o.follow,
+            share=Share() if o.share else None,
+            on_error="park" if o.park else "raise",
+        ) as consumer,
+        consumer,
+    ):
+        stop.consumer = consumer
+        path, policy = o.key_path(), o.policy()
+        form = _BATCHES if path is None else _EVENTS
+        async with open_handler(o.handler, function, form) as handle:
+            try:
+                if path is None:
+                    at_once = o.max_concurrency or _AT_ONCE
+                    await consumer.run(handle, on_failure=policy, max_concurrency=at_once)
+                else:
+                    at_once = o.concurrency or _AT_ONCE
+                    await consumer.run_by_key(
+                        handle, key=_KeyAt(path), on_failure=policy, max_concurrency=at_once
+                    )
+            except FeedError:  # of the feed or the store
+                raise
+            except Exception as error:  # noqa: BLE001 - the handler may raise anything
+                where = place_of(error, o.handler.partition(":")[0])
+                text = f"the handler failed with {failure_line(error)}{where}"
+                raise CommandError(text, HANDLER_FAILED) from None
+
+
+class _KeyAt:
+    """The function of an event that returns its key: what is at one place of its payload.
+
+    `path`: the names of members, and the numbers of elements, that lead there.
+    """
+
+    def __init__(self, path: Sequence[str]) -> None:
+        self._path = path
+
+    def __call__(self, event: Event) -> Hashable:
+        """Return the key. Raises LookupError if there is none, without a word of the payload."""
+        found: Any = event.json()
+        for part in self._path:
+            if isinstance(found, dict) and part in found:
+                found = found[part]
+            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                raise LookupError("the payload has nothing at --key")
+        if isinstance(found, dict | list) or found is None:
+            raise LookupError("what the payload has at --key is no text, number or boolean")
+        key: Hashable = found
+        return key
+
+
+def _log_to_stderr(*, json: bool) -> None:
+    """Write the records of the library and of the application, from level INFO on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSONLines() if json else logging.Formatter(_TEXT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(json)
+    for chatty in ("httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+# ---------------------------------------------------------------------- the handler
+
+
+def import_handler(path: str, form: str = _BATCHES) -> Callable[..., Any]:
+    """Import the function MODULE:FUNCTION, from the current directory too.
+
+    `form`: what it has to look like, for messages.
+
+    Raises `CommandError` when it can't be imported, or has another form.
+    """
+    try:
+        function = import_function(path, "--handler")
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from None
+    if _takes_a_batch(function):
+        _check(path, function, form)
+    return function
+
+
+@asynccontextmanager
+async def open_handler(
+    path: str, function: Callable[..., Any], form: str = _BATCHES
+) -> AsyncIterator[Handler]:
+    """Give the handler that the function is, or that it opens.
+
+    A function without parameters returns an asynchronous context manager whose value is the
+    handler: the place for what the handler needs, such as a pool of connections. It is closed at
+    the end of the block. Raises `CommandError` for any other function, and when it can't be opened.
+    """
+    if _takes_a_batch(function):
+        yield function
+        return
+    async with AsyncExitStack() as stack:
+        try:
+            handler = await stack.enter_async_context(function())
+        except TypeError as error:
+            raise CommandError(
+                f"--handler {path} takes no batch and no event, so {error}", USAGE
+            ) from None
+        except Exception as error:
+            where = place_of(error, path.partition(":")[0])
+            raise CommandError(
+                f"--handler {path} can't be opened: {_described(error)}{where}"
+            ) from error
+        _check(path, handler, form)
+        yield handler
+
+
+def _check(path: str, handler: object, form: str) -> None:
+    try:
+        check_async_function(f"--handler {path}", handler, form)
+    except TypeError as error:
+        raise CommandError(str(error), USAGE) from None
+
+
+def _described(error: Exception) -> str:
+    """The error on one line, with why a database or a server is out of reach where that is known.
+
+    Credentials and queries of URLs are masked.
+    """
+    from feedapi_client.causes import store_problem
+    from feedapi_client.protocol.text import printable
+
+    text = store_problem(error)
+    if text is None:
+        text = printable(str(error)[:_CHARACTERS])
+        for pattern, replacement in _URL_SECRETS:
+            text = pattern.sub(replacement, text)
+    name = type(error).__qualname__
+    return f"{name}: {text}" if text else name
+
+
+def _takes_a_batch(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True  # written in C: its signature can't be known
+    return any(
+        each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.VAR_POSITIONAL)
+        for each in parameters
+    )

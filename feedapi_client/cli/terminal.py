@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import re
 import select
@@ -12,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ MAX_SHOWN, MAX_LINE = 200, 2000
 """Characters of a text from a publisher or a file that are shown, and of a whole line."""
 _WIDTH_WITHOUT_TERMINAL = 200
 _STDERR = 2
+_MINUTE = 60.0
+# The last one is uvicorn's: its message once more, with escape sequences of colours.
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))).union(
+    ("message", "asctime", "taskName", "color_message")
+)
 _JSON_ESCAPED = re.compile(r"[^\n -~]")
 Cell = str | tuple[str, str]
 """A text, or a text and its style."""
@@ -64,16 +71,59 @@ def print_json(value: Any) -> None:
     print(escape_json(data.decode(), sys.stdout.encoding))
 
 
-def say(text: str) -> None:
+def say(text: str, level: int = logging.INFO) -> None:
     """Print a line on stderr, in one piece: log records of other threads come before or after.
 
-    A stderr that can't be written changes nothing.
+    Where records are JSON it is one of them, of this level. A stderr that can't be written changes
+    nothing.
     """
+    line = shown(text, MAX_LINE)
+    if any(isinstance(each.formatter, JSONLines) for each in logging.getLogger().handlers):
+        logging.getLogger("feedapi").log(level, "%s", line)
+        return
     try:
-        sys.stderr.write(f"feedapi: {shown(text, MAX_LINE)}\n")
+        sys.stderr.write(f"feedapi: {line}\n")
         sys.stderr.flush()
     except OSError:
         discard(sys.stderr)
+
+
+class JSONLines(logging.Formatter):
+    """Log records as JSON objects, one a line, with their structured fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        import orjson
+
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields = vars(record).items()
+        line |= {name: value for name, value in fields if name not in _OF_EVERY_RECORD}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return escape_json(orjson.dumps(line, default=str).decode())
+
+
+class OnceAMinute(logging.Filter):
+    """Leaves out the next failed attempts of what a record of the last minute has said already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is written."""
+        failure, attempt, _ = record.getMessage().partition("; attempt ")
+        since = record.created - _MINUTE
+        self._said = {text: at for text, at in self._said.items() if at > since}
+        if attempt and failure in self._said:
+            return False
+        self._said[failure] = record.created
+        return True
 
 
 def report(text: str, *, escaped: bool = False) -> None:

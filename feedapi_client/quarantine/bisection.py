@@ -19,6 +19,7 @@ from typing import Any
 
 from feedapi_client.model import Batch, FeedKey
 from feedapi_client.quarantine.batch_delivery import BatchDelivery
+from feedapi_client.quarantine.failure_text import note_limit
 from feedapi_client.quarantine.policy import Quarantine, may_be_an_events_fault
 from feedapi_client.quarantine.record import quarantined
 from feedapi_client.stores.caller_thread import in_callers_thread
@@ -173,10 +174,7 @@ class FailedBatch:
         if not self._may_be_an_events_fault(error):
             raise error
         if in_a_row > self._quarantine.limit:
-            error.add_note(
-                f"feed {self._feed.url}, partition {partition}: {self._quarantine.limit} events "
-                "in a row were quarantined before this one"
-            )
+            note_limit(error, self._feed, partition, self._quarantine.limit)
             raise error
         self._in_a_row[partition] = in_a_row
         record = quarantined(self._feed, event, delivery.batch.cursor, index, error)

@@ -10,6 +10,7 @@ import anyio
 
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, make_event
 from feedapi_client.quarantine.batch_delivery import BatchDelivery, is_final
+from feedapi_client.quarantine.failure_text import note_limit
 from feedapi_client.quarantine.operations import list_events
 from feedapi_client.quarantine.policy import OnFailure, may_be_an_events_fault, parse_on_failure
 from feedapi_client.quarantine.quarantine_location import quarantine_beside
@@ -164,10 +165,7 @@ class EventFailures:
             return None
         in_a_row = self.in_a_row.get(event.partition, 0) + 1
         if in_a_row > quarantine.limit:
-            error.add_note(
-                f"feed {self._feed.url}, partition {event.partition}: {quarantine.limit} events "
-                "in a row were quarantined before this one"
-            )
+            note_limit(error, self._feed, event.partition, quarantine.limit)
             return None
         self.in_a_row[event.partition] = in_a_row
         return self._record(event, cursor, index, key, error)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from feedapi_client.cli.cat_format import VERBS
 from feedapi_client.model import Batch
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
@@ -84,12 +83,6 @@ def test_a_wrong_template_is_a_usage_error(
     assert result.exit_code == 2
     assert problem in result.stderr
     assert publisher.requests == []
-
-
-def test_help_names_every_verb(feedapi: Feedapi) -> None:
-    text = " ".join(feedapi("cat", "--help").stdout.split())
-    for verb in VERBS.keys() - {"%"}:
-        assert f"%{verb} " in text
 
 
 # ---------------------------------------------------------------------- certificates, examples

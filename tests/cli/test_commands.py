@@ -27,7 +27,7 @@ SHARED = {"app", "command", "options", "terminal"}
         (("cursors", "--help"), {"cursors"}),
         (("cat", "--help"), {"cat"}),
         (("discover", "--help"), {"discover"}),
-        (("relay", "--help"), {"relay", "run"}),
+        (("relay", "--help"), {"relay"}),
         (("run", "--help"), {"run"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -57,7 +57,6 @@ def test_a_relay_without_its_extra_says_what_to_install(
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("feedapi_client.liftbridge")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "feedapi_client.cli.relay_run", raising=False)
     monkeypatch.setitem(sys.modules, "nats", None)
     for arguments in (
         ("relay", "http://h/feed", "--stream", "s", "--store", "c.db"),

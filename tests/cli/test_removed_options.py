@@ -29,6 +29,11 @@ USED = {
     "status --name": "status localhost:1 --name app",
     "status --store": "status http://h/f --store c.db",
     "status --v1-partitions": "status http://h/f --v1-partitions 2",
+    **{
+        option: f"relay http://h/f --stream s --store c.db {option.removeprefix('relay ')} 1"
+        for option in REMOVED
+        if option.startswith("relay ")
+    },
     "run --workers": "run http://h/f --handler a:b --store c.db --workers 4",
 }
 

@@ -175,7 +175,10 @@ def test_a_handler_that_fails_is_code_3_without_the_text_of_the_error(
     app("async def handle(batch):\n    for e in batch.events: raise ValueError(e.json()['n'])\n")
     code, errors = _end(run())
     assert code == 3
-    assert errors.splitlines()[-1] == "feedapi: the handler failed with ValueError"
+    assert errors.splitlines()[-1] == "feedapi: the handler failed with ValueError (app.py, line 2)"
+    assert 'app.py", line 2, in handle' in errors
+    assert "feedapi_client/" not in errors  # a frame of the library
+    assert "payload" not in errors
     assert _cursor(tmp_path) == "_first"
 
 
@@ -317,6 +320,28 @@ def _any_line(*processes: subprocess.Popen[bytes]) -> str:
     streams = [process.stdout for process in processes if process.stdout is not None]
     ready, _, _ = select.select(streams, [], [], TIMEOUT)
     return str(ready[0].readline().decode().strip())
+
+
+def test_nothing_but_json_is_written_where_log_records_are_json(
+    run: Run, app: Any, feedapi_publisher: Publisher
+) -> None:
+    """Not by the command, by Python or by the server of the monitor, whose words have colours."""
+    app(
+        "import warnings\n"
+        "async def handle(batch):\n"
+        "    warnings.warn('old')\n"
+        "    for event in batch.events: raise ValueError\n"
+    )
+    feedapi_publisher.append(0, {"n": 1})
+    code, errors = _end(run("--log-format", "json", "--monitor", "127.0.0.1:0"))
+    records = [json.loads(line) for line in errors.splitlines()]
+    assert code == 3
+    loggers = {record["logger"] for record in records}
+    assert {"feedapi", "py.warnings", "uvicorn.error"} <= loggers
+    assert not any("\x1b" in str(value) for record in records for value in record.values())
+    last = "the handler failed with ValueError (app.py, line 4)"
+    own = [record for record in records if record["logger"] == "feedapi"]
+    assert (own[-1]["level"], own[-1]["message"]) == ("ERROR", last)
 
 
 def test_log_records_as_json(run: Run, app: Any, feedapi_publisher: Publisher) -> None:

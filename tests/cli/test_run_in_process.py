@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from feedapi_client.cli.handler_runner import JSONLines
+from feedapi_client.cli.terminal import JSONLines
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 
@@ -116,6 +116,20 @@ def test_r19_a_handler_that_fails_is_code_3_or_quarantined_and_its_text_is_not_r
     if code == 0:
         listed = feedapi("quarantine", "ls", "--store", "cursors.db")
         assert "ValueError" in listed.output
+
+
+@pytest.mark.parametrize("app", ["async def handle(_): 1 / 0"], indirect=True, ids=["each"])
+@pytest.mark.parametrize("key", [(), ("--key", "/n")])
+def test_the_limit_of_the_quarantine_is_named_where_it_ends_the_command(
+    feedapi: Feedapi, url: str, app: str, key: tuple[str, ...]
+) -> None:
+    limited = ("--on-failure", "quarantine", "--attempts", "1", "--quarantine-limit", "2")
+    result = feedapi(*arguments(url, f"{app}:handle", *limited, *key))
+    assert result.exit_code == 3, result.output
+    line = result.stderr.splitlines()[-1]
+    assert "the handler failed with ZeroDivisionError" in line
+    assert "2 events in a row were quarantined before this one" in line
+    assert line.endswith(f"({app}.py, line 1)")
 
 
 @pytest.mark.parametrize("app", [WRONG], indirect=True, ids=["wrong"])

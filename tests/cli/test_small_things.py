@@ -18,7 +18,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from feedapi_client import RetryPolicy
 from feedapi_client.cli.terminal import say
+from feedapi_client.errors import StoreError
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
@@ -67,6 +69,57 @@ def test_a_store_in_a_folder_that_is_missing_names_the_folder(
     result = feedapi("cat", feedapi_publisher.url, "--store", folder / "cursors.db")
     assert result.exit_code == 1
     assert f"there is no folder {folder}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("cat",), "--store"),
+        (("run", "--handler", "tests.cli.test_cat_format:handle"), "--store"),
+        (
+            ("relay", "--stream", "s", "--store", "c.db", "--oversized", "quarantine"),
+            "--quarantine",
+        ),
+    ],
+    ids=["cat", "run", "relay"],
+)
+def test_a_folder_in_place_of_a_store_is_named(
+    feedapi: Feedapi, tmp_path: Path, command: tuple[str, ...], option: str
+) -> None:
+    result = feedapi(*command, "http://127.0.0.1:9/feed", option, tmp_path)
+    assert result.exit_code == 2
+    assert f"{option}: {tmp_path} is a folder: name a file in it" in result.stderr
+
+
+# ---------------------------------------------------------------------- a feed that is asked once
+
+
+def test_a_command_that_asks_once_gives_up_soon(
+    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, store: Path
+) -> None:
+    """A refusal after 5 seconds, a feed that can't be reached after 10."""
+    asked = []
+
+    def record(*_: object, retry: RetryPolicy, **__: object) -> None:
+        asked.append((retry.refused_for, retry.give_up_after))
+        raise StoreError("enough is known")
+
+    monkeypatch.setattr("feedapi_client.consumer.FeedConsumer", record)
+    monkeypatch.setattr("feedapi_client.FeedClient", record)
+    for command in (("discover",), ("cat",), ("cat", "--give-up-after", 3), ("cat", "--follow")):
+        result = feedapi(*command, "http://127.0.0.1:9/feed")
+        assert (result.exit_code, "enough" in result.stderr) == (1, True), result.output
+    assert asked == [(5, 10), (5, 10), (5, 3), (RetryPolicy().refused_for, None)]
+
+
+@pytest.mark.parametrize("command", ["discover", "cat"])
+def test_a_failed_attempt_is_said_once(spawn: Spawn, command: str) -> None:
+    process = spawn(command, "http://127.0.0.1:9/feed", "--give-up-after", 3)
+    _, errors = process.communicate(timeout=TIMEOUT)
+    attempt, result = errors.decode().splitlines()
+    assert process.returncode == 1
+    assert "; attempt 2 in " in attempt
+    assert result.startswith("feedapi: ")
 
 
 # ---------------------------------------------------------------------- secrets in arguments
@@ -204,9 +257,14 @@ def test_a_missing_driver_names_the_extra_that_brings_it(
     extra: str,
 ) -> None:
     without(module, ModuleNotFoundError(f"No module named {module!r}", name=module))
-    result = feedapi("cursors", "ls", "--store", url)
-    assert result.exit_code == 1
-    assert f"pip install 'feedapi-client[{extra}]'" in result.stderr
+    relay = ("relay", "http://127.0.0.1:9/feed", "--stream", "s", "--store", "c.db")
+    for command in (
+        ("cursors", "ls", "--store"),
+        (*relay, "--oversized", "quarantine", "--quarantine"),
+    ):
+        result = feedapi(*command, url)
+        assert result.exit_code == 1
+        assert f"pip install 'feedapi-client[{extra}]'" in result.stderr
 
 
 @pytest.mark.parametrize(

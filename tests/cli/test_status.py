@@ -40,6 +40,8 @@ class Monitor(HTTPServer):
     """Answers with one look after the other, and again with the last one."""
 
     looks: list[Look]
+    asked = ""
+    """The path of the last request."""
 
     def show(self, *consumers: Look, **more: Any) -> str:
         self.looks.append({"process": {}, "consumers": [*consumers], "blocked": None, **more})
@@ -50,7 +52,7 @@ class _Answers(BaseHTTPRequestHandler):
     server: Monitor
 
     def do_GET(self) -> None:
-        looks = self.server.looks
+        looks, self.server.asked = self.server.looks, self.path
         body = json.dumps(looks.pop(0) if len(looks) > 1 else looks[0]).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
@@ -190,3 +192,14 @@ def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitor: Monitor) -
     first = shown[: shown.index("more")]
     assert re.search(r"(\d+) $", first)
     assert first.count("caught up") < 30
+
+
+def test_a_monitor_may_be_below_any_path(feedapi: Feedapi, monitor: Monitor) -> None:
+    address = monitor.show(consumer())
+    for target in (address, f"http://{address}/", f"http://{address}/app/feed"):
+        assert feedapi("status", target, "--once").exit_code == 0
+        path = target.removeprefix("http://").removeprefix(address).rstrip("/")
+        assert monitor.asked == f"{path}/status"
+    nobody = feedapi("status", "http://127.0.0.1:1/app/feed")
+    assert nobody.exit_code == 1
+    assert "no monitor answers at 127.0.0.1:1" in nobody.stderr
