@@ -34,7 +34,7 @@ WRITING = {
 a mark of success a write without rows leaves no folder, as one that got lost, and files of another
 name may be hidden."""
 VERSION = 1
-"""Of the format of the notes beside a checkpoint, and in a folder of files."""
+"""Of the format of the notes beside a checkpoint."""
 
 
 def checked_note(line: str, path: str) -> dict[str, Any]:
@@ -59,12 +59,13 @@ def write_note(
     line.write.mode(mode).options(**WRITING, compression="none").text(path)
 
 
-def contents(spark: SparkSession, pattern: str) -> dict[str, str]:
+def contents(spark: SparkSession, pattern: str, names: str = "{part-*,metadata}") -> dict[str, str]:
     """Return the texts of notes and of a checkpoint's metadata that match, by their paths.
 
-    What others put beside them, such as a copy of an editor, is none.
+    Arguments:
+        names: others are copies of an editor, and the like.
     """
-    found = _read(spark, pattern, "path", "content", pathGlobFilter="{part-*,metadata}")
+    found = _read(spark, pattern, "path", "content", pathGlobFilter=names)
     return {row["path"]: bytes(row["content"]).decode().strip() for row in found}
 
 
