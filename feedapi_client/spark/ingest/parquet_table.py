@@ -132,10 +132,14 @@ class _StoreFolder:
         def copy(name: str) -> None:
             obstore.copy(self._store, f"{attempt}/{name}", f"{final}/{name}")
 
-        if there <= written:  # else it is another attempt's, whose decision is gone, and whole
-            with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
-                list(pool.map(copy, sorted(written - there)))
-        return bool(written or there)
+        if not there <= written:
+            return True  # another attempt's, whose decision is gone
+        with (
+            ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool,
+            suppress(FileNotFoundError),  # another process is done, and has deleted the attempt
+        ):
+            return bool(list(pool.map(copy, sorted(written - there))) or there)
+        return False
 
     def delete(self, path: str) -> None:
         below = [f"{path}/{name}" for name in self._below(path)]
