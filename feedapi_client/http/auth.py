@@ -314,6 +314,8 @@ def trusted(ca_file: str) -> ssl.SSLContext:
 
     Raises ValueError when the file holds no certificates that can be read.
     """
+    if not ca_file:  # would be the public ones
+        raise ValueError("the name of the file is empty")
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:

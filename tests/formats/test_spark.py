@@ -113,7 +113,10 @@ def test_notes_beside_a_checkpoint_of_every_version_are_read(golden: Path) -> No
     small = content(golden, "small")
     stored: Any = Checkpoint(outputs=small["outputs"], resumed=small["resumed"])
     found = read_checkpoint(stored, "c")
-    assert found.outputs["tables"] == spark.OUTPUTS
+    if small["outputs"]["version"] == 1:  # it does not tell the roles of the tables
+        assert found.outputs == {}
+    else:
+        assert found.outputs["tables"] == spark.OUTPUTS
     assert found.resumed["run"] == spark.RUN
 
 
@@ -163,5 +166,5 @@ def test_a_newer_decision_is_refused_with_advice(tmp_path: Path) -> None:
 
 
 def test_a_newer_note_is_refused_with_advice() -> None:
-    with pytest.raises(IngestError, match=r"the note c/n .* newer version .*\(format 2, this one"):
-        checked_note('{"version": 2, "run": "r"}', "c/n")
+    with pytest.raises(IngestError, match=r"the note c/n .* newer version .*\(format 3, this one"):
+        checked_note('{"version": 3, "run": "r"}', "c/n")

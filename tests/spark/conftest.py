@@ -52,3 +52,4 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     lake = Lake(spark, tmp_path_factory.mktemp("lake"))
     with lake.publisher.serve():
         yield lake
+    spark.sql("DROP DATABASE lake CASCADE")

@@ -454,19 +454,6 @@ def test_r09_resumption_does_not_begin_a_table_that_lacks_what_bronze_holds(
     assert numbers(spark, tmp_path / "table") == [*range(60), 100, 101]
 
 
-def test_r09_copy_of_a_folder_that_a_query_went_on_with_is_not_gone_back_from(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
-    for number, name in enumerate(["table", "copy", "table"]):
-        publish(publisher, 1, first=100 + number)
-        if number < 2:
-            run(spark, job(publisher, tmp_path, output=str(tmp_path / name), **own))
-            shutil.copytree(tmp_path / "table", tmp_path / "copy", dirs_exist_ok=True)
-    with pytest.raises(IngestError, match=r"earlier runs wrote .*copy: with another output"):
-        run(spark, job(publisher, tmp_path, **own))
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -33,8 +33,8 @@ WRITING = {
 """Options of every write. With `dynamic` an overwrite leaves what an earlier attempt left, without
 a mark of success a write without rows leaves no folder, as one that got lost, and files of another
 name may be hidden."""
-VERSION = 1
-"""Of the format of the notes beside a checkpoint."""
+VERSION = 2
+"""Of the format of the notes beside a checkpoint. Since 2 the tables are noted by their roles."""
 
 
 def checked_note(line: str, path: str) -> dict[str, Any]:
@@ -117,6 +117,8 @@ def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
                 raise lost_query(location) from None
         elif name in notes and text:
             notes[name] = checked_note(text, path)
+    if notes["outputs"].get("version") == 1:
+        notes["outputs"] = {}
     return QueryCheckpoint(query, **notes)
 
 
