@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import obstore
 from obstore.exceptions import AlreadyExistsError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
@@ -276,7 +276,7 @@ class ParquetTable(Table):
         options = {**self.job.writer_options, **WRITING}
         try:
             rows.options(**options).mode("overwrite").parquet(place)
-        except PySparkException as error:
+        except Exception as error:  # those of tasks are py4j's
             what = ", ".join(["these columns", *self.job.writer_options])
             raise IngestError(
                 f"{self.name} can't be written with {what}: {plain_message(error)}"
