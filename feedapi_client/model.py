@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import random
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,10 +31,6 @@ Status = Literal["open", "drained", "superseded"]
 Decoder = Callable[[bytes], Any]
 
 _STEP_BITS = 20
-steps = random.Random()
-"""Draws the revisions of this process. An application that seeds `random` does not change them."""
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=steps.seed)
 MAX_PARTITION = 32767
 """The largest id of a partition."""
 
@@ -54,6 +49,15 @@ _ESCAPE = re.compile(
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++"
     rb"|\\(?P<lone>" + _SURROGATE + rb")"
 )
+
+
+def draw_step() -> int:
+    """Draw by how much a revision is larger than the one that it replaces.
+
+    By the operating system: what a process draws by itself, its copy (a fork, a snapshot of its
+    machine that is restored twice) draws again.
+    """
+    return 1 + secrets.randbits(_STEP_BITS)
 
 
 def without_lone_surrogates(data: bytes) -> bytes:
@@ -412,7 +416,7 @@ class Position:
         consumers may save on the same position: their revisions are not the same.
         """
         replaces = None if stored is None else stored.revision
-        return cls(cursor, status, (replaces or 0) + 1 + steps.getrandbits(_STEP_BITS), replaces)
+        return cls(cursor, status, (replaces or 0) + draw_step(), replaces)
 
     def advance(self, cursor: str | None = None, status: Status | None = None) -> Position:
         """Return a position that replaces this one, with the other fields as given."""

@@ -20,7 +20,7 @@ COMMANDS = {
     "quarantine": ("Operate", "quarantine"),
     "status": ("Operate", "status"),
     "doctor": ("Operate", "doctor.command"),
-    "demo": ("Try", "demo.demo"),
+    "demo": ("Try", "demo"),
     "serve": ("Try", "serve"),
     "relay": ("Adapters", "relay"),
     "ingest": ("Adapters", "ingest"),

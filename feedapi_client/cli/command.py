@@ -19,7 +19,16 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -61,6 +70,7 @@ REMOVED = {
     "cursors upgrade": "'cursors move' moves what is stored under another key",
     "cursors export --output": "stdout goes to a file by > FILE",
     "cursors export -o": "stdout goes to a file by > FILE",
+    "demo --plain": "the demo prints lines of text only",
     "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
     "leases --feed": "give the feed as an argument, without --feed",
     "quarantine --feed": "give the feed as an argument, without --feed",
@@ -127,6 +137,11 @@ def argument(metavar: str, help: str = "", *, default: Any = ..., **settings: An
     return option(metavar, help, default=default, make=typer.Argument, **settings)
 
 
+def flag(help: str, flags: str = "", **settings: Any) -> Any:
+    """Return a field that is an option without a value, off by default. See `option`."""
+    return option(help=help, default=False, flags=flags, **settings)
+
+
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     try:
@@ -141,6 +156,15 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _one_of(words: Sequence[str]) -> Callable[[str], str]:
+    def chosen(text: str) -> str:
+        if text not in words:
+            raise typer.BadParameter(f"{text!r} is none of {', '.join(words)}")
+        return text
+
+    return chosen
+
+
 def parameters(kind: type) -> Iterator[inspect.Parameter]:
     """Return a parameter for each option of the dataclass and of those that it includes."""
     hints = get_type_hints(kind)
@@ -150,6 +174,11 @@ def parameters(kind: type) -> Iterator[inspect.Parameter]:
             continue
         make, flags, settings = field.metadata["cli"]
         settings = {"rich_help_panel": getattr(kind, "panel", None), **settings}
+        hint = hints[field.name]
+        kinds = [each for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
+        if words := [word for each in kinds for word in get_args(each)]:
+            hint, settings = str | None, {**settings, "parser": _one_of(words)}
+            settings["metavar"] = settings["metavar"] or "|".join(words)
         if make is typer.Option and not flags:
             flags = [f"--{field.name.replace('_', '-')}"]
         if getattr(kind, "environment", False):
@@ -161,7 +190,7 @@ def parameters(kind: type) -> Iterator[inspect.Parameter]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if missing else field.default,
-            annotation=_annotated[hints[field.name], info],
+            annotation=_annotated[hint, info],
         )
 
 
@@ -362,14 +391,14 @@ def _report_usage_error(error: Any) -> int:
     return int(error.exit_code)
 
 
-def confirmed(question: str, *, yes: bool) -> None:
+def confirmed(question: str, *, yes: bool, stderr: bool = False) -> None:
     """Ask, unless the answer is given. Raises `typer.Abort` for no."""
     if yes:
         return
     # Within a coroutine asyncio's own handler would wait for the answer, and then cancel the task.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        typer.confirm(shown(question, MAX_LINE), abort=True)
+        typer.confirm(shown(question, MAX_LINE), abort=True, err=stderr)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
@@ -18,6 +19,7 @@ from feedapi_client.cli.command import (
     command,
     command_group,
     confirmed,
+    flag,
     option,
 )
 from feedapi_client.cli.options import (
@@ -28,12 +30,14 @@ from feedapi_client.cli.options import (
     Place,
     cursor,
     feed_url,
-    no_such_positions,
     not_empty,
+    some_partitions,
     time,
 )
 from feedapi_client.cli.terminal import (
     Cell,
+    age,
+    escape_json,
     print_json,
     print_line,
     print_table,
@@ -42,8 +46,7 @@ from feedapi_client.cli.terminal import (
     say,
     shown,
 )
-from feedapi_client.errors import FeedError
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import MAX_PARTITION, FeedKey, Position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +62,8 @@ cursors = command_group(
 leases = command_group("Show which instance reads which partition, where several share a feed.")
 
 _URL = "https://service/myfeed"
-_BESIDE = "Although instances that share the feed are alive."
-_STATUS_STYLES = {"open": "green", "drained": "dim", "superseded": "dim"}
-_LAG_STYLES = {
+_STYLES = {
+    "open": "green",
     "caught up": "cyan",
     "behind": "yellow",
     "not begun": "yellow",
@@ -74,16 +76,23 @@ _LAG_STYLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LsOptions:
-    """Options of ``feedapi cursors ls``."""
-
+class _Stored:
     place: Place
     chosen: Chosen
-    lag: bool = option(help="Ask the feed how far behind its cursors are.", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown(_Stored):
+    json: bool = flag("Print JSON.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ls(_Shown):
+    partitions: list[int] | None = some_partitions()
+    lag: bool = flag("Ask the feed how far behind its cursors are.")
     v1_partitions: int | None = option(
         "N", "Number of partitions of a v1 feed, with --lag.", min=1, max=32768
     )
-    json: bool = option(help="Print JSON.", default=False)
     connection: Connection
 
 
@@ -93,7 +102,7 @@ class LsOptions:
     "cursors ls --store liftbridge://broker:9292/orders",
     group=cursors,
 )
-async def ls(o: LsOptions) -> None:
+async def ls(o: _Ls) -> None:
     """List positions: the cursor of each partition, for each feed and consumer.
 
     With --lag also whether there is more after each cursor.
@@ -101,39 +110,17 @@ async def ls(o: LsOptions) -> None:
     from feedapi_client.operations import FeedAccess, list_positions, with_lag
     from feedapi_client.options import RetryPolicy
 
-    exact = o.chosen.exact_key()
-    url = None if exact is None else exact.url
+    exact, url = o.chosen.exact_key(), o.chosen.feed or ""
     if o.lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
-    async with o.connection.client() as http:
-        async with o.place.open() as store:
-            feeds = await list_positions(
-                store, lambda key: o.chosen.matches(key) and (not o.lag or key.url == url)
-            )
-        if not feeds and (o.chosen.feed or o.chosen.name):
-            raise no_such_positions()
-        if o.lag and o.chosen.feed is not None:
+    async with o.connection.client() as http, o.place.open() as store:
+        feeds = await list_positions(store, o.chosen.matches)
+        o.chosen.check_found(feeds)
+        if o.lag and exact is not None:
             retry = RetryPolicy(give_up_after=ONE_SHOT)
-            access = FeedAccess(
-                url=o.chosen.feed, v1_partitions=o.v1_partitions, retry=retry, http=http
-            )
-            feeds = [await with_lag(access, each) for each in feeds]
-    if o.json:
-        _print_export(feeds)
-        return
-    if not feeds:
-        print("no positions are stored")
-    for feed in feeds:
-        _print_feed(feed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowOptions:
-    """Options of ``feedapi cursors show``."""
-
-    place: Place
-    chosen: Chosen
-    json: bool = option(help="Print JSON.", default=False)
+            access = FeedAccess(url=url, v1_partitions=o.v1_partitions, retry=retry, http=http)
+            feeds = [await with_lag(access, each) for each in feeds if each.key.url == exact.url]
+    _print_feeds(feeds, json=o.json, only=o.partitions)
 
 
 @command(
@@ -141,89 +128,112 @@ class ShowOptions:
     f"cursors show {_URL} --store liftbridge://broker:9292/orders --json",
     group=cursors,
 )
-async def show(o: ShowOptions) -> None:
+async def show(o: _Shown) -> None:
     """Show the positions of one feed and consumer: an error where the choice leaves several."""
     from feedapi_client.operations import FeedPositions
 
     async with o.place.open() as store:
         key = await o.chosen.one_feed(store)
         feed = FeedPositions(key, await store.load(key))
-    if o.json:
-        _print_export([feed])
-    else:
-        _print_feed(feed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Options of ``feedapi cursors export``."""
-
-    place: Place
-    chosen: Chosen
+    _print_feeds([feed], json=o.json)
 
 
 @command("cursors export --store cursors.db > cursors.json", group=cursors)
-async def export(o: ExportOptions) -> None:
+async def export(o: _Stored) -> None:
     """Print positions as JSON that 'import' reads, into this or another store."""
     from feedapi_client.operations import list_positions
 
     async with o.place.open() as store:
         feeds = await list_positions(store, o.chosen.matches)
-    if not feeds and (o.chosen.feed or o.chosen.name):
-        raise no_such_positions()
-    _print_export(feeds)
+    o.chosen.check_found(feeds)
+    _print_feeds(feeds, json=True)
 
 
-def _print_export(feeds: Sequence[FeedPositions]) -> None:
+def _exported(feeds: Sequence[FeedPositions]) -> bytes:
     from feedapi_client.operations import export_positions
 
-    print_json(export_positions(feeds))
+    return export_positions(feeds)
 
 
-def _print_feed(feed: FeedPositions) -> None:
-    print_line(feed.key, "bold")
-    columns = ["partition", "status", "revision", "cursor"]
-    if feed.lag is not None:
-        columns.append("lag")
-    print_table(columns, [_row(feed, id) for id in feed.partitions()])
+def _print_feeds(
+    feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None = None
+) -> None:
+    if only is not None:
+        feeds = [_only(feed, only) for feed in feeds]
+    if json:
+        print_json(_exported(feeds))
+    elif not feeds:
+        print("no positions are stored")
+    for feed in () if json else feeds:
+        print_line(feed.key, "bold")
+        rows: list[list[Cell]] = []
+        for id in feed.partitions():
+            row: list[Cell] = [str(id), "", "", ""]
+            if (at := feed.positions.get(id)) is not None:
+                row[1:] = [_styled(at.status), str(at.revision), at.cursor]
+            if feed.lag is not None:
+                row.append(_styled(feed.lag[id].state.value, feed.lag[id]))
+            rows.append(row)
+        columns = ("partition", "status", "revision", "cursor", "lag")
+        print_table(columns[: 4 + (feed.lag is not None)], rows)
 
 
-def _row(feed: FeedPositions, id: int) -> list[Cell]:
-    cells: list[Cell] = [str(id), "", "", ""]
-    if (position := feed.positions.get(id)) is not None:
-        status = (position.status, _STATUS_STYLES[position.status])
-        cells = [str(id), status, str(position.revision), position.cursor]
-    if feed.lag is not None:
-        cells.append((str(feed.lag[id]), _LAG_STYLES.get(feed.lag[id].state.value, "dim")))
-    return cells
+def _only(feed: FeedPositions, chosen: list[int]) -> FeedPositions:
+    positions = {id: at for id, at in feed.positions.items() if id in chosen}
+    lag = None if feed.lag is None else {id: at for id, at in feed.lag.items() if id in chosen}
+    return replace(feed, positions=positions, lag=lag)
+
+
+def _styled(state: str, text: object = None) -> Cell:
+    return str(text or state), _STYLES.get(state, "dim")
 
 
 # ---------------------------------------------------------------------- changed in the store
 
 
-class PositionStatus(StrEnum):
-    """The statuses that a position can be set to."""
+@dataclass(frozen=True, kw_only=True)
+class _Changing:
+    """How positions are changed."""
 
-    OPEN = "open"
-    DRAINED = "drained"
-    SUPERSEDED = "superseded"
+    force: bool = flag("Do what is refused otherwise, such as beside instances that are alive.")
+    dry_run: bool = flag("Only show what would change.")
+    json: bool = flag("Print the positions that were changed, as 'export' does.")
+
+    def tell(self, text: str, *feeds: FeedPositions, counted: bool = True) -> None:
+        """Print what was done with these positions, `counted` with how many there are."""
+        if self.json:
+            report(escape_json(_exported(feeds).decode(), sys.stdout.encoding), escaped=True)
+            return
+        for feed in feeds:
+            count = f"{len(feed.positions)} " if counted else ""
+            done = " (dry run: nothing is changed)" if self.dry_run else ""
+            report(f"{feed.key}: {count}{text}{done}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetOptions:
-    """Options of ``feedapi cursors set``."""
+class _Asking(_Changing):
+    yes: bool = flag("Don't ask for confirmation.", "--yes -y")
 
-    partition: int = argument("PARTITION", min=0, max=32767)
+    def agreed(self, question: str) -> bool:
+        """Ask whether to go on. Without a question False for --dry-run, and True for --yes."""
+        if not self.dry_run:
+            confirmed(question, yes=self.yes, stderr=self.json)
+        return not self.dry_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Set:
+    partition: int = argument("PARTITION", min=0, max=MAX_PARTITION)
     cursor: str = argument(
         "CURSOR", "Reading goes on after this place; _first for the beginning.", parse=cursor
     )
     place: Place
     chosen: Chosen
-    status: PositionStatus = option(
+    status: Literal["open", "drained", "superseded"] = option(
         help="drained: read to the end. superseded: its successors went on from here.",
-        default=PositionStatus.OPEN,
+        default="open",
     )
-    force: bool = option(help=_BESIDE, default=False)
+    change: _Changing
 
 
 @command(
@@ -231,47 +241,39 @@ class SetOptions:
     f"cursors set 3 _first {_URL} --store cursors.db --name app",
     group=cursors,
 )
-async def set_(o: SetOptions) -> None:
+async def set_(o: _Set) -> None:
     """Set the cursor of a partition.
 
     With a complete URL as FEED also for a feed that the store does not know yet.
     """
-    from feedapi_client.operations import set_position
+    from feedapi_client import operations
 
-    exact = o.chosen.exact_key()
-    async with o.place.open(create=exact is not None) as store:
-        try:
+    exact, known, how = o.chosen.exact_key(), False, o.change
+    position = Position(o.cursor, o.status)
+    async with o.place.open(create=exact is not None and not how.dry_run) as store:
+        with suppress(*(_gaps() if exact is not None else ())):
             known = any(map(o.chosen.matches, await store.feeds()))
-        except FeedError as error:
-            if exact is None or not _is_gap(error):
-                raise
-            known = False  # what is left can't be read, and is replaced
         key = exact if exact is not None and not known else await o.chosen.one_feed(store)
-        position = Position(o.cursor, o.status.value)
-        await set_position(store, key, o.partition, position, force=o.force)
-    report(f"{key}: partition {o.partition} is at '{shown(o.cursor)}'")
+        saved = await operations.set_position(
+            store, key, o.partition, position, force=how.force, dry_run=how.dry_run
+        )
+    feed = operations.FeedPositions(key, {o.partition: saved})
+    how.tell(f"partition {o.partition} is at '{shown(o.cursor)}'", feed, counted=False)
 
 
-def _is_gap(error: Exception) -> bool:
-    """Whether positions can't be read because the retention of their stream removed some."""
+def _gaps() -> tuple[type[Exception], ...]:
+    """The error of positions of which retention removed some. What is left is replaced."""
     try:
         from feedapi_client.liftbridge.liftbridge_errors import StreamGapError
     except ImportError:
-        return False
-    return isinstance(error, StreamGapError)
+        return ()
+    return (StreamGapError,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResetOptions:
-    """Options of ``feedapi cursors reset``."""
-
-    place: Place
-    chosen: Chosen
-    partitions: list[int] | None = option(
-        "ID", "Only this partition. Repeatable.", flags="--partition -p", min=0, max=32767
-    )
-    force: bool = option(help=_BESIDE, default=False)
-    yes: bool = option(help="Don't ask for confirmation.", default=False, flags="--yes -y")
+class _Reset(_Stored):
+    partitions: list[int] | None = some_partitions()
+    change: _Asking
 
 
 @command(
@@ -279,7 +281,7 @@ class ResetOptions:
     "cursors reset --store cursors.db --partition 3 --yes",
     group=cursors,
 )
-async def reset(o: ResetOptions) -> None:
+async def reset(o: _Reset) -> None:
     """Forget positions.
 
     Without any, the consumer starts anew. A single partition begins again at its first event, or
@@ -288,22 +290,20 @@ async def reset(o: ResetOptions) -> None:
     from feedapi_client import operations
 
     async with o.place.open() as store:
-        key, chosen = await o.chosen.one_feed(store), o.partitions or None
+        key, some = await o.chosen.one_feed(store), o.partitions
         stored = len(await store.load(key))
-        plan = await operations.reset(store, key, chosen, force=o.force, dry_run=True)
-        confirmed(f"{key}: forget {len(plan.positions)} of {stored} positions?", yes=o.yes)
-        done = await operations.reset(store, key, chosen, force=o.force)
-    report(f"{key}: {len(done.positions)} positions forgotten")
+        feed = await operations.reset(store, key, some, force=o.change.force, dry_run=True)
+        if o.change.agreed(f"{key}: forget {len(feed.positions)} of {stored} positions?"):
+            feed = await operations.reset(store, key, some, force=o.change.force)
+    o.change.tell("positions forgotten", feed)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """Options of ``feedapi cursors import``."""
-
+class _Import:
     source: str = argument("FILE", "What 'export' printed; - for stdin.")
     place: Place
-    force: bool = option(help=_BESIDE, default=False)
-    yes: bool = option(help="Don't ask for confirmation.", default=False, flags="--yes -y")
+    partitions: list[int] | None = some_partitions()
+    change: _Asking
 
 
 @command(
@@ -311,47 +311,38 @@ class ImportOptions:
     "cursors import cursors.json --store liftbridge://broker:9292/orders",
     group=cursors,
 )
-async def import_(o: ImportOptions) -> None:
+async def import_(o: _Import) -> None:
     """Make exported positions the current ones. Those of other partitions stay.
 
     A store that does not exist is created.
     """
     from feedapi_client.operations import count_replaced, import_positions, parse_export
 
-    stdin = o.source == "-"
+    stdin, how = o.source == "-", o.change
     text = sys.stdin.buffer.read() if stdin else Path(o.source).read_bytes()  # noqa: ASYNC240 - a small file
     try:
         feeds = parse_export(text)
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
-    async with o.place.open(create=True) as store:
+    if o.partitions is not None:
+        chosen = set(o.partitions)
+        feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
+    async with o.place.open(create=not how.dry_run) as store:
         count = 0
-        for key, positions in {} if o.yes or stdin else feeds.items():
-            try:
+        for key, positions in {} if how.yes or stdin else feeds.items():
+            with suppress(*_gaps()):
                 count += await count_replaced(store, {key: positions})
-            except FeedError as error:
-                if not _is_gap(error):  # what is left can't be read, and is replaced
-                    raise
         if count:
-            confirmed(
-                f"{count} positions are there already and will be replaced. Go on?", yes=o.yes
-            )
-        for feed in await import_positions(store, feeds, force=o.force):
-            report(f"{feed.key}: {len(feed.positions)} positions imported")
+            how.agreed(f"{count} positions are there already and will be replaced. Go on?")
+        done = await import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
+    how.tell("positions imported", *done)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewindOptions:
-    """Options of ``feedapi cursors rewind``."""
-
-    place: Place
-    chosen: Chosen
+class _Rewind(_Reset):
     to: dt.datetime = option(
         "TIME", "'2 hours ago', 14:30 (today), or an ISO time.", default=..., parse=time
     )
-    dry_run: bool = option(help="Only show what would change.", default=False)
-    force: bool = option(help=_BESIDE, default=False)
-    yes: bool = option(help="Don't ask for confirmation.", default=False, flags="--yes -y")
 
 
 @command(
@@ -359,7 +350,7 @@ class RewindOptions:
     "cursors rewind --to 2031-05-04T14:30 --store cursors.db --name app",
     group=cursors,
 )
-async def rewind(o: RewindOptions) -> None:
+async def rewind(o: _Rewind) -> None:
     """Take a consumer back to the positions of a time.
 
     Needs the journal of the store: 'feedapi run --journal DAYS', or a SQLite or SQL store with
@@ -368,21 +359,21 @@ async def rewind(o: RewindOptions) -> None:
     from feedapi_client import operations
     from feedapi_client.stores.base import JournalledStore
 
-    when = o.to.isoformat(sep=" ", timespec="seconds")
+    when, how = o.to.isoformat(sep=" ", timespec="seconds"), o.change
     async with o.place.open() as store:
         if not isinstance(store, JournalledStore):
             raise CommandError("rewind: this kind of store keeps no journal", USAGE)
         key = await o.chosen.one_feed(store)
-        if o.dry_run or not o.yes:
-            plan = await operations.rewind(store, key, o.to, force=o.force, dry_run=True)
-            _print_change(plan, when)
-        if o.dry_run:
-            # A time such as "2 hours ago" is another one in the next command.
-            print(f"To do this: --to {o.to.isoformat()}")
-            return
-        confirmed("Stop the consumer first. Rewind?", yes=o.yes)
-        done = await operations.rewind(store, key, o.to, force=o.force)
-    report(f"{key}: {len(done.after)} positions are those of {when}")
+        change = await operations.rewind(store, key, o.to, o.partitions, dry_run=True)
+        if not how.json and (how.dry_run or not how.yes):
+            _print_change(change, when)
+        if how.agreed("Stop the consumer first. Rewind?"):
+            change = await operations.rewind(store, key, o.to, o.partitions, force=how.force)
+    feed = operations.FeedPositions(key, change.after)
+    how.tell(f"positions are those of {when}", feed)
+    if how.dry_run and not how.json:
+        # A time such as "2 hours ago" is another one in the next command.
+        print(f"To do this: --to {o.to.isoformat()}")
 
 
 def _print_change(change: Change, when: str) -> None:
@@ -404,24 +395,16 @@ def _print_change(change: Change, when: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipOptions:
-    """Options of ``feedapi cursors skip``."""
-
+class _Skip:
     feed: FeedOptions
     place: Place
-    partitions: list[int] | None = option(
-        "ID", "Only this partition. Repeatable.", flags="--partition -p", min=0, max=32767
-    )
-    force: bool = option(help=_BESIDE, default=False)
-    quiet: bool = option(
-        help="No progress on stderr (shown only where stderr is a terminal).",
-        default=False,
-        flags="--quiet -q",
-    )
+    partitions: list[int] | None = some_partitions()
+    change: _Changing
+    quiet: bool = flag("No progress on stderr (shown only on a terminal).", "--quiet -q")
 
 
 @command(f"cursors skip {_URL} --store cursors.db --name app", group=cursors)
-async def skip(o: SkipOptions) -> None:
+async def skip(o: _Skip) -> None:
     """Read to the end of each partition without delivering, then save the cursors there.
 
     For a feed that can't say where its end is (_last), and to skip what a consumer missed. Goes on
@@ -430,91 +413,73 @@ async def skip(o: SkipOptions) -> None:
     """
     from feedapi_client import operations
 
-    seen: list[tuple[FeedConsumer | None, int]] = [(None, 0)]
-
-    def look(consumer: FeedConsumer, events: int) -> None:
-        seen[0] = consumer, events
-
-    async with o.place.open(create=True) as store, o.feed.access() as feed:
-        async with progress(lambda: seen[0], quiet=o.quiet):
-            skipped = await operations.skip(
-                store, feed, o.partitions or (), force=o.force, progress=look, report=say
-            )
-        report(
-            f"{feed.key}: {skipped.events} events skipped, {len(skipped.positions)} positions saved"
+    seen = deque[tuple["FeedConsumer | None", int]]([(None, 0)], maxlen=1)
+    async with (
+        o.place.open(create=not o.change.dry_run) as store,
+        o.feed.access() as feed,
+        progress(lambda: seen[-1], quiet=o.quiet),
+    ):
+        skipped = await operations.skip(
+            store,
+            feed,
+            o.partitions or (),
+            force=o.change.force,
+            dry_run=o.change.dry_run,
+            progress=lambda *look: seen.append(look),
+            report=say,
         )
+    text = f"{skipped.events} events skipped, {len(skipped.positions)} positions saved"
+    o.change.tell(text, operations.FeedPositions(feed.key, skipped.positions), counted=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrainOptions:
-    """Options of ``feedapi cursors drain``."""
-
+class _Drain:
     feed: FeedOptions
-    partition: int = argument("PARTITION", min=0, max=32767)
+    partition: int = argument("PARTITION", min=0, max=MAX_PARTITION)
     place: Place
-    force: bool = option(
-        help="Although the feed lists the partition as open, neither it nor a cursor is known, or "
-        "instances that share the feed are alive.",
-        default=False,
-    )
-    yes: bool = option(help="Don't ask for confirmation.", default=False, flags="--yes -y")
+    change: _Asking
 
 
 @command(f"cursors drain {_URL} 3 --store cursors.db --name app", group=cursors)
-async def drain(o: DrainOptions) -> None:
+async def drain(o: _Drain) -> None:
     """Mark a closed partition as drained: what was not read of it is skipped, its children start.
 
     For a partition whose end the feed can't serve. Refused while the feed lists it as open.
     """
     from feedapi_client import operations
 
+    force = o.change.force
     async with o.place.open() as store, o.feed.access() as feed:
-        change = await operations.drain(store, feed, o.partition, force=o.force, dry_run=True)
-        where = f"{change.key}: partition {o.partition}"
-        if not change.after:
-            report(f"{where} is drained already")
-            return
-        confirmed(
-            f"{where} {change.reason}. Events that were not read will be skipped. Mark it as "
-            "drained?",
-            yes=o.yes,
-        )
-        await operations.apply_change(store, change, force=o.force)
-    report(f"{where} is drained")
+        change = await operations.drain(store, feed, o.partition, force=force, dry_run=True)
+        where = f"partition {o.partition}"
+        asked = f"{change.key}: {where} {change.reason}. Events that were not read will be skipped."
+        if change.after and o.change.agreed(f"{asked} Mark it as drained?"):
+            await operations.apply_change(store, change, force=force)
+    text = f"{where} is drained{'' if change.after else ' already'}"
+    o.change.tell(text, operations.FeedPositions(change.key, change.after), counted=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreOptions:
-    """Options of ``feedapi cursors restore``."""
-
+class _Restore:
     feed: FeedOptions
     partitions: list[int] = argument(
         "PARTITION",
         "Listed as open again. Several that were merged are restored together.",
         min=0,
-        max=32767,
+        max=MAX_PARTITION,
     )
     place: Place
-    successors: list[int] | None = option(
-        "ID",
+    successors: list[int] | None = some_partitions(
         "Holds its cursor now. Default: those with a cursor that are not listed any more. "
         "Repeatable.",
         flags="--successor",
-        min=0,
-        max=32767,
     )
     cursor: str | None = option(
         "CURSOR",
         "Go on after this place, where the successors stand at different cursors.",
         parse=cursor,
     )
-    force: bool = option(
-        help="Although the feed does not list the partition as open, or instances that share the "
-        "feed "
-        "are alive.",
-        default=False,
-    )
-    yes: bool = option(help="Don't ask for confirmation.", default=False, flags="--yes -y")
+    change: _Asking
 
 
 @command(
@@ -522,7 +487,7 @@ class RestoreOptions:
     f"cursors restore {_URL} 3 --successor 10 --store cursors.db --name app",
     group=cursors,
 )
-async def restore(o: RestoreOptions) -> None:
+async def restore(o: _Restore) -> None:
     """Move cursors back to a partition, after its publisher was rolled back behind a split.
 
     For a partition that is listed as open again although its successors took over its cursor. They
@@ -532,23 +497,18 @@ async def restore(o: RestoreOptions) -> None:
     from feedapi_client import operations
     from feedapi_client.protocol.text import names
 
+    chosen, force = frozenset(o.partitions), o.change.force
+    how: Any = {"successors": o.successors, "cursor": o.cursor, "force": force}
     async with o.place.open() as store, o.feed.access() as feed:
-        change = await operations.restore(
-            store,
-            feed,
-            frozenset(o.partitions),
-            successors=o.successors,
-            cursor=o.cursor,
-            force=o.force,
-            dry_run=True,
-        )
-        where = f"{change.key}: {names(o.partitions)}"
-        given_back = sorted(change.after.keys() - set(o.partitions))
-        at = shown(change.after[min(o.partitions)].cursor)
+        change = await operations.restore(store, feed, chosen, **how, dry_run=True)
+        given_back = sorted(change.after.keys() - chosen)
+        at = shown(change.after[min(chosen)].cursor)
         source = f", which {names(given_back)} held" if given_back else ""
-        confirmed(f"{where}: go on from the cursor '{at}'{source}?", yes=o.yes)
-        await operations.apply_change(store, change, force=o.force)
-    report(f"{where} at '{at}'{source}")
+        what = names(o.partitions)
+        if o.change.agreed(f"{change.key}: {what}: go on from the cursor '{at}'{source}?"):
+            await operations.apply_change(store, change, force=force)
+    restored = operations.FeedPositions(change.key, change.after)
+    o.change.tell(f"{what} at '{at}'{source}", restored, counted=False)
 
 
 # ---------------------------------------------------------------------- under another key
@@ -560,9 +520,7 @@ def _feed(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoveOptions:
-    """Options of ``feedapi cursors move``."""
-
+class _Move:
     old_url: str = argument("OLD_URL", "The feed's former URL, as 'ls' shows it.", parse=_feed)
     new_url: str = argument("NEW_URL", "The URL that consumers use from now on.", parse=_feed)
     place: Place
@@ -572,8 +530,8 @@ class MoveOptions:
         "Only the cursors of the selection of events OLD, which become those of NEW: each as JSON, "
         "as 'export' prints it under filters; {} is all events.",
     )
-    overwrite: bool = option(help="Delete cursors that NEW_URL has already.", default=False)
-    force: bool = option(help=_BESIDE, default=False)
+    overwrite: bool = flag("Delete cursors that NEW_URL has already.")
+    change: _Changing
 
 
 @command(
@@ -582,7 +540,7 @@ class MoveOptions:
     f"cursors move {_URL} {_URL} --selection '{{}}' '{{\"event-types\":\"a\"}}' --store c.db",
     group=cursors,
 )
-async def move(o: MoveOptions) -> None:
+async def move(o: _Move) -> None:
     """Keep the cursors of a feed that moved: those of OLD_URL become those of NEW_URL.
 
     Of all its consumers, and all their filters, in one step or not at all. feed:NAME stands for
@@ -592,7 +550,7 @@ async def move(o: MoveOptions) -> None:
     """
     from feedapi_client import operations
 
-    before, after = map(_selection, o.selection) if o.selection is not None else (None, None)
+    before, after = map(_selection, o.selection or ("null", "null"))
     if FeedKey(o.old_url).url == FeedKey(o.new_url).url and before == after:
         raise CommandError("OLD_URL and NEW_URL have the same cursors", USAGE)
     async with o.place.open() as store:
@@ -603,37 +561,32 @@ async def move(o: MoveOptions) -> None:
             name=o.name,
             selection=None if before is None or after is None else (before, after),
             overwrite=o.overwrite,
-            force=o.force,
+            force=o.change.force,
+            dry_run=o.change.dry_run,
         )
-    for feed in moved:
-        report(f"{feed.key}: {len(feed.positions)} positions moved here")
+    o.change.tell("positions moved here", *moved)
 
 
-def _selection(text: str) -> dict[str, str]:
-    try:
+def _selection(text: str) -> dict[str, str] | None:
+    with suppress(ValueError):
         pairs = orjson.loads(text)
-    except ValueError:
-        pairs = None
-    if not isinstance(pairs, dict) or not all(isinstance(each, str) for each in pairs.values()):
-        raise CommandError(
-            "--selection takes two JSON objects of texts, such as '{}' "
-            '\'{"event-types":"created;paid"}\'',
-            USAGE,
-        )
-    return pairs
+        if pairs is None or (isinstance(pairs, dict) and {*map(type, pairs.values())} <= {str}):
+            return pairs
+    raise CommandError(
+        """--selection takes two JSON objects of texts, such as '{}' '{"event-types":"a;b"}'""",
+        USAGE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RenameOptions:
-    """Options of ``feedapi cursors rename``."""
-
+class _Rename:
     old_name: str = argument("OLD", "The name so far.")
     new_name: str = argument("NEW", "The name from now on.", parse=not_empty)
     feed: str | None = argument(
         "FEED", "Only of this feed: its URL or a part of it.", default=None, envvar="FEEDAPI_URL"
     )
     place: Place
-    force: bool = option(help=_BESIDE, default=False)
+    change: _Changing
 
     def __post_init__(self) -> None:
         if self.old_name == self.new_name:
@@ -641,29 +594,22 @@ class RenameOptions:
 
 
 @command("cursors rename default orders --store cursors.db", group=cursors)
-async def rename(o: RenameOptions) -> None:
+async def rename(o: _Rename) -> None:
     """Keep the cursors of a consumer that gets another name. Stop it first.
 
     Of all its feeds, or of one, in one step or not at all.
     """
     from feedapi_client import operations
 
+    names, how = (o.old_name, o.new_name), o.change
     async with o.place.open() as store:
-        renamed = await operations.rename(store, o.old_name, o.new_name, feed=o.feed, force=o.force)
-    for feed in renamed:
-        report(f"{feed.key}: {len(feed.positions)} positions have this name now")
+        renamed = await operations.rename(
+            store, *names, feed=o.feed, force=how.force, dry_run=how.dry_run
+        )
+    how.tell("positions have this name now", *renamed)
 
 
 # ---------------------------------------------------------------------- leases
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeasesLsOptions:
-    """Options of ``feedapi leases ls``."""
-
-    place: Place
-    chosen: Chosen
-    json: bool = option(help="Print JSON.", default=False)
 
 
 @command(
@@ -672,75 +618,51 @@ class LeasesLsOptions:
     group=leases,
     name="ls",
 )
-async def leases_ls(o: LeasesLsOptions) -> None:
+async def leases_ls(o: _Shown) -> None:
     """List instances with their age and load, and the partitions that each one reads."""
     from feedapi_client.operations import list_leases
 
     async with o.place.open() as store:
         feeds = await list_leases(store, o.chosen.matches)
-    if not feeds and (o.chosen.feed or o.chosen.name):
-        raise no_such_positions()
+    o.chosen.check_found(feeds)
+    shared = [feed for feed in feeds if feed.instances or feed.leases]
     if o.json:
         print_json({"feeds": [_leases_as_json(feed) for feed in feeds]})
-        return
-    shared = [feed for feed in feeds if feed.instances or feed.leases]
-    if not shared:
+    elif not shared:
         print("no instances share a feed of this store")
-    for feed in shared:
-        print_line(feed.key, "bold")
-        print_table(("instance", "state", "age", "partitions", "reads"), _lease_rows(feed))
+    else:
+        for feed in shared:
+            print_line(feed.key, "bold")
+            print_table(("instance", "state", "age", "partitions", "reads"), _lease_rows(feed))
 
 
 def _lease_rows(feed: FeedLeases) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
-    for instance in feed.instances:
-        state: Cell = ("alive", "green")
-        if not instance.alive:
-            state = (f"dead for {_duration(-instance.expires_in)}", "red")
-        mine = feed.of(instance.name)
-        age = _duration(instance.age)
-        rows.append([instance.name, state, age, str(len(mine)), _read(mine)])
-    names = {instance.name for instance in feed.instances}
-    free = [lease for lease in feed.leases if lease.owner not in names]
-    if free:
-        rows.append(["", ("nobody", "dim"), "", str(len(free)), _read(free)])
+    for one in feed.instances:
+        dead = (f"dead for {age(-one.expires_in)}", "red")
+        state: Cell = ("alive", "green") if one.alive else dead
+        rows.append([one.name, state, age(one.age), *_read(feed.of(one.name))])
+    names = {one.name for one in feed.instances}
+    if free := [lease for lease in feed.leases if lease.owner not in names]:
+        rows.append(["", ("nobody", "dim"), "", *_read(free)])
     return rows
 
 
-def _read(leases: list[Lease]) -> str:
-    texts = [f"{lease.partition} ({_duration(lease.age)})" for lease in leases[:12]]
-    return ", ".join(texts) + (" …" if len(leases) > len(texts) else "")
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+def _read(leases: list[Lease]) -> tuple[str, str]:
+    texts = ", ".join(f"{lease.partition} ({age(lease.age)})" for lease in leases[:12])
+    return str(len(leases)), texts + (" …" if len(leases) > 12 else "")
 
 
 def _leases_as_json(feed: FeedLeases) -> dict[str, Any]:
-    return {
-        "url": feed.key.url,
-        "name": feed.key.name,
-        "filters": feed.key.filters,
-        "instances": [
-            {
-                "instance": one.name,
-                "alive": one.alive,
-                "expires_in": round(one.expires_in, 3),
-                "age": round(one.age, 3),
-                "partitions": len(feed.of(one.name)),
-            }
-            for one in feed.instances
-        ],
-        "leases": [
-            {
-                "partition": lease.partition,
-                "instance": lease.owner,
-                "epoch": lease.epoch,
-                "age": round(lease.age, 3),
-            }
-            for lease in feed.leases
-        ],
-    }
+    instances = [
+        {"instance": one.name, "alive": one.alive, "partitions": len(feed.of(one.name))}
+        | {"expires_in": round(one.expires_in, 3), "age": round(one.age, 3)}
+        for one in feed.instances
+    ]
+    held = [
+        {"partition": each.partition, "instance": each.owner}
+        | {"epoch": each.epoch, "age": round(each.age, 3)}
+        for each in feed.leases
+    ]
+    key = {"url": feed.key.url, "name": feed.key.name, "filters": feed.key.filters}
+    return key | {"instances": instances, "leases": held}

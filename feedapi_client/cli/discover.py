@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli.command import command, option
+from feedapi_client.cli.command import command, flag
 from feedapi_client.cli.options import AskedWithLineage
 from feedapi_client.cli.terminal import console, print_json, print_line, print_table, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from feedapi_client.model import FeedInfo
+    from feedapi_client.lineage.graph import SuspectedEdges
+    from feedapi_client.model import FeedInfo, Partition
 
 _SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discover:
-    """Options of ``feedapi discover``."""
-
+class _Discover:
     asked: AskedWithLineage
-    json: bool = option(help="Print JSON.", default=False)
+    json: bool = flag("Print JSON.")
 
 
 @command(
@@ -30,7 +28,7 @@ class Discover:
     "discover https://service/myfeed --auth-env TOKEN --json",
     "discover https://service/myfeed --lineage 1:0 --lineage 2:0",
 )
-async def discover(o: Discover) -> None:
+async def discover(o: _Discover) -> None:
     """Show a feed's dialect, flags and partitions, and the lineage of the partitions.
 
     Says where the feed seems to leave out which partition starts after which. Try --lineage then:
@@ -38,108 +36,99 @@ async def discover(o: Discover) -> None:
     """
     from feedapi_client import FeedClient, RetryPolicy
     from feedapi_client.errors import LineageError
-    from feedapi_client.lineage.graph import with_edges
+    from feedapi_client.lineage.graph import suspected_missing_edges, with_edges
 
-    added, retry = o.asked.edges(), RetryPolicy(give_up_after=o.asked.give_up_after)
-    async with o.asked.connection.client() as http:
-        count = o.asked.v1_partitions
-        async with FeedClient(o.asked.url, http=http, v1_partitions=count, retry=retry) as client:
-            feed, info = client.feed, await client.discover()
-    named = added.keys() | {parent for parent in added.values() if parent is not None}
+    added, count = o.asked.edges(), o.asked.v1_partitions
+    retry = RetryPolicy(give_up_after=o.asked.give_up_after)
+    async with (
+        o.asked.connection.client() as http,
+        FeedClient(o.asked.url, http=http, v1_partitions=count, retry=retry) as client,
+    ):
+        feed, info = client.feed, await client.discover()
+    named = {id for edge in added.items() for id in edge if id is not None}
     for partition in sorted(named - info.partitions.keys()):
         # For a consumer the edge would sleep until the partition is listed. Here it is nothing.
         raise LineageError(
             "--lineage names it, and it is not listed", feed=feed, partition=partition
         )
     info = with_edges(info, added, feed=feed)
-    if o.json:
-        print_json(as_json(feed, info))
-    else:
-        _print_info(feed, info, added)
-
-
-def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
-    """Return the discovery as JSON, in one form for all dialects."""
-    from feedapi_client.lineage.graph import suspected_missing_edges
-
     suspected = suspected_missing_edges(None, info.partitions)
-    return {
-        "feed": feed,
-        "dialect": info.dialect,
-        "token": info.token,
-        "exactly_once": info.exactly_once,
-        "stream": info.stream,
-        "filters": list(info.filters),
-        "partitions": [
-            {
-                "id": p.id,
-                "closed": p.closed,
-                "last_cursor": p.last_cursor,
-                "starts_after": p.starts_after,
-                "cursor_from": list(p.cursor_from),
-            }
-            for p in info.partitions.values()
-        ],
-        "suspected_missing_edges": None
-        if suspected is None
-        else {"parents": list(suspected.parents), "children": list(suspected.children)},
-    }
-
-
-def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int | None]) -> None:
-
-    flags = [f"dialect {info.dialect}"]
-    if info.exactly_once:
-        flags.append("exactly once")
-    if info.stream:
-        flags.append("stream")
-    if info.filters:
-        flags.append(f"filters {shown(', '.join(info.filters))}")
+    if o.json:
+        print_json(_as_json(feed, info, suspected))
+        return
     print_line(feed, "bold")
+    flags = [f"dialect {info.dialect}", *(["exactly once"] if info.exactly_once else [])]
+    flags += ["stream"] if info.stream else []
+    flags += [f"filters {shown(', '.join(info.filters))}"] if info.filters else []
     print_line(" · ".join(flags))
-    _print_partitions(info)
-    if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
-        _print_lineage(info, added)
-    _print_suspected_edges(info)
-
-
-def _print_partitions(info: FeedInfo) -> None:
     print_table(
         ("partition", "state", "starts after", "cursor from", "last cursor"),
         [
             (
-                str(p.id),
-                ("closed", "dim") if p.closed else ("open", "green"),
-                "" if p.starts_after is None else str(p.starts_after),
-                ", ".join(map(str, p.cursor_from)),
-                p.last_cursor or "",
+                str(each.id),
+                _state(each),
+                "" if each.starts_after is None else str(each.starts_after),
+                ", ".join(map(str, each.cursor_from)),
+                each.last_cursor or "",
             )
-            for p in info.partitions.values()
+            for each in info.partitions.values()
         ],
     )
+    if any(_parent(each) is not None for each in info.partitions.values()):
+        _print_lineage(info, [child for child, parent in added.items() if parent is not None])
+    if suspected is not None:
+        edges = (f"--lineage {child}:{suspected.parents[0]}" for child in suspected.children)
+        print_line(f"suspected: {suspected}", "yellow")
+        print_line(f"on the command line: {' '.join([*edges][:_SHOWN])}", "yellow")
 
 
-def _print_suspected_edges(info: FeedInfo) -> None:
-    from feedapi_client.lineage.graph import suspected_missing_edges
+def _as_json(feed: str, info: FeedInfo, suspected: SuspectedEdges | None) -> dict[str, Any]:
+    """Return the discovery as JSON, in one form for all dialects."""
+    names = ("dialect", "token", "exactly_once", "stream")
+    columns = ("id", "closed", "last_cursor", "starts_after", "cursor_from")
+    partitions = info.partitions.values()
+    return {
+        "feed": feed,
+        **{name: getattr(info, name) for name in names},
+        "filters": list(info.filters),
+        "partitions": [{name: getattr(each, name) for name in columns} for each in partitions],
+        "suspected_missing_edges": suspected and suspected._asdict(),
+    }
 
-    suspected = suspected_missing_edges(None, info.partitions)
-    if suspected is None:
-        return
-    print_line(f"suspected: {suspected}", "yellow")
-    parent = suspected.parents[0]
-    options = " ".join(f"--lineage {child}:{parent}" for child in suspected.children[:_SHOWN])
-    print_line(f"on the command line: {options}", "yellow")
+
+def _state(partition: Partition) -> tuple[str, str]:
+    return ("closed", "dim") if partition.closed else ("open", "green")
 
 
-def _print_lineage(info: FeedInfo, added: Mapping[int, int | None]) -> None:
+def _parent(partition: Partition) -> int | None:
+    """What it starts after, or else the nearest partition that it takes its cursor from."""
+    if partition.starts_after is not None:
+        return partition.starts_after
+    return next(iter(partition.cursor_from), None)
+
+
+def _print_lineage(info: FeedInfo, added: Iterable[int]) -> None:
+    """Draw each partition below its parent, one that is no longer listed, too."""
     from rich.text import Text
+    from rich.tree import Tree
 
-    from feedapi_client.cli.lineage_tree import lineage_tree
-
-    def label(id: int) -> Text:
-        if info.partitions[id].closed:
-            return Text(f"{id}  closed", style="dim")
-        return Text(f"{id}  open", style="green")
-
-    edges = [child for child, parent in added.items() if parent is not None]
-    console().print(lineage_tree(info.partitions, Text("lineage", style="bold"), label, edges))
+    children: dict[int | None, list[int]] = {}
+    for partition in info.partitions.values():
+        children.setdefault(_parent(partition), []).append(partition.id)
+    unlisted = {parent for parent in children if parent is not None} - info.partitions.keys()
+    roots = unlisted.union(children.get(None, ()))
+    tree = Tree(Text("lineage", "bold"), guide_style="dim")
+    # A stack instead of recursion: a chain of splits may be longer than Python's recursion limit.
+    pending = [(tree, id) for id in sorted(roots, reverse=True)]
+    while pending:
+        above, id = pending.pop()
+        edge, state = ("", ""), ("no longer listed", "dim")
+        if (listed := info.partitions.get(id)) is not None:
+            state = _state(listed)
+            if listed.starts_after is not None:
+                edge = (f"after{' (--lineage)' if id in added else ''} ▸ ", "blue")
+            elif listed.cursor_from:
+                edge = ("cursor ▸ ", "magenta")
+        branch = above.add(Text.assemble(edge, (f"{id}  {state[0]}", state[1])))
+        pending += [(branch, child) for child in sorted(children.get(id, ()), reverse=True)]
+    console().print(tree)

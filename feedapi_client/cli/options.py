@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -21,7 +21,7 @@ from feedapi_client.cli.command import USAGE, CommandError, argument, option
 from feedapi_client.cli.terminal import say
 from feedapi_client.errors import FeedError
 from feedapi_client.lineage.graph import parse_lineage
-from feedapi_client.model import FeedKey
+from feedapi_client.model import MAX_PARTITION, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 
 if TYPE_CHECKING:
@@ -153,6 +153,11 @@ def time(text: str, now: dt.datetime | None = None) -> dt.datetime:
             f"{text!r} is no time: use for example '2 hours ago', '1 day 6 hours ago', 14:30, "
             "2031-05-04T14:30 (local time), 2031-05-04T12:30Z"
         ) from None
+
+
+def some_partitions(help: str = "Only this partition. Repeatable.", **settings: Any) -> Any:
+    """Return the field of an option that chooses partitions. See `option`."""
+    return option("ID", help, min=0, max=MAX_PARTITION, **{"flags": "--partition -p", **settings})
 
 
 # ---------------------------------------------------------------------- a feed
@@ -484,6 +489,13 @@ class Chosen:
             and (feed in key.url or (exact is not None and exact.url == key.url))
         )
 
+    def check_found(self, found: Sequence[object]) -> None:
+        """Raise `CommandError` where feed or name are given, and nothing is stored of them."""
+        if not found and (self.feed or self.name):
+            raise CommandError(
+                "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
+            )
+
     async def one_feed(self, store: AdministrableStore) -> FeedKey:
         """Return the only chosen key, or the one that is given exactly.
 
@@ -497,15 +509,7 @@ class Chosen:
                 f"the store holds positions of {len(keys)} feeds and names: choose by FEED and "
                 f"--name: {'; '.join(map(str, keys[:10]))}"
             )
-        if not keys and (self.feed or self.name):
-            raise no_such_positions()
+        self.check_found(keys)
         if not keys:
             raise CommandError("the store holds no positions")
         return keys[0]
-
-
-def no_such_positions() -> CommandError:
-    """Return the error of a choice for which nothing is stored."""
-    return CommandError(
-        "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
-    )

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from feedapi_client.cli.command import FAILURE, argument, command, command_group, confirmed, option
-from feedapi_client.cli.options import Chosen, Store, opened
-from feedapi_client.cli.terminal import Cell, escape_json, print_json, print_table, report, shown
+from feedapi_client.cli.command import (
+    FAILURE,
+    argument,
+    command,
+    command_group,
+    confirmed,
+    flag,
+    option,
+)
+from feedapi_client.cli.options import Chosen, Store, opened, some_partitions
+from feedapi_client.cli.terminal import escape_json, print_json, print_table, report, shown
 
 if TYPE_CHECKING:
     from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore
@@ -24,7 +32,7 @@ quarantine = command_group(
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuarantinePlace(Store):
+class _Place(Store):
     """A quarantine, which has to exist."""
 
     def events(self) -> AbstractAsyncContextManager[QuarantineStore]:
@@ -34,79 +42,64 @@ class QuarantinePlace(Store):
         return opened(open_quarantine(self.store, create=False))
 
 
+async def _chosen(
+    store: QuarantineStore, chosen: Chosen, partitions: list[int] | None
+) -> list[QuarantinedEvent]:
+    from feedapi_client.quarantine import list_events
+
+    return [
+        event
+        async for event in list_events(store)
+        if chosen.matches(event.feed) and (partitions is None or event.partition in partitions)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
-class QuarantineLs:
-    """Options of ``feedapi quarantine ls``."""
-
-    place: QuarantinePlace
+class _Ls:
+    place: _Place
     chosen: Chosen
-    partition: int | None = option(
-        "ID", "Only of this partition.", flags="--partition -p", min=0, max=32767
-    )
-    json: bool = option(help="Print JSON.", default=False)
-
-    async def load(self, store: QuarantineStore) -> list[QuarantinedEvent]:
-        """Return the chosen events, in the order in which they were quarantined."""
-        from feedapi_client.quarantine import list_events
-
-        events = list_events(store, partition=self.partition)
-        return [event async for event in events if self.chosen.matches(event.feed)]
+    partitions: list[int] | None = some_partitions()
+    json: bool = flag("Print JSON.")
 
 
 @command("quarantine ls --store cursors.db", group=quarantine)
-async def ls(o: QuarantineLs) -> None:
+async def ls(o: _Ls) -> None:
     """List events: where they come from, and what went wrong.
 
     Payloads and error texts are not listed: see 'show'.
     """
     async with o.place.events() as store:
-        events = await o.load(store)
+        events = await _chosen(store, o.chosen, o.partitions)
     if o.json:
         print_json([_summary(event) for event in events])
     elif not events:
         print("the quarantine is empty")
     else:
-        columns = ("id", "since", "consumer", "partition", "error", "bytes")
-        print_table(columns, [_row(event) for event in events])
-
-
-def _row(event: QuarantinedEvent) -> list[Cell]:
-    return [
-        event.id,
-        event.time.isoformat(sep=" ", timespec="seconds"),
-        str(event.feed),
-        str(event.partition),
-        event.error_type,
-        str(len(event.raw)),
-    ]
+        rows = []
+        for each in events:
+            since = each.time.isoformat(sep=" ", timespec="seconds")
+            where = (str(each.feed), str(each.partition))
+            rows.append((each.id, since, *where, each.error_type, str(len(each.raw))))
+        print_table(("id", "since", "consumer", "partition", "error", "bytes"), rows)
 
 
 def _summary(event: QuarantinedEvent) -> dict[str, Any]:
     """Return what is known of an event, but neither payload nor error text, which may quote it."""
-    return {
-        "id": event.id,
-        "time": event.time,
-        "url": event.feed.url,
-        "name": event.feed.name,
-        "filters": dict(event.feed.filters),
-        "partition": event.partition,
-        "cursor": event.cursor,
-        "index": event.index,
-        "error_type": event.error_type,
-    }
+    feed = {"url": event.feed.url, "name": event.feed.name, "filters": dict(event.feed.filters)}
+    names = ("partition", "cursor", "index", "error_type")
+    known = {name: getattr(event, name) for name in names}
+    return {"id": event.id, "time": event.time, **feed, **known}
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuarantineShow:
-    """Options of ``feedapi quarantine show``."""
-
+class _Show:
     id: str = argument("ID")
-    place: QuarantinePlace
-    raw: bool = option(help="Print the payload alone, byte for byte.", default=False)
+    place: _Place
+    raw: bool = flag("Print the payload alone, byte for byte.")
 
 
 @command("quarantine show 17 --store cursors.db", group=quarantine)
-async def show(o: QuarantineShow) -> None:
+async def show(o: _Show) -> None:
     """Print one event as JSON: where it comes from, the error, headers and payload."""
     from feedapi_client import quarantine
 
@@ -123,24 +116,16 @@ async def show(o: QuarantineShow) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Some:
+class _Some:
     """Events by their ids, or all that are chosen."""
 
     ids: list[str] | None = argument(
-        "ID",
-        "Events as 'ls' lists them; with --all the feed: its URL or a part.",
-        default=None,
+        "ID", "Events as 'ls' lists them; with --all the feed: its URL or a part.", default=None
     )
-    place: QuarantinePlace
-    every: bool = option(
-        help="All events, or those that FEED, --name and --partition choose.",
-        default=False,
-        flags="--all",
-    )
+    place: _Place
+    every: bool = flag("All events, or those that FEED, --name and --partition choose.", "--all")
     name: str | None = option("NAME", "The consumer.", envvar="FEEDAPI_NAME")
-    partition: int | None = option(
-        "ID", "Only of this partition.", flags="--partition -p", min=0, max=32767
-    )
+    partitions: list[int] | None = some_partitions()
 
     def __post_init__(self) -> None:
         if not self.ids and not self.every:
@@ -150,28 +135,23 @@ class Some:
 
     async def load(self, store: QuarantineStore) -> list[str]:
         """Return the ids that are given, or those of all chosen events."""
-        ids = [] if self.every else self.ids or []
-        if ids and self.name is None and self.partition is None:
-            return ids
-        feed = None
+        ids, feed = self.ids or [], None
         if self.every:
-            feed = self.ids[0] if self.ids else os.environ.get("FEEDAPI_URL")
-        chosen = Chosen(feed=feed, name=self.name)
-        ls = QuarantineLs(place=self.place, chosen=chosen, partition=self.partition)
-        found = [event.id for event in await ls.load(store)]
-        return [id for id in found if not ids or id in ids]
+            ids, feed = [], ids[0] if ids else os.environ.get("FEEDAPI_URL")
+        elif self.name is None and self.partitions is None:
+            return ids
+        found = await _chosen(store, Chosen(feed=feed, name=self.name), self.partitions)
+        return [event.id for event in found if not ids or event.id in ids]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuarantineDrop:
-    """Options of ``feedapi quarantine drop``."""
-
-    some: Some
-    yes: bool = option(help="Don't ask for confirmation.", default=False, flags="--yes -y")
+class _Drop:
+    some: _Some
+    yes: bool = flag("Don't ask for confirmation.", "--yes -y")
 
 
 @command("quarantine drop 17 --store cursors.db", group=quarantine)
-async def drop(o: QuarantineDrop) -> None:
+async def drop(o: _Drop) -> None:
     """Delete events for good."""
     from feedapi_client import quarantine
 
@@ -182,10 +162,8 @@ async def drop(o: QuarantineDrop) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuarantineReplay:
-    """Options of ``feedapi quarantine replay``."""
-
-    some: Some
+class _Replay:
+    some: _Some
     handler: str = option(
         "MODULE:FUNCTION",
         "The application's handler in every form that 'feedapi run' takes, searched in this "
@@ -197,7 +175,7 @@ class QuarantineReplay:
 @command(
     "quarantine replay --all --store cursors.db --handler myapp.events:handle", group=quarantine
 )
-async def replay(o: QuarantineReplay) -> int:
+async def replay(o: _Replay) -> int:
     """Call the application's handler with events once more.
 
     They are replayed in the order in which they were quarantined. Those that fail again stay, and

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     from feedapi_client.consumer import FeedConsumer
@@ -88,17 +89,29 @@ def report(text: str, *, escaped: bool = False) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
     """Print a table on a terminal, and tab-separated lines where stdout is none."""
-    cells = [[(each, "") if isinstance(each, str) else each for each in row] for row in rows]
-    if not sys.stdout.isatty():
-        for line in (columns, *([text for text, _ in row] for row in cells)):
-            print("\t".join(map(shown, line)))
+    if sys.stdout.isatty():
+        console().print(table(columns, rows))
         return
+    for row in (columns, *rows):
+        print("\t".join(shown(each if isinstance(each, str) else each[0]) for each in row))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+    """Return a table for a terminal."""
     from rich.table import Table
 
-    table = Table(*columns)
-    for row in cells:
-        table.add_row(*(plain(*each) for each in row))
-    console().print(table)
+    drawn = Table(*columns)
+    for row in rows:
+        drawn.add_row(*(plain(each) if isinstance(each, str) else plain(*each) for each in row))
+    return drawn
+
+
+def age(seconds: float | None) -> str:
+    """Return a duration in its largest fitting unit, nothing for None."""
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    found = ((unit, size) for unit, size in units if (seconds or 0) >= size)
+    unit, size = next(found, ("s", 1))
+    return "" if seconds is None else f"{seconds / size:.0f} {unit}"
 
 
 def print_line(text: object, style: str = "", *, indent: str = "") -> None:

@@ -13,8 +13,8 @@ import orjson
 
 from feedapi_client.arguments import check_function, check_instance
 from feedapi_client.errors import FeedError, ProtocolError, RequestRefusedError
-from feedapi_client.http.endpoint import Endpoint, Exchange
 from feedapi_client.http.io import AsyncHTTP, AsyncIO
+from feedapi_client.http.transport import Endpoint, Exchange
 from feedapi_client.lineage import graph
 from feedapi_client.model import Batch, Decoder, Event, FeedInfo
 from feedapi_client.options import (

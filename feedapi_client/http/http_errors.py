@@ -9,12 +9,24 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable
-from enum import Enum
+from typing import Any, NamedTuple
 
 import httpx
 
 from feedapi_client.causes import StrayCancellationError, causes, is_unknown_host, network_problem
+from feedapi_client.errors import (
+    FeedError,
+    FeedUnavailableError,
+    HostError,
+    ProtocolError,
+    TornResponseError,
+    TransportError,
+)
+from feedapi_client.http.decompression import CodingError, UnsupportedCodingError
+from feedapi_client.protocol.text import printable
 
+Hide = Callable[[str], str]
+URL_ERRORS = (httpx.InvalidURL, UnicodeError)
 _LONGEST_TEXT = 2000
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that is none of TLS, depending on its version."""
@@ -23,27 +35,15 @@ _CLIENT_CERTIFICATE = (
     *("CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
 )
 """Alerts of a server about the certificate that it was shown, or was not."""
-
-
-class RequestFault(Enum):
-    """What an error says about a request: who failed, and whether that can pass."""
-
-    POOL = "no connection came free in time"
-    NETWORK = "the network, the publisher's server, or a proxy"
-    UNSENDABLE = "the client makes a request that can't be sent; its next one may be another"
-    PROCESS_ENDS = "the program's main thread is over, and with it what resolves names"
-    BUG = "code of the client's user is wrong, most likely"
-    CLIENT = "the client's auth, event hooks or transport"
-
-
 _TELLING = frozenset({"h11", "h2", "hpack", "httpcore", "httptools", "httpx", "hyperframe"})
-"""Whose texts hold no URL, token or value of a header."""
-_NETWORK_LIBRARIES = _TELLING | {"aiohttp", "anyio", "socksio", "trio"}
-"""httpx and what is beneath it. What httpcore does not translate comes out of it as it is."""
+"""Libraries whose texts hold no URL, token or value of a header."""
+_BENEATH = (_TELLING | {"aiohttp", "anyio", "socksio", "trio"}) - {"httpx"}
+"""What httpcore does not translate comes out of it as it is."""
 _SYSTEM = frozenset({"builtins", "socket", "ssl"})
 """Whose OSErrors are the network's. Those of requests and urllib are the caller's code's."""
 _FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-_BUGS = (*(AssertionError, AttributeError, ImportError, NameError, NotImplementedError, TypeError),)
+_BUGS = (AssertionError, AttributeError, ImportError, NameError, NotImplementedError, TypeError)
+_HUNG_UP = (httpx.ReadError, httpx.RemoteProtocolError, ssl.SSLError)
 
 
 def _is_header_error(error: BaseException) -> bool:
@@ -58,8 +58,7 @@ def _is_header_error(error: BaseException) -> bool:
 def _is_network_error(error: BaseException) -> bool:
     """TLS and timeouts, too, are an OSError of the system."""
     library = _library(error)
-    known = library in _NETWORK_LIBRARIES - {"httpx"}
-    return known or (isinstance(error, OSError) and library in _SYSTEM)
+    return library in _BENEATH or (isinstance(error, OSError) and library in _SYSTEM)
 
 
 def _is_of_ended_program(error: BaseException) -> bool:
@@ -71,27 +70,90 @@ def _library(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-_FAULTS: tuple[
-    tuple[tuple[type[BaseException], ...] | Callable[[BaseException], bool], RequestFault], ...
-] = (
-    ((httpx.PoolTimeout,), RequestFault.POOL),
-    ((httpx.UnsupportedProtocol,), RequestFault.UNSENDABLE),
-    (_is_header_error, RequestFault.UNSENDABLE),
-    (_FILE_ERRORS, RequestFault.CLIENT),  # a token or a certificate that is not there
-    ((httpx.RequestError, EOFError), RequestFault.NETWORK),
-    (_is_network_error, RequestFault.NETWORK),
-    (_is_of_ended_program, RequestFault.PROCESS_ENDS),
-    (_BUGS, RequestFault.BUG),
+class _Row(NamedTuple):
+    fits: tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+    text: str
+    kind: type[FeedError] = FeedUnavailableError
+    is_final_on_entry: bool = False
+    is_chained: bool = True
+
+
+_NETWORK = "no answer{asked}: {shown}"
+_CLIENT = "the http client failed with {shown}: look at its auth, event hooks and transport"
+# Texts beneath may quote a header of ours, credentials included: not shown, not chained.
+_UNSENDABLE = "the request can't be sent: check the http client's headers, proxies and auth"
+_POOL = (
+    "no connection came free in time: give the http client a larger pool, or lower "
+    "Limits.max_concurrent_fetches"
 )
-"""The first row that fits; all else is `RequestFault.CLIENT`."""
+_PROCESS_ENDS = (
+    "no name can be resolved any more, since the program's main thread is over: let it wait for "
+    "the thread that consumes, with join()"
+)
+_ROWS = (
+    _Row((httpx.PoolTimeout,), _POOL),
+    _Row((httpx.UnsupportedProtocol,), _UNSENDABLE, is_final_on_entry=True, is_chained=False),
+    _Row(_is_header_error, _UNSENDABLE, is_final_on_entry=True, is_chained=False),
+    _Row(_FILE_ERRORS, _CLIENT),  # a token or a certificate that is not there
+    _Row((httpx.RequestError, EOFError), _NETWORK),
+    _Row(_is_network_error, _NETWORK),
+    _Row(_is_of_ended_program, _PROCESS_ENDS, TransportError),
+    _Row(_BUGS, _CLIENT, is_final_on_entry=True),
+    _Row(URL_ERRORS, f"{_CLIENT}, and at where the feed redirects"),
+    _Row((BaseException,), _CLIENT),
+)
 
 
-def fault_of(error: BaseException) -> RequestFault:
-    """Classify what came out of a client instead of a response, or within its body."""
-    for fits, fault in _FAULTS:
-        if isinstance(error, fits) if isinstance(fits, tuple) else fits(error):
-            return fault
-    return RequestFault.CLIENT
+def _row_of(error: BaseException) -> _Row:
+    """The first row that fits."""
+    return next(
+        row
+        for row in _ROWS
+        if (isinstance(error, row.fits) if isinstance(row.fits, tuple) else row.fits(error))
+    )
+
+
+def unanswered(error: BaseException, hide: Hide, asked: str, where: dict[str, Any]) -> FeedError:
+    """Our error for what came out of the client before the response began.
+
+    Arguments:
+        hide: takes secrets out of the texts of others.
+        asked: whom the client has asked, if that is not the feed.
+        where: feed and partition.
+    """
+    row = _row_of(error)
+    if row.text is _NETWORK and (problem := _host_problem(error)) is not None:
+        failed: FeedError = HostError(f"no answer{asked}: {problem}", **where)
+    else:
+        failed = row.kind(row.text.format(asked=asked, shown=_shown(error, hide)), **where)
+        is_discovery = where["partition"] is None and where["feed"].startswith("https:")
+        if row.text is _NETWORK and is_discovery and isinstance(error, _HUNG_UP):
+            # Of one that is refused for its certificate often no more arrives than this.
+            failed = row.kind(
+                f"{failed.message}. A server that wants a client certificate (--cert) may end a "
+                "connection so",
+                **where,
+            )
+    if row.is_final_on_entry and isinstance(failed, FeedUnavailableError):
+        failed.final_on_entry = True
+    failed.__cause__ = _chainable(error, hide) if row.is_chained else None
+    return failed
+
+
+def broke_off(error: BaseException, hide: Hide, where: dict[str, Any]) -> FeedError:
+    """Our error for what came while the body was read. See `unanswered`."""
+    if isinstance(error, UnsupportedCodingError):
+        failed: FeedError = ProtocolError(f"the response can't be read: {error}", **where)
+        failed.__cause__ = None
+    elif isinstance(error, CodingError):
+        failed = TornResponseError(f"the response broke off: {error}", **where)
+        failed.__cause__ = None
+    else:
+        error = the_error(error)
+        by = "" if _row_of(error).text is _NETWORK else "the http client failed with "
+        failed = TornResponseError(f"the response broke off: {by}{_shown(error, hide)}", **where)
+        failed.__cause__ = _chainable(error, hide)
+    return failed
 
 
 def the_error(error: BaseException) -> BaseException:
@@ -103,45 +165,42 @@ def the_error(error: BaseException) -> BaseException:
     return error
 
 
-def described(error: BaseException) -> str:
-    """The error's type, and why: its text, unless that quotes received bytes.
+def _shown(error: BaseException, hide: Hide) -> str:
+    """The error's type, and why: its text, where that can be quoted.
 
     Of a connection that failed it is what the operating system says, of a proxy that refuses the
     status. The text of an error that httpx and what it builds on don't raise may quote anything, a
     token included: it is left out.
     """
-    name = type(error).__name__
+    name = printable(type(error).__name__)
     if isinstance(error, ssl.SSLError):
         return f"{name}: TLS: {error.reason or 'the connection failed'}"
-    if fault_of(error) is not RequestFault.NETWORK:
+    if _row_of(error).text is not _NETWORK:
         return name
     connecting = isinstance(error, (OSError, httpx.ConnectError, httpx.ReadError, httpx.WriteError))
     text = network_problem(error) if connecting else None
     if isinstance(error, httpx.ProxyError) and (status := _text(error)[:3]).isdecimal():
         text = f"the proxy answers status {status}"
-    elif text is None and _library(error) in _TELLING:
-        text = _text(error)
-    return f"{name}: {text}" if text and not _quotes_bytes(error) else name
+    elif text is None and _library(error) in _TELLING and _is_quotable(error, hide):
+        text = printable(_text(error))
+    return f"{name}: {text}" if text else name
 
 
-def chainable(error: BaseException, hide: Callable[[str], str]) -> BaseException | None:
-    """The error itself, unless a text in its chain quotes a secret, a query or received bytes."""
-    for each in causes(error):
-        text = _text(each)
-        proxy = isinstance(each, httpx.ProxyError) or type(each).__name__ == "ProxyError"
-        if proxy or _quotes_bytes(each) or _quotes_query(text) or hide(text) != text:
-            return None
-    return error
+def _chainable(error: BaseException, hide: Hide) -> BaseException | None:
+    """The error itself, unless a text in its chain can't be quoted."""
+    return error if all(_is_quotable(each, hide) for each in causes(error)) else None
 
 
-def _quotes_query(text: str) -> bool:
-    """Whether it holds a URL with its query, as requests and aiohttp quote a token endpoint's."""
+def _is_quotable(error: BaseException, hide: Hide) -> bool:
+    """Whether a text holds no secret, no received bytes, and no URL with its query.
+
+    Such a URL is what requests and aiohttp quote of a token endpoint.
+    """
+    text, is_of_proxy = _text(error), type(error).__name__ == "ProxyError"
     words = (word.partition("?") for word in text.split())
-    return len(text) >= _LONGEST_TEXT or any("/" in url and "=" in query for url, _, query in words)
-
-
-def _quotes_bytes(error: BaseException) -> bool:
-    return "b'" in (text := _text(error)) or 'b"' in text
+    has_query = any("/" in url and "=" in query for url, _, query in words)
+    has_bytes = "b'" in text or 'b"' in text or len(text) >= _LONGEST_TEXT
+    return not (is_of_proxy or has_query or has_bytes or hide(text) != text)
 
 
 def _text(error: BaseException) -> str:
@@ -151,7 +210,7 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def host_problem(error: BaseException) -> str | None:
+def _host_problem(error: BaseException) -> str | None:
     """What is wrong with the host: it is unknown, or it and we don't agree about TLS.
 
     None for all else. A resolver that is not reachable (`EAI_AGAIN`) says nothing about the host.

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.request import getproxies
 
 import anyio
@@ -54,52 +54,85 @@ class Deadline(NamedTuple):
 _NEVER = Deadline(math.inf, math.inf)
 
 
-class AsyncIO:
-    """Sends requests on asyncio and trio, by the caller's client or by one of its own.
+class _IO:
+    """Sends requests by the caller's client, or by one of its own.
+
+    `verify` says which certificates a client of its own trusts: by default the public ones.
 
     Raises `NegotiationError` for a URL that can't be a feed's, TypeError for a client of another
     kind.
     """
 
+    kinds: ClassVar[tuple[Any, Any]]
+
+    def __init__(
+        self,
+        url: str,
+        http: Any = None,
+        limits: Limits | None = None,
+        verify: ssl.SSLContext | None = None,
+    ) -> None:
+        check_instance("limits", limits, Limits, "Limits or None")
+        self.site = parse_url(url)
+        kind, transport = self.kinds
+        if http is not None and not isinstance(http, kind):
+            raise TypeError(f"http must be an httpx.{kind.__name__}, not {type(http).__name__}")
+        self.limits, self.owned = limits or Limits(), http is None
+        self.client: Any = http
+        if http is None:
+            self.verify = verify or _trust(self.site)
+            self.places = self.limits.max_concurrent_fetches + _SPARE_CONNECTIONS
+            # An idle connection of a partition is kept until its next poll. The floor keeps httpx
+            # from a race: it may close one that expires after a request took it.
+            self.expiry = max(_MIN_KEEPALIVE_EXPIRY, 2 * self.limits.max_poll_interval)
+            pool = httpx.Limits(
+                max_connections=self.places,
+                max_keepalive_connections=self.places,
+                keepalive_expiry=self.expiry,
+            )
+            seconds = self.limits.request_timeout
+            self.client = kind(
+                transport=ByEnvironment(transport, verify=self.verify, limits=pool),
+                timeout=httpx.Timeout(seconds, connect=SHARE * seconds),
+                # Load balancers set cookies under ever new names with each response: none is kept.
+                cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
+                trust_env=False,
+            )
+
+
+class AsyncIO(_IO):
+    """On asyncio and trio. It uses connections of its own, unless httpx has to send its requests.
+
+    So it has to for a caller's client, through a proxy, and where somebody has replaced methods of
+    httpx: tests that answer its requests, tracers.
+    """
+
+    kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
     now = staticmethod(anyio.current_time)
     sleep = staticmethod(anyio.sleep)
-    lock = anyio.Lock
+    others = staticmethod(anyio.lowlevel.checkpoint)
 
     def __init__(
         self, url: str, http: httpx.AsyncClient | None = None, limits: Limits | None = None
     ) -> None:
-        _check(url, http, httpx.AsyncClient, limits)
-        self.limits = limits = limits or Limits()
-        self.owned = http is None
+        super().__init__(url, http, limits)
         self._wire: Fetcher | None = None
-        if http is not None:
-            self.client: httpx.AsyncClient = http
-            return
-        verify, site = _trust(url), parse_url(url)
-        kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
-        self.client = _own_client(*kinds, limits, verify)
-        if proxy_of(site) is None:
+        if self.owned and proxy_of(self.site) is None:
             self._wire = Fetcher(
-                site,
-                verify,
-                places=limits.max_concurrent_fetches + _SPARE_CONNECTIONS,
-                seconds=SHARE * limits.request_timeout,
-                expiry=_expiry(limits),
-                read_bytes=limits.read_bytes,
+                self.site,
+                self.verify,
+                places=self.places,
+                seconds=SHARE * self.limits.request_timeout,
+                expiry=self.expiry,
+                read_bytes=self.limits.read_bytes,
             )
 
     @property
     def wire(self) -> Fetcher | None:
-        """The connections of a client of our own, unless httpx has to send its requests.
-
-        So it has to through a proxy, and where somebody has replaced methods of httpx: tests that
-        answer its requests, tracers.
-        """
         no_use = self.client.is_closed or is_patched(type(self.client))
         return None if no_use else self._wire
 
     async def aclose(self) -> None:
-        """Close the client, unless it is the caller's."""
         if self.owned:
             await self.client.aclose()
         if self._wire is not None:
@@ -116,21 +149,16 @@ class AsyncIO:
             return failure_of(error)
         return too_slow(deadline.seconds)
 
-    async def send(self, request: httpx.Request, auth: Any) -> httpx.Response:
-        """Send a request, and return the response without its body."""
-        return await self.client.send(request, stream=True, auth=auth, follow_redirects=False)
+    async def send(self, request: httpx.Request, auth: Any) -> AsyncBody:
+        response = await self.client.send(request, stream=True, auth=auth, follow_redirects=False)
+        return AsyncBody(response)
+
+    def body(self, response: httpx.Response) -> AsyncBody:
+        return AsyncBody(response)
 
     def read_timeout(self, silence: float | None) -> Any:
         """The timeout of one read, as httpx takes it."""
         return silence
-
-    async def others(self) -> None:
-        """Let other tasks run."""
-        await anyio.lowlevel.checkpoint()
-
-    def body(self, response: httpx.Response) -> AsyncBody:
-        """The body of a response, which is closed with it."""
-        return AsyncBody(response)
 
 
 class HTTPXBody:
@@ -142,17 +170,12 @@ class HTTPXBody:
 
     def __init__(self, response: httpx.Response) -> None:
         self._response, self.status = response, response.status_code
+        self.headers = response.headers
         self._decoded = response.is_stream_consumed
-        self.coding = "" if self._decoded else response.headers.get("content-encoding", "")
-
-    def response(self, _request: httpx.Request) -> httpx.Response:
-        """The response itself."""
-        return self._response
+        self.coding = "" if self._decoded else self.headers.get("content-encoding", "")
 
 
 class AsyncBody(HTTPXBody):
-    """Chunks of a response."""
-
     def __init__(self, response: httpx.Response) -> None:
         super().__init__(response)
         self._chunks = response.aiter_bytes() if self._decoded else response.aiter_raw()
@@ -196,43 +219,26 @@ async def abandon(chunks: AsyncIterator[bytes]) -> None:
             pass
 
 
-class BlockingIO:
-    """`AsyncIO` for threads, over `httpx.Client`: its coroutines never suspend.
+class BlockingIO(_IO):
+    """`AsyncIO` for threads, over `httpx.Client`: its coroutines never suspend."""
 
-    `verify` says which certificates a client of its own trusts: by default the public ones.
-    """
-
+    kinds = httpx.Client, httpx.HTTPTransport
     now = staticmethod(time.monotonic)
-
-    def __init__(
-        self,
-        url: str,
-        http: httpx.Client | None = None,
-        limits: Limits | None = None,
-        verify: ssl.SSLContext | None = None,
-    ) -> None:
-        _check(url, http, httpx.Client, limits)
-        self.limits = limits = limits or Limits()
-        self.owned = http is None
-        self.client: httpx.Client = http or _own_client(
-            httpx.Client, httpx.HTTPTransport, limits, verify or _trust(url)
-        )
-
     wire = None
 
     async def aclose(self) -> None:
-        """Close the client, unless it is the caller's."""
         if self.owned:
             self.client.close()
 
     async def sleep(self, seconds: float) -> None:
-        """Block the thread."""
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs it
+
+    async def others(self) -> None:
+        """Threads need none of this."""
 
     async def attempt(
         self, call: Awaitable[T], silence: ReadTimeout, deadline: Deadline
     ) -> T | Exception:
-        """See `AsyncIO.attempt`."""
         silence.deadline = deadline
         try:
             return await call
@@ -241,20 +247,16 @@ class BlockingIO:
         finally:
             silence.deadline = _NEVER
 
-    async def send(self, request: httpx.Request, auth: Any) -> httpx.Response:
-        """See `AsyncIO.send`."""
-        return self.client.send(request, stream=True, auth=auth, follow_redirects=False)
+    async def send(self, request: httpx.Request, auth: Any) -> BlockingBody:
+        response = self.client.send(request, stream=True, auth=auth, follow_redirects=False)
+        return BlockingBody(response)
+
+    def body(self, response: httpx.Response) -> BlockingBody:
+        return BlockingBody(response)
 
     def read_timeout(self, silence: float | None) -> Any:
         """See `AsyncIO.read_timeout`. It also bounds the exchange as a whole."""
         return ReadTimeout(silence)
-
-    async def others(self) -> None:
-        """Threads need none of this."""
-
-    def body(self, response: httpx.Response) -> BlockingBody:
-        """See `AsyncIO.body`."""
-        return BlockingBody(response)
 
 
 class BlockingBody(HTTPXBody):
@@ -265,11 +267,9 @@ class BlockingBody(HTTPXBody):
         self._chunks = response.iter_bytes() if self._decoded else response.iter_raw()
 
     async def read(self) -> bytes | None:
-        """Return the next chunk, None at the end."""
         return next(self._chunks, None)
 
     async def aclose(self) -> None:
-        """See `AsyncBody.aclose`."""
         try:
             self._response.close()
         except BaseException as error:  # noqa: BLE001 - raised where it ends the caller
@@ -305,43 +305,11 @@ def too_slow(seconds: float) -> httpx.ReadTimeout:
     return httpx.ReadTimeout(f"not complete after {seconds:g} s")
 
 
-def _own_client(kind: Any, transport: Any, limits: Limits, verify: ssl.SSLContext) -> Any:
-    """An `httpx.AsyncClient` or `httpx.Client` of our own, whose transport is of that kind."""
-    size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
-    pool = httpx.Limits(
-        max_connections=size,
-        max_keepalive_connections=size,
-        keepalive_expiry=_expiry(limits),
-    )
-    return kind(
-        transport=ByEnvironment(transport, verify=verify, limits=pool),
-        timeout=httpx.Timeout(limits.request_timeout, connect=SHARE * limits.request_timeout),
-        # Load balancers set cookies under ever new names with each response: none is kept.
-        cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
-        trust_env=False,
-    )
-
-
-def _expiry(limits: Limits) -> float:
-    """Seconds that an idle connection is kept: a partition's lives until its next poll.
-
-    The floor keeps httpx from a race: it may close one that expires after a request took it.
-    """
-    return max(_MIN_KEEPALIVE_EXPIRY, 2 * limits.max_poll_interval)
-
-
-def _trust(url: str) -> ssl.SSLContext:
+def _trust(site: httpx.URL) -> ssl.SSLContext:
     """What a client of our own trusts.
 
     Another origin is refused, so TLS is never spoken for http: without a proxy. A context without
     certificates saves the time to load them, some 20 ms.
     """
-    plain = url.lower().startswith("http:") and not getproxies().keys() - {"no"}
+    plain = site.scheme == "http" and not getproxies().keys() - {"no"}
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else public_certificates()
-
-
-def _check(url: str, http: object, kind: type, limits: object) -> None:
-    check_instance("limits", limits, Limits, "Limits or None")
-    parse_url(url)
-    if http is not None and not isinstance(http, kind):
-        raise TypeError(f"http must be an httpx.{kind.__name__}, not {type(http).__name__}")

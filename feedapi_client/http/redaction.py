@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import logging
 import re
-import weakref
+from base64 import b64decode
+from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary, WeakSet
 
 import httpx
-
-from feedapi_client.model import public_url
 
 _SHORTEST_SECRET = 4
 LONGEST_TEXT = 16 * 1024
 """Characters of a text that are searched, and shown."""
+_RECENT = 64
+"""Texts that were sent and are hidden although their request is over: a token may live for long."""
+_PLAIN_HEADERS = frozenset(
+    {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
+)
 _WORDS = re.compile(r"([A-Za-z0-9]+)([^A-Za-z0-9]*)")
 _ESCAPED = re.compile(
     r"(?i:\\+u[0-9a-f]{4}|\\+x[0-9a-f]{2}|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};|[^a-z0-9])+"
@@ -23,10 +31,8 @@ _ESCAPED = re.compile(
 """What encoders write for what is between two words of a secret."""
 _LONGEST_ESCAPE = 24
 _HTTP_LOGGERS = (
-    "httpx",
+    *("httpx", "hpack.hpack", "hpack.table"),
     *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
-    "hpack.hpack",
-    "hpack.table",
 )
 _BYTES = r"""b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 # As httpcore logs the headers of a response, the reason of a proxy that refuses its credentials,
@@ -36,19 +42,86 @@ _SECRET_BYTES = re.compile(
 )
 
 
-class SecretHolder(Protocol):
-    """A feed in use, whose requests other libraries log."""
+class Secrets:
+    """What must not be shown of a feed in use: what its URL and the client hold, and what is sent.
 
-    def owns(self, url: httpx.URL) -> bool:
-        """Whether a request to the URL is one of this feed's."""
-        ...
+    Arguments:
+        fixed: of the URL and the proxy.
+        client: the `httpx.Client` or `httpx.AsyncClient`, whose parameters may change.
+    """
 
-    def secrets(self) -> frozenset[str]:
-        """What must not be shown: of the URL, the client, the proxy, and of what was sent."""
-        ...
+    def __init__(self, fixed: Iterable[str], client: Any) -> None:
+        self._fixed, self._client = frozenset(fixed), client
+        self._sent: WeakKeyDictionary[httpx.Request, set[str]] = WeakKeyDictionary()
+        """The requests under way, and what an auth has sent with each."""
+        self._recent: deque[str] = deque(maxlen=_RECENT)
+        _in_use.add(self)
+
+    def note(self, request: httpx.Request, sent: httpx.Request, known: frozenset[str]) -> None:
+        """Remember what is sent with a request, by an auth perhaps, which may change it again.
+
+        `known`: the values of the query before that: the protocol's, or a redirect's.
+        """
+        texts = _header_values(sent)
+        texts.update(v for v in query_values(query_of(sent)) if not decoded([v]) <= known)
+        self._sent.setdefault(request, set()).update(texts)
+        self._recent.extend(texts.difference(self._recent))
+
+    def texts(self) -> frozenset[str]:
+        """The texts that `hide` removes."""
+        sent = set(self._recent)
+        # A list, whatever other threads send.
+        for request in [each for ref in self._sent.keyrefs() if (each := ref()) is not None]:
+            sent.update(_header_values(request), self._sent.get(request, ()))
+        params = query_secrets(str(self._client.params))
+        return self._fixed.union(params, *map(header_secrets, sent))
+
+    def hide(self, text: str) -> str:
+        """A text that comes from outside, without the secrets."""
+        return hide_secrets(text, self.texts())
 
 
-_feeds_in_use: weakref.WeakSet[SecretHolder] = weakref.WeakSet()
+_in_use: WeakSet[Secrets] = WeakSet()
+
+
+def _header_values(request: httpx.Request) -> set[str]:
+    return {value for name, value in request.headers.items() if name not in _PLAIN_HEADERS}
+
+
+def query_of(request: httpx.Request) -> str:
+    """The query of a request."""
+    return request.url.query.decode("ascii", "replace")
+
+
+def query_values(query: str) -> list[str]:
+    """The values of a query as they are sent, and what stands there without a name."""
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    return [value if equals else name for name, equals, value in pairs]
+
+
+@lru_cache(8)
+def query_secrets(query: str) -> frozenset[str]:
+    """A query, and its values. A key without a name is a value, too."""
+    return decoded([query, *query_values(query)])
+
+
+@lru_cache(128)
+def header_secrets(value: str) -> frozenset[str]:
+    """What a publisher might echo of a header: words, values of cookies, a password."""
+    words = [*value.split(), *re.split(r"[\s,;]+", value)]
+    words += [word.partition("=")[2].strip('"') for word in words]
+    scheme, _, encoded = value.partition(" ")
+    if scheme.lower() == "basic":
+        with suppress(ValueError):
+            pair = b64decode(encoded).decode()
+            words += [pair, pair.partition(":")[2]]
+    return decoded(words)
+
+
+def decoded(texts: Iterable[str]) -> frozenset[str]:
+    """The texts, and what they are without percent-encoding, but for empty ones."""
+    forms = (form for v in texts for form in (v, unquote(v), unquote(v.replace("+", " "))))
+    return frozenset(form for form in forms if form)
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
@@ -88,20 +161,12 @@ def _end(text: str, at: int, parts: list[tuple[str, str]]) -> int | None:
     return end
 
 
-def register(holder: SecretHolder) -> None:
-    """Have the secrets of a feed redacted for as long as `holder` lives."""
-    _feeds_in_use.add(holder)
-
-
 class _Redact(logging.Filter):
     """Takes secrets of feeds in use out of records; other requests are left alone."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        feeds = list(_feeds_in_use)
-        if isinstance(record.args, tuple):
-            record.args = tuple(_without_query(arg, feeds) for arg in record.args)
         text = record.getMessage()
-        hidden = hide_secrets(text, {secret for feed in feeds for secret in feed.secrets()})
+        hidden = hide_secrets(text, frozenset().union(*(each.texts() for each in list(_in_use))))
         hidden = _SECRET_BYTES.sub(r"\1b'***'", hidden)
         if hidden != text:
             record.msg, record.args = hidden, ()
@@ -123,9 +188,3 @@ def redact_http_logs() -> None:
     """
     for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_redact)
-
-
-def _without_query(argument: object, feeds: list[SecretHolder]) -> object:
-    if isinstance(argument, httpx.URL) and any(feed.owns(argument) for feed in feeds):
-        return public_url(str(argument))
-    return argument

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import httpx
 
 from feedapi_client.errors import NegotiationError
+from feedapi_client.http.redaction import decoded, query_secrets
 from feedapi_client.model import public_url
 from feedapi_client.protocol.dialects import Params
 
@@ -106,21 +106,3 @@ def origin(url: httpx.URL) -> Origin:
 def shown_origin(url: httpx.URL) -> str:
     """The origin for a message."""
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
-
-
-@lru_cache(8)
-def query_secrets(query: str) -> frozenset[str]:
-    """A query, and its values. A key without a name is a value, too."""
-    return decoded([query, *query_values(query)])
-
-
-def query_values(query: str) -> list[str]:
-    """The values of a query as they are sent, and what stands there without a name."""
-    pairs = (pair.partition("=") for pair in query.split("&"))
-    return [value if equals else name for name, equals, value in pairs]
-
-
-def decoded(texts: Iterable[str]) -> frozenset[str]:
-    """The texts, and what they are without percent-encoding, but for empty ones."""
-    forms = (form for v in texts for form in (v, unquote(v), unquote(v.replace("+", " "))))
-    return frozenset(form for form in forms if form)

@@ -311,13 +311,14 @@ class WireBody:
     def __init__(self, fetcher: Fetcher, connection: Connection, silence: float) -> None:
         self._fetcher, self._silence = fetcher, silence
         self._connection: Connection | None = connection
-        self.status, self.headers = connection.status, connection.headers
+        self.status, self._headers = connection.status, connection.headers
         codings = connection.values(b"content-encoding")
         self.coding = b",".join(codings).decode("latin-1")
 
-    def response(self, request: httpx.Request) -> httpx.Response:
-        """The response as httpx has it, without its body."""
-        return httpx.Response(self.status, headers=self.headers, request=request)
+    @property
+    def headers(self) -> httpx.Headers:
+        """Made only where somebody looks at them."""
+        return httpx.Headers(self._headers)
 
     async def read(self) -> bytes | None:
         """Return the next chunk, None at the end."""

@@ -42,10 +42,11 @@ async def import_positions(
     feeds: Mapping[FeedKey, Mapping[int, Position]],
     *,
     force: bool = False,
+    dry_run: bool = False,
 ) -> list[FeedPositions]:
     """Make these positions the current ones, whatever is stored. Those of other partitions stay.
 
-    Each feed's positions are saved all or none.
+    Each feed's positions are saved all or none. With `dry_run` nothing is saved.
 
     Arguments:
         feeds: from `parse_export`.
@@ -54,6 +55,8 @@ async def import_positions(
     """
     if not force:
         await check_unused(store, feeds)
+    if dry_run:
+        return [FeedPositions(key, positions) for key, positions in feeds.items()]
     return [
         FeedPositions(key, await store.replace(key, positions)) for key, positions in feeds.items()
     ]

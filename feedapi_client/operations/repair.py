@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
-from feedapi_client.errors import AmbiguousLineageError, LineageError
+from feedapi_client.errors import AmbiguousLineageError, LineageError, StoreError
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Partition, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import OperationError, check_cursor, check_unused
@@ -307,38 +307,73 @@ async def rewind(
     store: AdministrableStore,
     key: FeedKey,
     to: datetime,
+    partitions: Collection[int] | None = None,
     *,
     force: bool = False,
     dry_run: bool = False,
 ) -> Change:
     """Make the positions of an earlier time the current ones, by the journal of the store.
 
-    With `dry_run` nothing is saved, and instances may be alive.
+    Of all partitions in one step, or of these. With `dry_run` nothing is saved, and instances may
+    be alive.
 
     Returns the change. Its `after` holds all positions of that time; a partition that had none is
     forgotten.
 
     Raises:
         OperationError: this kind of store keeps no journal.
-        StoreError: the journal does not reach back so far.
+        StoreError: the journal does not reach back so far. The message says where it begins.
         ValueError: `to` has no time zone.
     """
-    before = await store.load(key)
+    before, then = await store.load(key), await positions_of_time(store, key, to)
+    if partitions is not None:
+        chosen = set(partitions)
+        before, then = ({p: at[p] for p in at.keys() & chosen} for at in (before, then))
     if dry_run:
-        return Change(key, before, await positions_of_time(store, key, to))
-    journalled = _with_journal(store)
+        return Change(key, before, then)
     if not force:
         await check_unused(store, [key])
-    return Change(key, before, await journalled.rewind(key, to))
+    if partitions is None:
+        return Change(key, before, await _with_journal(store).rewind(key, to))
+    if forgotten := before.keys() - then.keys():
+        await store.delete(key, forgotten)
+    return Change(key, before, await store.replace(key, then) if then else {})
 
 
 async def positions_of_time(
     store: CursorStore, key: FeedKey, when: datetime
 ) -> dict[int, Position]:
     """Return the positions that were stored at a time. Raises what `rewind` does."""
-    then = await _with_journal(store).positions_at(key, when)
-    check_rewind(key, when, then)  # what the rewind itself refuses
+    journalled = _with_journal(store)
+    try:
+        then = await journalled.positions_at(key, when)
+        check_rewind(key, when, then)  # what the rewind itself refuses
+    except StoreError as error:
+        if (begin := await _journal_begin(journalled, key, when)) is None:
+            raise
+        raise StoreError(
+            f"{error}. The journal knows positions from {begin.isoformat()} on. 'feedapi cursors "
+            "reset' begins anew, at the first event"
+        ) from error
     return then
+
+
+async def _journal_begin(store: JournalledStore, key: FeedKey, when: datetime) -> datetime | None:
+    """Return the first whole second after `when` of which positions are known, None for none."""
+
+    async def known(at: datetime) -> bool:
+        try:
+            return bool(await store.positions_at(key, at))
+        except StoreError:
+            return False
+
+    begin = datetime.now(UTC)
+    if begin <= when or not await known(begin):
+        return None
+    while begin - when > timedelta(seconds=1):
+        middle = when + (begin - when) / 2
+        when, begin = (when, middle) if await known(middle) else (middle, begin)
+    return begin.replace(microsecond=0) + timedelta(seconds=1)
 
 
 def _with_journal(store: CursorStore) -> JournalledStore:

@@ -31,13 +31,14 @@ async def skip(
     partitions: Collection[int] = (),
     *,
     force: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
     report: Callable[[str], object] | None = None,
 ) -> Skipped:
     """Read the partitions, or all, to their ends; then save all positions at once, or none.
 
     It goes on from the stored positions, for a feed that can't say where its end is, and to skip
-    what a consumer missed. Nothing is delivered.
+    what a consumer missed. Nothing is delivered. With `dry_run` it is read, and nothing is saved.
 
     Arguments:
         partitions: empty for all.
@@ -57,7 +58,7 @@ async def skip(
     reader = _EndReader(feed, frozenset(partitions), progress)
     changed = _changes(stored, await reader.read(stored))
     # The stored revisions are those of before: a consumer that ran meanwhile refuses the save.
-    if changed:
+    if changed and not dry_run:
         if not force:
             await check_unused(store, [feed.key])
         await store.save(feed.key, changed)

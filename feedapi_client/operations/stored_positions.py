@@ -122,10 +122,11 @@ async def set_position(
     position: Position,
     *,
     force: bool = False,
+    dry_run: bool = False,
 ) -> Position:
     """Make `position` the current one of the partition, whatever is stored.
 
-    Its revision does not count. Returns the position as saved.
+    Its revision does not count. With `dry_run` nothing is saved. Returns the position as saved.
 
     Raises:
         ValueError: no consumer may go on from this cursor.
@@ -133,6 +134,8 @@ async def set_position(
     check_cursor(position.cursor)
     if not force:
         await check_unused(store, [key])
+    if dry_run:
+        return position
     return (await store.replace(key, {partition: position}))[partition]
 
 
@@ -186,8 +189,11 @@ async def move(
     selection: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
     overwrite: bool = False,
     force: bool = False,
+    dry_run: bool = False,
 ) -> list[FeedPositions]:
     """Move the positions of a feed's consumers to another URL, all of them or none.
+
+    With `dry_run` nothing is moved.
 
     Arguments:
         old: the former URL, or ``feed:NAME`` for a feed with a `feed_name`.
@@ -223,7 +229,7 @@ async def move(
         raise OperationError(
             f"the store holds no cursors of {FeedKey(old).url}: see 'feedapi cursors ls'"
         )
-    return await _move(store, keys, stored, overwrite=overwrite, force=force)
+    return await _move(store, keys, stored, overwrite=overwrite, force=force, dry_run=dry_run)
 
 
 async def rename(
@@ -233,8 +239,11 @@ async def rename(
     *,
     feed: str | None = None,
     force: bool = False,
+    dry_run: bool = False,
 ) -> list[FeedPositions]:
     """Give the positions of the consumer `old` to the name `new`, all of them or none.
+
+    With `dry_run` nothing is renamed.
 
     Arguments:
         feed: only of the feeds whose URL holds this text.
@@ -258,7 +267,7 @@ async def rename(
         raise OperationError(
             f"the store holds no cursors{of} of a consumer {old}: see 'feedapi cursors ls'"
         )
-    return await _move(store, keys, stored, overwrite=False, force=force)
+    return await _move(store, keys, stored, overwrite=False, force=force, dry_run=dry_run)
 
 
 async def _move(
@@ -268,6 +277,7 @@ async def _move(
     *,
     overwrite: bool,
     force: bool,
+    dry_run: bool,
 ) -> list[FeedPositions]:
     if not force:
         await check_unused(store, [*keys, *keys.values()])
@@ -277,6 +287,8 @@ async def _move(
             f"{taken[0]}: there are cursors already, nothing was moved: --overwrite of 'cursors "
             "move' deletes them, and so does 'cursors reset'"
         )
+    if dry_run:
+        return [FeedPositions(new, await store.load(old)) for old, new in keys.items()]
     # Checks again in its transaction.
     moved = await store.move(keys, overwrite=overwrite)
     return [FeedPositions(key, positions) for key, positions in moved.items()]

@@ -103,6 +103,7 @@ def negotiate(
     what = ""
     if status == 200:
         try:
+            body.decode()  # in what it skips, msgspec does not look for bytes that are not UTF-8
             return _Discovery(body.removeprefix(BOM_UTF8), feed).info()
         except msgspec.ValidationError:
             what = " with JSON that lists no partitions"

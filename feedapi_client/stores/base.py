@@ -52,10 +52,13 @@ class CursorStore(Protocol):
         Cancellation: all positions are saved or none, and the store stays usable.
 
         Raises:
-            FencedError: for one of the positions another revision is stored than the one that it
-                `replaces`; for None, any. Nothing is saved. A store may accept the very position
-                that it holds: its driver has repeated a save whose reply was lost.
-            StoreError: the store failed, or it can't take part in a transaction.
+            FencedError: for one of the positions, which its `partition` names, another revision is
+                stored than the one that it `replaces`; for None, any. Nothing is saved. A store
+                may accept the very position that it holds: its driver has repeated a save whose
+                reply was lost.
+            StoreError: the store failed; it can't take part in a transaction, or not in this one;
+                or it can't keep a cursor, of the `partition` that the error names. Nothing is
+                saved.
         """
         ...
 

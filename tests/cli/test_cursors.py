@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.cli.conftest import Feedapi
 from tests.servers import Redis
 
 Make = Callable[..., Publisher]
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
@@ -426,9 +427,13 @@ def test_rewind_without_a_journal_is_reported_on_one_line(feedapi: Feedapi, fill
 def test_rewind_to_before_the_journal_is_reported_on_one_line(
     feedapi: Feedapi, journalled: tuple[Path, str]
 ) -> None:
-    result = feedapi("cursors", "rewind", "--to", "2 hours ago", "--store", journalled[0], "--yes")
+    store, between = journalled
+    result = feedapi("cursors", "rewind", "--to", "2 hours ago", "--store", store, "--yes")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
+    begin = result.stderr.partition("The journal knows positions from ")[2].partition(" on. ")[0]
+    assert abs(datetime.fromisoformat(begin) - datetime.fromisoformat(between)) < HOUR
+    assert "'feedapi cursors reset' begins anew" in result.stderr
 
 
 # ---------------------------------------------------------------------- other stores

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import anyio
+import orjson
 import pytest
 
 from feedapi_client import FeedKey, Position, SQLiteCursorStore
@@ -79,6 +81,55 @@ def test_what_changes_positions_refuses_beside_a_living_instance(
     forced = feedapi(*arguments, "--force")
     assert forced.exit_code == 0, forced.output
     assert anyio.run(_load, shared, publisher) != before
+
+
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
+    feedapi: Feedapi, publisher: Publisher, shared: Path, tmp_path: Path, command: str
+) -> None:
+    anyio.run(_leave, shared, publisher)
+    export = tmp_path / "export.json"
+    export.write_bytes(feedapi("cursors", "export", "--store", shared).stdout_bytes)
+    now = datetime.now(UTC).isoformat()
+    words = {"STORE": shared, "URL": publisher.url, "EXPORT": export, "NOW": now}
+    arguments = ["cursors", *(words.get(str(each), each) for each in COMMANDS[command])]
+    before = anyio.run(_load, shared, publisher)
+    dry = feedapi(*arguments, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "(dry run: nothing is changed)\n" in dry.stdout
+    planned = orjson.loads(feedapi(*arguments, "--dry-run", "--json").stdout)["feeds"]
+    assert anyio.run(_load, shared, publisher) == before
+    done = orjson.loads(feedapi(*arguments, "--json").stdout)["feeds"]
+    assert list(map(_ids, done)) == list(map(_ids, planned))
+    assert all(map(_ids, done))
+    assert anyio.run(_load, shared, publisher) != before
+
+
+def _ids(feed: dict[str, Any]) -> list[int]:
+    return [row["partition"] for row in feed["positions"]]
+
+
+@pytest.mark.parametrize("command", ["reset", "import", "rewind"])
+def test_a_change_of_one_partition_leaves_the_others(
+    feedapi: Feedapi, publisher: Publisher, shared: Path, tmp_path: Path, command: str
+) -> None:
+    export = tmp_path / "export.json"
+    export.write_bytes(feedapi("cursors", "export", "--store", shared).stdout_bytes)
+    now = datetime.now(UTC).isoformat()
+    for partition in (0, 1, 7):
+        assert (
+            feedapi("cursors", "set", partition, "c5", "--store", shared, "--force").exit_code == 0
+        )
+    words = {"STORE": shared, "EXPORT": export, "NOW": now}
+    arguments = ["cursors", *(words.get(str(each), each) for each in COMMANDS[command])]
+    done = feedapi(*arguments, "-p", 0, "-p", 7, "--force")
+    assert done.exit_code == 0, done.output
+    after = {id: at.cursor for id, at in anyio.run(_load, shared, publisher).items()}
+    others = {1: "c5"} | ({7: "c5"} if command == "import" else {})
+    assert after == others | ({} if command == "reset" else {0: "_first"})
+    listed = feedapi("cursors", "ls", "--store", shared, "-p", 1, "--json").stdout
+    assert list(map(_ids, orjson.loads(listed)["feeds"])) == [[1]]
 
 
 def test_a_restoration_is_refused_too(feedapi: Feedapi, publisher: Publisher, shared: Path) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from feedapi_client.cli.demo.proof import Step, prove
+from feedapi_client.cli.demo import Step, find_faults
 from tests import components
-from tests.cli.conftest import Feedapi, OnTerminal
+from tests.cli.conftest import Feedapi
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +36,10 @@ def test_instances_come_go_and_are_killed_and_the_proof_holds(feedapi: Feedapi) 
     assert result.exit_code == 0, result.output
     for part in (
         "instance-3 starts",
-        "is killed: its leases expire",
+        "died in the middle of a batch",
         "stops and gives its partitions away",
-        "reads",
         "PROVED: 3,000 events of 200 entities",
-        "1 kill of 3 instances",
+        "1 crash of 3 instances",
     ):
         assert part in result.stdout
 
@@ -75,18 +73,8 @@ def test_spark_reads_the_feed_of_the_demo_and_the_proof_holds() -> None:
     assert "PROVED: 2,000 events of 200 entities" in done.stdout
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs the pseudo terminals of POSIX")
-def test_the_demo_is_drawn_on_a_terminal(on_terminal: OnTerminal) -> None:
-    code, shown = on_terminal("stdout", "demo", *_QUICK)
-    assert code == 0
-    for part in ("after ▸", "cursor ▸", "/s", "lag", "PROVED"):
-        assert part in shown
-
-
 def test_the_proof_holds_for_another_interleaving_of_entities() -> None:
-    verdict = prove(_PUBLISHED, [("b", 1), ("b", 2), ("a", 1), ("a", 2), ("a", 3)])
-    assert verdict.proved
-    assert (verdict.entities, verdict.events, verdict.faults()) == (2, 5, [])
+    assert find_faults(_PUBLISHED, [("b", 1), ("b", 2), ("a", 1), ("a", 2), ("a", 3)]) == []
 
 
 @pytest.mark.parametrize(
@@ -103,6 +91,4 @@ def test_the_proof_holds_for_another_interleaving_of_entities() -> None:
     ],
 )
 def test_the_proof_fails(effects: list[Step], fault: str) -> None:
-    verdict = prove(_PUBLISHED, effects)
-    assert not verdict.proved
-    assert verdict.faults() == [fault]
+    assert find_faults(_PUBLISHED, effects) == [fault]

@@ -22,6 +22,7 @@ USED = {
     "run --start": "run http://h/f --handler a:b --store c.db --start first",
     "cursors export --output": "cursors export --store c.db --output c.json",
     "cursors export -o": "cursors export --store c.db -o c.json",
+    "demo --plain": "demo --plain",
     "doctor --max-bytes": "doctor http://h/f --max-bytes 100000",
     "serve --entities": "serve --entities 5",
     "serve --max-events": "serve --max-events 5",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+from typing import Any
 
+import orjson
 import pytest
 
 from feedapi_client import SyncFeedClient
-from feedapi_client.cli.example_feed import ExampleFeed
+from feedapi_client.cli.serve import ExampleFeed
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
@@ -66,6 +68,16 @@ def test_a_bearer_token_comes_from_the_environment(
     url = _url(spawn("serve", "--bearer-env", "FEED_AUTH"))
     assert feedapi("discover", url).exit_code == 1
     assert feedapi("discover", url, "--auth-env", "FEED_AUTH").exit_code == 0
+
+
+def test_closed_partitions_say_where_they_end(spawn: Spawn, feedapi: Feedapi) -> None:
+    """R6: a consumer goes on with the children at once."""
+    url = _url(spawn("serve", "--split-every", 0.2, "--history", 20, "--rate", 0))
+    closed: list[Any] = []
+    while not closed:
+        found = orjson.loads(feedapi("discover", url, "--json").stdout)["partitions"]
+        closed = [each for each in found if each["closed"]]
+    assert all(each["last_cursor"] for each in closed)
 
 
 def test_splits_use_both_methods_and_lose_no_event() -> None:

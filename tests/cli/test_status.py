@@ -2,100 +2,123 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from feedapi_client.cli.status_view import Rates, age, view
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = "\x1b[31mred\u202e"
+Look = dict[str, Any]
 
 
-def consumer(at: float = 0.0, **partition: Any) -> dict[str, Any]:
+def consumer(at: float = 0.0, **partition: Any) -> Look:
     return {
         "feed": "https://service/myfeed",
         "name": "shop",
         "time": (START + timedelta(seconds=at)).isoformat(),
         "health": {"live": True, "ready": True, "problem_count": 0, "problems": []},
-        "states": {"reading": 1},
+        "states": {"caught up": 10, "reading": 7},
         "partitions": [{"id": 0, "state": "reading", **partition}],
         "reports": [],
     }
 
 
-def shown(*looks: dict[str, Any], rows: int | None = None, **options: Any) -> str:
-    rates = Rates()
-    for look in looks:
-        rates.add(look)
-    screen = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    screen.print(view(looks[-1], rates, rows=rows, **options))
-    screen.file.close()
-    return screen.export_text()
+class Monitor(HTTPServer):
+    """Answers with one look after the other, and again with the last one."""
+
+    looks: list[Look]
+
+    def show(self, *consumers: Look, **more: Any) -> str:
+        self.looks.append({"process": {}, "consumers": [*consumers], "blocked": None, **more})
+        return f"127.0.0.1:{self.server_port}"
 
 
-def status(*consumers: dict[str, Any]) -> dict[str, Any]:
-    return {"consumers": list(consumers), "blocked": None}
+class _Answers(BaseHTTPRequestHandler):
+    server: Monitor
+
+    def do_GET(self) -> None:
+        looks = self.server.looks
+        body = json.dumps(looks.pop(0) if len(looks) > 1 else looks[0]).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
 
 
-def test_the_rate_is_that_between_two_looks() -> None:
-    text = shown(status(consumer(0, events=10)), status(consumer(2, events=30)))
-    assert "10.0 events/s" in text
-    assert re.search(r"0 +reading +10\.0", text)
+@pytest.fixture
+def monitor() -> Iterator[Monitor]:
+    with Monitor(("127.0.0.1", 0), _Answers) as server:
+        server.looks = []
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
-def test_what_needs_attention_comes_first_and_the_rest_is_counted() -> None:
-    partitions = [{"id": id, "state": "caught up", "caught_up": True} for id in range(50)]
-    partitions[40] = {"id": 40, "state": "retrying", "error": "status 503", "fetch_failures": 3}
-    many = consumer() | {"partitions": partitions}
-    lines = [line.strip() for line in shown(status(many), rows=20).splitlines()]
-    assert lines[3].startswith("40")
-    assert "status 503" in lines[3]
-    assert len(lines) <= 20
-    assert "38 more" in lines[-1]
+def test_it_prints_states_and_what_needs_attention_first(
+    feedapi: Feedapi, monitor: Monitor
+) -> None:
+    shop = consumer()
+    shop["partitions"] = [{"id": id, "state": "caught up", "caught_up": True} for id in range(3)]
+    shop["partitions"][2] = {"id": 2, "state": "retrying", "error": "status 503"}
+    shop["partitions"][1] = {"id": 1, "state": "reading", "behind_seconds": 90, "waits_for": [0]}
+    title, figures, head, *rows = feedapi("status", monitor.show(shop)).stdout.splitlines()
+    assert (title, figures) == (
+        "shop @ https://service/myfeed · ready",
+        "10 caught up · 7 reading",
+    )
+    assert head.split("\t")[:2] == ["partition", "state"]
+    assert [row.split("\t") for row in rows] == [
+        ["2", "retrying", "", "", "", "", "", "status 503"],
+        ["1", "reading", "", "2 min", "", "", "partition 0", ""],
+        ["0", "caught up", "", "caught up", "", "", "", ""],
+    ]
 
 
-def test_problems_and_a_blocked_event_loop_are_shown() -> None:
+def test_problems_and_a_blocked_event_loop_are_shown(feedapi: Feedapi, monitor: Monitor) -> None:
     problem = {"name": "handler-stuck", "partition": 3, "text": "it hangs", "since": None}
     health = {"live": False, "ready": False, "problem_count": 296, "problems": [problem] * 100}
-    sick = consumer() | {"health": health}
-    text = shown(status(sick) | {"blocked": {"text": "the event loop is blocked"}})
+    where = monitor.show(
+        consumer() | {"health": health}, blocked={"text": "the event loop is blocked"}
+    )
+    text = feedapi("status", where, "--once").stdout
     assert "not live" in text
     assert "handler-stuck partition 3: it hangs" in text
     assert "and 291 more problems" in text
     assert "the event loop is blocked" in text
 
 
-def test_r21_text_from_elsewhere_is_escaped() -> None:
-    text = shown(status(consumer(error=HOSTILE, wait=HOSTILE)), failure=HOSTILE)
+def test_r21_text_from_elsewhere_is_escaped(feedapi: Feedapi, monitor: Monitor) -> None:
+    shop = consumer(error=HOSTILE, wait=HOSTILE) | {"name": HOSTILE}
+    text = feedapi("status", monitor.show(shop)).stdout
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert "\\x1b[31mred" in text
+    assert text.count("\\x1b[31mred") == 3
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, ""), (3, "3 s"), (90, "2 min"), (7200, "2 h"), (200_000, "2 d")],
+    [(0, "0 s"), (3, "3 s"), (90, "2 min"), (7200, "2 h"), (200_000, "2 d")],
 )
-def test_ages(seconds: float | None, text: str) -> None:
-    assert age(seconds) == text
-
-
-def test_counts_of_states_are_apart() -> None:
-    shop = {**consumer(), "states": {"caught up": 10, "behind": 7}}
-    assert "10 caught up   7 behind" in shown(status(shop))
+def test_ages(feedapi: Feedapi, monitor: Monitor, seconds: float, text: str) -> None:
+    where = monitor.show(consumer(behind_seconds=seconds))
+    assert feedapi("status", where).stdout.splitlines()[-1].split("\t")[3] == text
 
 
 def test_nobody_answers(feedapi: Feedapi) -> None:
@@ -135,17 +158,18 @@ def test_from_a_monitor(feedapi: Feedapi, monitored: Callable[[], str]) -> None:
     assert json.loads(feedapi("status", address, "--json").stdout)["process"]["pid"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="terminals of POSIX")
-def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitored: Callable[[], str]) -> None:
+def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitor: Monitor) -> None:
     import pty
 
+    many = [{"id": id, "state": "caught up"} for id in range(1, 50)]
+    looks = [consumer(at=2 * at, events=20 * at) for at in range(2)]
+    for look in looks:
+        look["partitions"] += many
+        where = monitor.show(look)
     ours, theirs = pty.openpty()
     process = spawn(
-        "status",
-        monitored(),
-        "--interval",
-        0.1,
+        *("status", where, "--interval", 0.1),
         stdout=theirs,
         stderr=subprocess.PIPE,
         env={"TERM": "xterm", "COLUMNS": "120", "LINES": "30"},
@@ -153,20 +177,16 @@ def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitored: Callable
     os.close(theirs)
     text = b""
     with suppress(OSError):
-        while text.count(b"events/s") < 3:
+        while b"10.0 events/s" not in text:
             text += os.read(ours, 65536)
+        monitor.looks[:] = [monitor.looks[0] | {"consumers": []}]
     process.send_signal(signal.SIGINT)
     with suppress(OSError):
-        while os.read(ours, 65536):
-            pass
+        while chunk := os.read(ours, 65536):
+            text += chunk
     os.close(ours)
     assert process.wait(TIMEOUT) == 0
-
-
-def test_the_source_of_a_monitor_may_be_any_path_of_it() -> None:
-    from feedapi_client.cli.command import CommandError
-    from feedapi_client.cli.options import Connection
-    from feedapi_client.cli.status import RunningMonitor
-
-    with pytest.raises(CommandError, match="no monitor answers"):
-        asyncio.run(RunningMonitor("http://127.0.0.1:1/app/feed", Connection()).load())
+    shown = text.decode()
+    first = shown[: shown.index("more")]
+    assert re.search(r"(\d+) $", first)
+    assert first.count("caught up") < 30

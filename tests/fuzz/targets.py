@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from feedapi_client.errors import FeedError, LineageError
-from feedapi_client.http.endpoint import retry_after
+from feedapi_client.http.transport import retry_after
 from feedapi_client.liftbridge.envelope import Envelope, decode_ack, decode_message
 from feedapi_client.liftbridge.liftbridge_errors import EnvelopeError
 from feedapi_client.lineage.graph import Graph

@@ -23,7 +23,7 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.endpoint import Exchange, run_now
+from feedapi_client.http.transport import Exchange, run_now
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
 from tests.http.helpers import (
@@ -549,4 +549,4 @@ class TestRedirects:
         async with wire(reply_to) as server, opened(server.url + "?k=sesame", sync=sync) as at:
             with pytest.raises(RequestRefusedError, match=r"'value-7 and \*\*\*'"):
                 await body_of(at)
-            assert len(at.secrets()) < 20
+            assert len(at.secrets.texts()) < 20

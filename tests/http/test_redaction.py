@@ -17,8 +17,8 @@ import pytest
 
 from feedapi_client import OAuthClientCredentials
 from feedapi_client.errors import FeedError, TransportError
-from feedapi_client.http.endpoint import Exchange
 from feedapi_client.http.redaction import LONGEST_TEXT, hide_secrets, redact_http_logs
+from feedapi_client.http.transport import Exchange
 from tests.client.wire import Reply, Request, ok, start, wire
 from tests.http.helpers import (
     LINE,
@@ -341,3 +341,26 @@ async def test_r21_a_reason_phrase_of_64_kb_is_not_searched(
     assert len(str(caught.value)) < 400
     assert time.thread_time() - before < 5
     await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("said", ["ConnectError", "connection", "refused: does"])
+async def test_r19_words_of_ours_are_shown_although_a_secret_equals_them(
+    said: str, sync: bool
+) -> None:
+    """What comes from outside is searched, and nothing else."""
+    async with wire(lambda _: ok(b"")) as server:
+        url = f"{server.url}?mode={said}"
+    with pytest.raises(FeedError, match="no answer: ConnectError: the connection was refused: "):
+        await page_of(url, sync=sync)
+
+
+async def test_r19_the_type_of_an_error_is_shown_although_a_secret_equals_it(sync: bool) -> None:
+    class Fails(httpx.Auth):
+        def auth_flow(self, request: httpx.Request) -> Any:
+            raise ValueError("bad ValueError")
+            yield request
+
+    http = a_client(sync, auth=Fails())
+    with pytest.raises(FeedError, match="the http client failed with ValueError: look") as caught:
+        await page_of("http://127.0.0.1:9/feed?key=ValueError", sync=sync, http=http)
+    assert caught.value.__cause__ is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client.http.endpoint import retry_after
+from feedapi_client.http.transport import retry_after
 
 
 @pytest.mark.parametrize(

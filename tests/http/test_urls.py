@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from feedapi_client import FeedClient, FeedConsumer, NegotiationError, SyncFeedClient
-from feedapi_client.http.urls import FeedURL, query_secrets
+from feedapi_client.http.redaction import query_secrets
+from feedapi_client.http.urls import FeedURL
 from feedapi_client.spark.source_options import parse_options
 
 IMPOSSIBLE = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from feedapi_client import model
@@ -11,4 +9,4 @@ from feedapi_client import model
 
 @pytest.fixture(autouse=True)
 def _counted_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "steps", SimpleNamespace(getrandbits=lambda bits: 0))
+    monkeypatch.setattr(model, "draw_step", lambda: 1)

@@ -20,7 +20,7 @@ BROKEN = {
     "TestChecksAndSavesSeparately": "test_r17_of_concurrent_consumers_one_advances",
     "TestCancelledHalfway": CANCELLED_SAVE,
 }
-OPTIONAL_TESTS = 15
+OPTIONAL_TESTS = 16
 
 
 @pytest.fixture(scope="module")

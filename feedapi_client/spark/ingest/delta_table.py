@@ -201,7 +201,12 @@ class GoldTable(DeltaTable):
         """Whether it goes on where the query before it ended."""
         return who.run is not None
 
-    def refuse_new_query(self, _who: Identity, _writer: str = "", undo: str = "") -> None:
+    def refuse_new_query(
+        self,
+        who: Identity,  # noqa: ARG002 - of whatever feed and query
+        writer: str = "",  # noqa: ARG002
+        undo: str = "",
+    ) -> None:
         """Raise: a table has the events of one query in their order."""
         raise IngestError(
             f"{self.name} holds the latest state from another query: the order of its events "
@@ -236,8 +241,8 @@ class GoldTable(DeltaTable):
         merge = merge.whenMatched(newer).update(values)
         merge.whenNotMatched(~deleted).insert(values).merge()
 
-    def _property(self, _who: Identity, name: str | None) -> str:
-        return f"{_OWNER}gold.{name}"  # of whatever feed
+    def _property(self, who: Identity, name: str | None) -> str:  # noqa: ARG002 - of any feed
+        return f"{_OWNER}gold.{name}"
 
 
 def latest(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from zlib import crc32
 
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FIRST, FeedKey, Position, Status
 
 FEED = FeedKey("https://service.test/feed", "contract")
@@ -27,6 +28,16 @@ SPECIAL_TEXTS = {
     "wide": "æøå ΑΒΓ 漢字 🎉 e\u0301 \u2028\u0085\ufeff",
     "all printable ASCII": "".join(map(chr, range(0x20, 0x7F))),
 }
+
+UNUSUAL_CURSORS = ("a\0b", "\ud800")
+"""No publisher may send them, and some storages can't hold them."""
+
+
+def refused_cursor(error: StoreError, partition: int, cursor: str) -> None:
+    """Check the error for a cursor that a store can't keep."""
+    assert not isinstance(error, FencedError), "no other consumer is to blame"
+    assert error.partition == partition, "the error has to name the partition of the cursor"
+    assert cursor not in str(error), "an error holds nothing that a publisher sent (R19)"
 
 
 def following(before: Position | None, cursor: str, status: Status = "open") -> Position:

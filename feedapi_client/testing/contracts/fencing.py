@@ -65,7 +65,7 @@ class FencingTests(StoreContract):
 
     async def test_r17_the_error_names_feed_and_partition(self, store: CursorStore) -> None:
         await store.save(FEED, opening(range(3)))
-        with pytest.raises(FencedError, match=r"partition 2: .*contract") as refused:
+        with pytest.raises(FencedError) as refused:
             await store.save(FEED, {**advanced(opening(range(2))), 2: Position("x")})
         assert (refused.value.feed, refused.value.partition) == (FEED.url, 2)
 

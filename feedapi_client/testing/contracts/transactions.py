@@ -14,8 +14,10 @@ from feedapi_client.stores.base import CursorStore
 from feedapi_client.testing.contracts.contract_positions import (
     FEED,
     MANY,
+    UNUSUAL_CURSORS,
     advanced,
     opening,
+    refused_cursor,
 )
 from feedapi_client.testing.contracts.store_contract import StoreContract
 
@@ -24,9 +26,9 @@ class TransactionTests(StoreContract):
     """A save takes effect with the caller's transaction, or is refused."""
 
     async def test_what_is_no_transaction_is_refused(self, store: CursorStore) -> None:
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError):  # saved on its own it would outlive a rollback
             await store.save(FEED, opening(), transaction=object())
-        assert await store.load(FEED) == {}
+        assert await store.load(FEED) == {}, "what was refused is not to be saved"
 
     async def test_r5_a_save_takes_effect_when_the_caller_commits(self, store: CursorStore) -> None:
         self._need("supports_transactions")
@@ -60,17 +62,20 @@ class TransactionTests(StoreContract):
         await self.commit(transaction)
         assert await store.load(FEED) == {**positions, **later}
 
-    async def test_r18_a_cursor_that_can_not_be_stored_leaves_the_transaction_usable(
-        self, store: CursorStore
+    @pytest.mark.parametrize("cursor", UNUSUAL_CURSORS)
+    async def test_r18_a_cursor_that_is_refused_leaves_the_transaction_usable(
+        self, store: CursorStore, cursor: str
     ) -> None:
         self._need("supports_transactions")
-        transaction = await self.begin(store)
-        with pytest.raises(StoreError) as refused:
-            await store.save(FEED, {3: Position("a\0b")}, transaction=transaction)
-        assert refused.value.partition == 3
+        transaction, unusual = await self.begin(store), {3: Position(cursor)}
+        try:
+            await store.save(FEED, unusual, transaction=transaction)
+        except StoreError as error:
+            refused_cursor(error, 3, cursor)
+            unusual = {}
         await store.save(FEED, opening(), transaction=transaction)
         await self.commit(transaction)
-        assert await store.load(FEED) == opening()
+        assert await store.load(FEED) == opening() | unusual
 
     async def test_several_saves_in_one_transaction(self, store: CursorStore) -> None:
         self._need("supports_transactions")

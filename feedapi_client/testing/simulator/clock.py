@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from feedapi_client.model import steps
+from feedapi_client import model
 from feedapi_client.testing.simulator.loop import (
     LONGEST_CALL,
     StuckError,
@@ -125,15 +125,15 @@ def virtual_clock(backend: Backend) -> Callable[[], float]:
 @contextmanager
 def _seeded_process(seed: str) -> Iterator[None]:
     """Seed what is drawn, and keep the garbage collector from running finalizers at any moment."""
-    before, revisions = random.getstate(), steps.getstate()
+    before, draw_step, revisions = random.getstate(), model.draw_step, random.Random(seed)
     random.seed(seed)
-    steps.seed(seed)
+    model.draw_step = lambda: revisions.randint(1, 2**20)
     try:
         with uncollected():
             yield
     finally:
         random.setstate(before)
-        steps.setstate(revisions)
+        model.draw_step = draw_step
 
 
 @contextmanager

@@ -22,15 +22,26 @@ class Evidence:
         """Answers in a row that held nothing."""
         self._failed: dict[int | None, float] = {}
         """When a request of a partition, or a discovery (None), failed last."""
+        self._shown: set[int] = set()
+        """Whose last answer has shown an end, whatever failed since: its save may have to wait."""
 
     def listed(self, closed: Collection[int], now: float, others: Collection[int] = ()) -> None:
         """A discovery is sent that lists these partitions as closed, and others as open."""
         self.open_since = {id: self.open_since.get(id, now) for id in others}
         self._closed = {id: self._closed.get(id, now) for id in closed}
+        self._shown &= self._closed.keys()
 
-    def answered(self, partition: int, *, empty: bool) -> None:
+    def handshake(self, partitions: Collection[int], now: float) -> None:
+        """A version without discovery has answered, in which these partitions are open."""
+        self.open_since = {id: self.open_since.get(id, now) for id in partitions}
+
+    def answered(self, partition: int, now: float, *, empty: bool) -> None:
         """A page was read to its end that holds nothing, or something."""
         self._empty[partition] = self._empty[partition] + 1 if empty else 0
+        if not empty:
+            self._shown.discard(partition)
+        elif self._lacks(partition, now) is None:
+            self._shown.add(partition)
 
     def failed(self, partition: int | None, now: float) -> None:
         """A request of a partition, or a discovery, has failed."""
@@ -41,6 +52,9 @@ class Evidence:
 
         `now` is when the save began: what fails while it is under way does not count.
         """
+        return None if partition in self._shown else self._lacks(partition, now)
+
+    def _lacks(self, partition: int, now: float) -> str | None:
         since, answers = self._closed.get(partition), self._empty[partition]
         if since is None:
             return "no discovery has listed it as closed"

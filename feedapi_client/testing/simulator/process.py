@@ -395,6 +395,14 @@ class Process:
         return self._iterates
 
     @property
+    def hears_of_a_rollback(self) -> bool:
+        """Whether each discovery of `refused_for` has listed one as open that was over (R11)."""
+        since, now = self.transport.evidence.open_since, self._now()
+        over = (id for id, position in self.positions().items() if position.status != "open")
+        longest = max((now - since.get(id, now) for id in over), default=0.0)
+        return self.reads_to_the_end and longest >= self._settings.refused_for
+
+    @property
     def commits_too_late(self) -> bool:
         """Whether a grace period ended with a loop, which it does not cancel: see `stop`."""
         cut_short = self.consumer is not None and self.consumer.cut_short

@@ -175,6 +175,8 @@ class Supervisor:
                 return  # the other one's saves, which this one does not know, would fence it
         if type(error) is LineageError and self._is_unlisted(process):
             return
+        if type(error) is LineageError and process.hears_of_a_rollback:
+            return  # R11: a deployment that takes longer than `refused_for` looks like one
         if isinstance(error, LineageError) and self._oracle.rolled_back(process.positions()):
             return  # R11: and what was published meanwhile may have no known ancestor
         if isinstance(error, CommitOrderError) and process.commits_too_late:

@@ -95,6 +95,8 @@ class Answer:
     reached: int = 0
     holds_nothing: bool = False
     seconds: float = 0.0
+    handshake: tuple[int, ...] = ()
+    """The partitions that a version without discovery has, all of them open."""
     listed: tuple[int, ...] = ()
     """The partitions in a discovery."""
     closed: tuple[int, ...] = ()
@@ -200,7 +202,8 @@ class SimulatedPublisher:
         at = max(0.0, self.now() - lag)
         if not params and request.path == FEED_PATH:
             if version.dialect == "v1":
-                return Answer(400, [b"handshake error: partition count missing"])
+                refused = b"handshake error: partition count missing"
+                return Answer(400, [refused], handshake=self.world.first)
             return self._discovery(version, at)
         found = self._addressed(request, version)
         if isinstance(found, Answer):
@@ -388,7 +391,7 @@ class SimulatedPublisher:
             return
         self._observe(fetched)
         if fetched.empty is not None and answer.evidence is not None:
-            answer.evidence.answered(fetched.partition, empty=fetched.empty)
+            answer.evidence.answered(fetched.partition, self.now(), empty=fetched.empty)
 
     async def _streamed(
         self, partition: ModelPartition, dialect: Dialect, answer: Answer
@@ -470,6 +473,8 @@ class SimulatedTransport:
         well = answer.status == 200 and fault is None
         if well and asked.partition is not None and self.on_answer is not None:
             self.on_answer(asked.partition)
+        if answer.handshake:
+            self.evidence.handshake(answer.handshake, self._publisher.now())
         if answer.listed:
             self.listed.update(answer.listed)
             if self.on_listed is not None:

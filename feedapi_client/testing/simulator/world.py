@@ -155,6 +155,8 @@ class World:
             id: ModelPartition(id, id, frozenset(range(id, SLOTS, partitions)), 0.0)
             for id in range(partitions)
         }
+        self.first = tuple(self.partitions)
+        """The partitions that there are in version 1."""
 
     # ------------------------------------------------------------------ what happens
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -320,9 +321,9 @@ def test_a_feed_that_cannot_be_examined_has_its_own_exit_code(
 
 
 def test_so_has_nobody_and_a_v1_feed_without_its_number(feedapi: Feedapi, make: Make) -> None:
-    with Publisher().serve() as url:
-        pass
-    result = feedapi("doctor", url)
+    with socket.socket() as bound:  # to a port on which nobody listens, and nobody else can
+        bound.bind(("127.0.0.1", 0))
+        result = feedapi("doctor", f"http://127.0.0.1:{bound.getsockname()[1]}/feed")
     assert result.exit_code == 69
     assert "no answer" in result.stderr
     result = feedapi("doctor", make("v1").url)

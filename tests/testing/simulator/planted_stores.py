@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
 
 def revisions_are_counted(patch: pytest.MonkeyPatch) -> None:
     """Each save of a position has the next revision, also after the database went back."""
-    patch.setattr(model, "steps", SimpleNamespace(getrandbits=lambda _: 0))
+    patch.setattr(model, "draw_step", lambda: 1)
 
 
 def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:

@@ -148,22 +148,30 @@ def test_r06_evidence_of_an_end_takes_time_and_answers() -> None:
     evidence.listed([0], 5.0)
     assert "9.000 s ago" in str(evidence.lacks(0, 10.0))
     assert "0 empty answers" in str(evidence.lacks(0, 11.0))
-    evidence.answered(0, empty=False)
+    evidence.answered(0, 11.0, empty=False)
     for _ in range(3):
-        assert evidence.lacks(0, 11.0) is not None
-        evidence.answered(0, empty=True)
+        assert evidence.lacks(0, 10.9) is not None
+        evidence.answered(0, 10.9, empty=True)
     assert evidence.lacks(0, 11.0) is None
     evidence.failed(1, 11.0)
     assert evidence.lacks(0, 11.0) is None
     evidence.failed(0, 11.0)
     assert "one of its requests has failed 1.000 s ago" in str(evidence.lacks(0, 12.0))
     evidence.failed(None, 15.0)
+    evidence.answered(0, 20.9, empty=True)
     assert "a discovery has failed 6.000 s ago" in str(evidence.lacks(0, 21.0))
     assert evidence.lacks(0, 25.0) is None
-    evidence.answered(0, empty=False)
-    assert "0 empty answers" in str(evidence.lacks(0, 25.0))
-    evidence.listed([], 12.0)
-    assert "no discovery" in str(evidence.lacks(0, 12.0))
+
+
+def test_r06_what_fails_after_the_answer_that_shows_an_end_does_not_count() -> None:
+    evidence = shown()
+    evidence.failed(None, 20.5)
+    assert evidence.lacks(0, 20.6) is None
+    evidence.answered(0, 20.7, empty=False)
+    assert "0 empty answers" in str(evidence.lacks(0, 50.0))
+    evidence = shown()
+    evidence.listed([], 20.5)
+    assert "no discovery" in str(evidence.lacks(0, 20.6))
 
 
 def test_gaps_are_filled_once() -> None:
@@ -202,7 +210,7 @@ def shown(time: float = 20.0, answers: int = 3) -> Evidence:
     evidence = Evidence()
     evidence.listed([0], 20.0 - time)
     for _ in range(answers):
-        evidence.answered(0, empty=True)
+        evidence.answered(0, 20.0, empty=True)
     return evidence
 
 

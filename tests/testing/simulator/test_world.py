@@ -235,6 +235,20 @@ def test_r05_what_was_rolled_back_is_committed_again_before_more_is_asked_for() 
     assert any("the application iterates on" in line for line in outcome.trace)
 
 
+def test_r11_a_deployment_that_takes_longer_than_refused_for_may_end_a_consumer() -> None:
+    settings = Settings(partitions=4, dialect="v1", refused_for=0.5, follow=False, rollbacks=0.3)
+    steps = (
+        Step(0.0, "publish", {"count": 30, "entities": 12}),
+        Step(0.324, "deploy", {"dialect": "v2-draft", "seconds": 10}),
+        Step(0.0, "split", {"which": 2, "parts": 3, "method": "cursor-from"}),
+        Step(1.035, "publish", {"count": 32, "entities": 1}),
+        Step(9.0, "deploy", {"dialect": "v2-draft", "seconds": 0}),
+    )
+    outcome = run(Scenario("0", settings, steps))
+    assert outcome.failure is None, outcome.text
+    assert any("ends with LineageError" in line for line in outcome.trace)
+
+
 def test_chosen_partitions_are_read_and_others_only_once_they_are_chosen_too() -> None:
     steps = (
         Step(1.0, "split", {"which": 0, "parts": 2, "method": "starts-after"}),

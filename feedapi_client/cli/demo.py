@@ -1,0 +1,409 @@
+"""``feedapi demo``: run publisher and consumers, and prove exactly-once delivery.
+
+Run as ``python -m feedapi_client.cli.demo SETTINGS``, a JSON object, it is one of the consumers. It
+ends with code 0 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+
+from feedapi_client.cli.command import (
+    FAILURE,
+    CommandError,
+    command,
+    flag,
+    option,
+    run_async,
+    stopping,
+)
+
+if TYPE_CHECKING:
+    from feedapi_client.model import Batch
+    from feedapi_client.testing import Publisher
+
+Step = tuple[str, int]
+"""An entity, and the number of one of its events."""
+
+_ENTITIES, _TICK, _REPLACED_AFTER = 200, 0.02, 0.3
+_CRASHED = 137
+"""Exit code of a consumer that died."""
+_SPARK_CONFIGURATION = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # A JVM that lives for seconds gains nothing from its second compiler.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demo:
+    dialect: Literal["v2-draft", "v2-token"] = option(
+        help="The dialect that the publisher uses.", default="v2-token"
+    )
+    events: int = option("N", "Events to publish.", default=20000, min=100, max=1000000)
+    seconds: float = option("S", "Time to publish them in.", default=6.0, min=0.5, max=3600)
+    crashes: int = option(
+        "N", "How often a consumer crashes in the middle of a batch.", default=4, min=0, max=100
+    )
+    seed: int | None = option("N", "Makes the publisher's pages reproducible.")
+    sabotage: Literal["cursor-first", "cursor-last"] | None = option(
+        help="Save the cursor outside the transaction, before or after the effects: the proof has "
+        "to fail."
+    )
+    instances: int = option(
+        "N",
+        "Processes that share the feed. In place of every other crash one is stopped; another one "
+        "replaces it.",
+        default=1,
+        min=1,
+        max=16,
+    )
+    spark: bool = flag("Read the feed into a Spark DataFrame (extra spark-local).")
+
+    def __post_init__(self) -> None:
+        if self.instances > 1 and self.sabotage is not None:
+            raise ValueError("--sabotage is for one instance")
+
+
+@command("demo", "demo --events 100000 --seed 7", "demo --sabotage cursor-last")
+def demo(o: _Demo) -> int:
+    """Publish, split, rotate, crash, consume; prove each entity's events came in order and once.
+
+    A publisher on the loopback interface splits partitions by each method while a consumer reads
+    them. It makes tokens stale, breaks off responses, and never gives the same response twice. The
+    consumer is a process that keeps its effects and its cursors in one SQLite file. It is killed
+    now and then between the two, and another one goes on. In the end the effects are compared with
+    what was published. Exit code 1 when they differ.
+
+    With several instances they divide the partitions, and take over those of an instance that is
+    stopped or killed.
+
+    With --spark the feed is read into a DataFrame instead, with the same proof.
+    """
+    from feedapi_client.testing import Publisher
+
+    feed = Publisher(
+        2, dialect=o.dialect, page_size=150, checkpoint_every=10, vary=True, seed=o.seed
+    )
+    scene = Scene(o, feed)
+    if o.spark:
+        effects, died = _read_with_spark(scene), ""
+    else:
+        with tempfile.TemporaryDirectory(prefix="feedapi-demo-") as folder, feed.serve() as url:
+            scene.log(f"a publisher serves partitions 0 and 1 ({o.dialect})")
+            effects = run_async(scene.play, url, Path(folder))
+        died = f", {scene.died} {'crash' if scene.died == 1 else 'crashes'}"
+        died += f" of {o.instances} instances" if o.instances > 1 else ""
+    published = [(payload["entity"], payload["n"]) for payload in feed.payloads()]
+    faults = find_faults(published, effects)
+    through = f"through 3 splits of 2 kinds{died}, stale tokens, failing and torn responses"
+    what = f"{len(published):,} events of {len({entity for entity, _ in published}):,} entities"
+    if not faults:
+        print(f"PROVED: {what} arrived, each entity's in order and each one once, {through}")
+        return 0
+    print(f"FAILED: of {what}, {through}:", *faults, sep="\n  ")
+    return FAILURE
+
+
+class Scene:
+    """What happens while the demo runs: a publisher that splits, and consumers that die."""
+
+    def __init__(self, o: _Demo, feed: Publisher) -> None:
+        from feedapi_client.testing import faults
+
+        self.died = 0
+        self._o = o
+        self.feed = feed
+        self._begin = time.monotonic()
+        self._published = 0
+        self._names = 0
+        self._disturbed = 0
+        self._folder = Path()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._starts = [0.0] * o.instances
+        """When consumers are to be started."""
+        torn, crashes = faults.Truncate(after_lines=15), 0 if o.spark else o.crashes
+        self._schedule: list[tuple[float, Callable[[], object]]] = [
+            (0.12, self._rotate),
+            (0.25, lambda: self._split(0, "starts-after")),
+            (0.38, lambda: self._fail(503, 4, "the next four fetches are answered 503")),
+            (0.5, lambda: self._split(1, "cursor-from")),
+            (0.62, self._rotate),
+            (0.72, lambda: self._split(4, "starts-after")),
+            (0.8, lambda: self._fail(torn, 2, "two responses break off in the middle of a line")),
+            (0.88, self._rotate),
+            *(((k + 0.6) / (crashes + 0.5), self._disturb) for k in range(crashes)),
+        ]
+        self._schedule.sort(key=lambda item: item[0])
+
+    def log(self, text: str) -> None:
+        """Print what happened, and when."""
+        print(f"{time.monotonic() - self._begin:6.2f} s  {text}", flush=True)
+
+    def publish(self, share: float) -> None:
+        """Publish this share of the events, and do what is due before."""
+        while self._schedule and self._schedule[0][0] <= share:
+            at, action = self._schedule.pop(0)
+            self.publish(at)
+            action()
+        for number in range(self._published, int(self._o.events * share)):
+            entity, n = f"entity-{number % _ENTITIES}", number // _ENTITIES + 1
+            self.feed.publish(entity, {"entity": entity, "n": n})
+            self._published = number + 1
+
+    def _rotate(self) -> None:
+        self.feed.rotate_token()
+        self.log("the token was rotated: the consumer has to discover again")
+
+    def _split(self, partition: int, method: Literal["starts-after", "cursor-from"]) -> None:
+        children = " and ".join(map(str, self.feed.split(partition, method=method)))
+        after = method == "starts-after"
+        what = "start after it" if after else "take over its cursor and its whole history"
+        self.log(f"partition {partition} was split: {children} {what}")
+
+    def _fail(self, fault: Any, times: int, text: str) -> None:
+        self.feed.fail(fault, times=times)
+        self.log(text)
+
+    def _disturb(self) -> None:
+        self._disturbed += 1
+        if self._o.instances == 1 or self._disturbed % 2 or not self._running:
+            (self._folder / f"crash-{self._disturbed}").touch()
+            return
+        name, process = next(iter(self._running.items()))
+        process.terminate()
+        self.log(f"{name} stops and gives its partitions away")
+
+    async def play(self, url: str, folder: Path) -> list[Step]:
+        """Publish and consume everything. Returns the effects."""
+        import anyio
+
+        self._folder = folder
+        several = self._o.instances > 1
+        settings = {"url": url, "folder": str(folder), "share": several}
+        settings["sabotage"] = self._o.sabotage
+        with closing(_database(folder)) as database, self._ended():
+            self.publish(0.01)
+            while not database.execute("SELECT count(*) FROM effects").fetchone()[0]:
+                self._tend(settings)
+                await anyio.sleep(_TICK)
+            begin = time.monotonic()
+            while self._published < self._o.events:
+                self._tend(settings)
+                await anyio.sleep(_TICK)
+                # Each action at its place among the events, also when this is late.
+                self.publish(min(1.0, (time.monotonic() - begin) / self._o.seconds))
+            self.log(f"{self._published:,} events are published: they are read to the end")
+            for process in self._running.values():
+                process.terminate()
+            while self._running:
+                self._tend(settings, start=False)
+                await anyio.sleep(_TICK)
+            self._starts, last = [0.0], {**settings, "follow": False}
+            while self._starts or self._running:
+                self._tend(last)
+                await anyio.sleep(_TICK)
+            rows = database.execute("SELECT entity, n FROM effects ORDER BY row").fetchall()
+        self.log(f"{len(rows):,} events applied")
+        return rows
+
+    def _tend(self, settings: dict[str, Any], *, start: bool = True) -> None:
+        """Start a consumer for each that ended, while they follow the feed or when it was killed.
+
+        Raises `CommandError` if one ended by itself.
+        """
+        now = time.monotonic()
+        for name, process in [*self._running.items()]:
+            if (code := process.poll()) is None:
+                continue
+            del self._running[name]
+            if code == _CRASHED:
+                self.died += 1
+                self.log(f"crash {self.died}: {name} died in the middle of a batch")
+            elif code not in (0, -signal.SIGTERM):  # stopped before it had begun
+                raise CommandError(f"{name} ended with code {code}")
+            if code == _CRASHED or (start and "follow" not in settings):
+                self._starts.append(now + _REPLACED_AFTER)
+        while start and self._starts and self._starts[0] <= now:
+            self._starts.pop(0)
+            self._names += 1
+            name = f"instance-{self._names}"
+            program = [sys.executable, "-m", "feedapi_client.cli.demo"]
+            words = orjson.dumps({**settings, "name": name}).decode()
+            self._running[name] = subprocess.Popen([*program, words])  # noqa: S603
+            self.log(f"{name} starts")
+
+    @contextmanager
+    def _ended(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for process in self._running.values():
+                process.kill()
+                process.wait()
+
+
+def find_faults(published: list[Step], effects: list[Step]) -> list[str]:
+    """Compare the events as they were published with the effects. A line for each kind of fault."""
+    place, counts = {step: n for n, step in enumerate(published)}, Counter(effects)
+    before: dict[str, int] = {}
+    disordered = []
+    for step in filter(place.__contains__, counts):
+        if place[step] < before.get(step[0], -1):
+            disordered.append(step)
+        before[step[0]] = place[step]
+    kinds = {
+        "lost": [step for step in place if step not in counts],
+        "came again": [step for step, count in counts.items() if count > 1],
+        "came out of order": disordered,
+        "was never published": [step for step in counts if step not in place],
+    }
+    lines = []
+    for kind, steps in kinds.items():
+        some = ", ".join(f"event {n} of {entity}" for entity, n in sorted(steps)[:3])
+        more = " …" if len(steps) > 3 else ""
+        lines += [f"{len(steps):,} {kind}, such as {some}{more}"] if steps else []
+    return lines
+
+
+# ---------------------------------------------------------------------- a consumer
+
+
+def _database(folder: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(folder / "demo.db", isolation_level=None, timeout=30)
+    connection.executescript(
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; CREATE TABLE IF NOT EXISTS effects "
+        "(row INTEGER PRIMARY KEY AUTOINCREMENT, entity TEXT NOT NULL, n INTEGER NOT NULL)"
+    )
+    return connection
+
+
+async def _consume(
+    url: str, folder: str, name: str, share: bool, sabotage: str | None, follow: bool = True
+) -> None:
+    """Consume until SIGTERM, or the end."""
+    from feedapi_client import FeedConsumer, Limits, RetryPolicy, Share, SQLiteCursorStore
+    from feedapi_client.errors import LeaseLostError
+
+    # Small batches and short pauses, so that many batches come within a few seconds.
+    limits = Limits(
+        poll_interval=0.02,
+        max_poll_interval=0.1,
+        settle_time=1.0,
+        discovery_interval=0.25,
+        max_batch_bytes=8 * 1024,
+    )
+    instance = Share(instance=name, lease_seconds=1.5, rebalance_seconds=0.2) if share else None
+    path = Path(folder)
+    async with (
+        stopping() as stop,
+        SQLiteCursorStore(path / "demo.db") as store,
+        FeedConsumer(
+            url,
+            store=store,
+            name="demo",
+            follow=follow,
+            share=instance,
+            limits=limits,
+            retry=RetryPolicy(base_delay=0.02, max_delay=0.2),
+        ) as consumer,
+    ):
+        stop.consumer = consumer
+        with closing(_database(path)) as database:
+            async for batch in consumer.batches():
+                with suppress(LeaseLostError):  # the instance that has it delivers it again
+                    await _apply(batch, database, path, sabotage)
+
+
+async def _apply(batch: Batch, database: sqlite3.Connection, path: Path, how: str | None) -> None:
+    """Insert a row for each event, and save the cursor, in one transaction or sabotaged."""
+    steps = [(event.json()["entity"], event.json()["n"]) for event in batch.events]
+    insert = "INSERT INTO effects (entity, n) VALUES (?, ?)"
+    if how == "cursor-first":
+        await batch.commit()
+        _crash(path, steps)
+        database.executemany(insert, steps)
+        return
+    if how is None:
+        database.execute("BEGIN IMMEDIATE")
+    try:
+        database.executemany(insert, steps)
+        _crash(path, steps)
+        await batch.commit(transaction=None if how else database)
+        if how is None:
+            _crash(path, steps)
+            database.execute("COMMIT")
+    finally:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+
+
+def _crash(path: Path, steps: list[Step]) -> None:
+    """End as by a loss of power, where that is asked for."""
+    for request in path.glob("crash-*") if steps else ():
+        with suppress(FileNotFoundError):  # another instance has taken it
+            request.unlink()
+            os._exit(_CRASHED)
+
+
+# ---------------------------------------------------------------------- Spark
+
+
+def _read_with_spark(scene: Scene) -> list[Step]:
+    """Publish the events with the splits between them, and read them into a DataFrame."""
+    try:
+        from feedapi_client.spark import JavaError, ensure_java, register
+    except ImportError as missing:
+        raise CommandError(str(missing).replace("[spark]", "[spark-local]")) from None
+    try:
+        ensure_java()
+    except JavaError as error:
+        raise CommandError(str(error)) from None
+    from pyspark.sql import SparkSession
+
+    # PySpark's advice on pandas, which the demo does not use.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder: Any = SparkSession.builder.master("local[2]").appName("feedapi demo")
+    for name, value in _SPARK_CONFIGURATION.items():
+        builder = builder.config(name, value)
+    scene.publish(1.0)
+    spark = builder.getOrCreate()
+    with scene.feed.serve() as url, ExitStack() as stack:
+        stack.callback(spark.stop)
+        spark.sparkContext.setLogLevel("ERROR")
+        register(spark)
+        print('spark.read.format("feedapi").load(url).orderBy("depth", "sequence")')
+        frame = spark.read.format("feedapi").load(url).orderBy("depth", "sequence")
+        frame = frame.select("partition", "depth", "sequence", "data").cache()
+        frame.show(5, truncate=False)
+        frame.groupBy("depth", "partition").count().orderBy("depth", "partition").show()
+        rows = [orjson.loads(row.data) for row in frame.select("data").collect()]
+    return [(row["entity"], row["n"]) for row in rows]
+
+
+if __name__ == "__main__":
+    import anyio
+
+    logging.getLogger("feedapi_client").setLevel(logging.ERROR)  # what is lost is part of the demo
+    settings = orjson.loads(sys.argv[1])
+    anyio.run(lambda: _consume(**settings))

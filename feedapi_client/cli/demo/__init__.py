@@ -1,1 +1,0 @@
-"""``feedapi demo``: run publisher and consumer, and prove exactly-once delivery."""

@@ -1,0 +1,505 @@
+"""GET requests of one feed: what is sent, redirects, and which error a status means.
+
+`Endpoint` is written once, with coroutines. Its `io` sends the requests: `AsyncIO`, or
+`BlockingIO`, with which no coroutine suspends, so that `run_now` runs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from contextlib import aclosing, closing, suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from feedapi_client.arguments import OneProcess
+from feedapi_client.causes import failure_of
+from feedapi_client.errors import (
+    AuthenticationError,
+    FeedError,
+    FeedUnavailableError,
+    NegotiationError,
+    ProtocolError,
+    RequestRefusedError,
+    TransportError,
+)
+from feedapi_client.http.decompression import (
+    ACCEPT_ENCODING,
+    Decompressor,
+    UnsupportedCodingError,
+)
+from feedapi_client.http.environment import proxy_of
+from feedapi_client.http.http_errors import (
+    URL_ERRORS,
+    broke_off,
+    request_of_location,
+    response_in,
+    the_error,
+    unanswered,
+)
+from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline
+from feedapi_client.http.redaction import Secrets, decoded, header_secrets, query_of, query_values
+from feedapi_client.http.urls import FeedURL, origin, shown_origin
+from feedapi_client.protocol.dialects import Params
+from feedapi_client.protocol.text import excerpt
+
+T = TypeVar("T")
+_MAX_REDIRECTS = 5
+_EXCERPT_BYTES = 1600
+_LONGEST_URL = 64 * 1024
+_USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
+_REFUSED = frozenset({400, 404, 409, 410})
+_LATER = frozenset({408, 425, 429})
+_UNAUTHORIZED = frozenset({401, 403})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_LONGEST_DATE = 100
+_SOME_REDIRECT = 302
+"""Stands for the status of a redirect to a URL that httpx can't read: its error has none."""
+
+
+def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that does not suspend, as those over `BlockingIO`.
+
+    Raises RuntimeError if it does.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine of the synchronous client waits for an event loop")
+
+
+class Endpoint:
+    """GET requests of one feed. Several tasks, or threads, may use it at once.
+
+    Raises `NegotiationError` for a URL that can't be a feed's.
+    """
+
+    def __init__(self, url: str, io: AsyncIO | BlockingIO) -> None:
+        self.io, self.limits = io, io.limits
+        self._url = FeedURL.parse(url)
+        self._auth, self._via = httpx.Auth(), ""
+        self._used_in: OneProcess | None = None
+        headers = {
+            "Host": self._url.site.partition("://")[2],
+            "Accept": "*/*",
+            "Accept-Encoding": ACCEPT_ENCODING,
+            "Connection": "keep-alive",
+            "User-Agent": _user_agent(),
+        }
+        secrets = self._url.secrets
+        if (pair := self._url.basic_auth) is not None:
+            self._auth = httpx.BasicAuth(*pair)
+            headers["Authorization"] = _basic(*pair)
+            secrets |= header_secrets(headers["Authorization"])
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        trusting = io.owned or io.client.trust_env
+        if trusting and (named := proxy_of(httpx.URL(self._url.site))) is not None:
+            variable, proxy = named
+            self._via = f", asked through {shown_origin(proxy.url)}, which {variable} names"
+            if proxy.auth is not None:
+                secrets |= header_secrets(_basic(*proxy.auth))
+        self.secrets = Secrets(secrets, io.client)
+        self.hide: Callable[[str], str] = self.secrets.hide
+
+    @property
+    def feed(self) -> str:
+        """The feed's URL for messages."""
+        return self._url.public
+
+    async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
+        """Return status and body of a response, for negotiation.
+
+        Headers and body together may take `Limits.request_timeout`. Raises `AuthenticationError`,
+        `FeedUnavailableError`, `TornResponseError`, `ProtocolError` for a content coding that was
+        not asked for, and `NegotiationError` for a body over `max_bytes` or a redirect to another
+        origin.
+        """
+        exchange = Exchange(self, suffix, params, discovery=True)
+        status, body = await exchange.discovery(max_bytes)
+        if len(body) > max_bytes:
+            raise NegotiationError(
+                f"the discovery is longer than {max_bytes} bytes: raise Limits.max_discovery_bytes "
+                "if that is to be expected",
+                feed=self.feed,
+            )
+        return status, body
+
+    def target(self, suffix: str, params: Params, partition: int | None) -> str:
+        """Path and query of a request.
+
+        Raises `ProtocolError` for a cursor that makes the URL too long.
+        """
+        self._used_in = self._used_in or OneProcess()
+        self._used_in.check("the http client")  # its connections would be shared
+        target = self._url.target(suffix, params, str(self.io.client.params or ""))
+        if len(self._url.site) + len(target) > _LONGEST_URL:
+            raise ProtocolError(
+                "the request's URL is over 64 KiB: the cursor or the filters are too long",
+                **self.where(partition),
+            )
+        return target
+
+    async def send(self, exchange: Exchange) -> Body:
+        """Send a request, and return its response."""
+        if (wire := self.io.wire) is not None:
+            fresh = "Cache-Control: no-cache\r\n" if exchange.is_discovery else ""
+            head = f"GET {exchange.target} HTTP/1.1\r\n{self._headers}{fresh}\r\n"
+            return await wire.get(head.encode("ascii"), exchange.silence)
+        request, own = self._request(exchange), self.io.client.auth
+        auth = _Noting(self._auth if own is None else own, request, self.secrets)
+        return await self.io.send(request, auth)
+
+    def _request(self, exchange: Exchange) -> httpx.Request:
+        """A request as httpx takes it.
+
+        Its timeouts are the client's own, unless they come after ours. An HTTP/2 connection that is
+        dead is used again and again where a request on it is only given up: httpx drops it once a
+        timeout of its own was over.
+        """
+        client: Any = self.io.client
+        headers = {"Accept-Encoding": ACCEPT_ENCODING}
+        if client.headers.get("user-agent") == _USER_AGENT_OF_HTTPX:
+            headers["User-Agent"] = _user_agent()  # the caller has named no other
+        if exchange.is_discovery:
+            headers["Cache-Control"] = "no-cache"
+        own, read = client.timeout, exchange.silence
+        write = self.no_longer(own.write)
+        timeout = httpx.Timeout(connect=own.connect, read=read, write=write, pool=own.pool)
+        url = self.url(exchange.target)
+        request: httpx.Request = client.build_request("GET", url, headers=headers, timeout=timeout)
+        # build_request merges the client's parameters once more and encodes the query anew.
+        request.url = url
+        return request
+
+    def url(self, target: str) -> httpx.URL:
+        return self._url.request_url(target)
+
+    def no_longer(self, seconds: float | None) -> float:
+        """A timeout of the client, or one that comes before ours."""
+        whole = self.limits.request_timeout
+        return SHARE * whole if seconds is None or seconds >= whole else seconds
+
+    def quote(self, body: bytes) -> str:
+        """An excerpt of a response for a message, without secrets that a publisher may echo."""
+        return excerpt(body, self.hide)
+
+    def is_of_feed(self, url: httpx.URL) -> bool:
+        """Whether a URL has the feed's origin. Raises ValueError for a host that IDNA refuses."""
+        return origin(url) == self._url.origin
+
+    def where(self, partition: int | None) -> dict[str, Any]:
+        """Where something has happened, for an error."""
+        return {"feed": self.feed, "partition": partition}
+
+    def unanswered(self, error: BaseException, partition: int | None) -> FeedError:
+        """Our error for what came out of the client before the response began."""
+        where, asked = self.where(partition), self._via
+        if self.io.client.is_closed:
+            failed = TransportError(
+                "the http client is closed: close it after the consumer", **where
+            )
+            failed.__cause__ = error
+            return failed
+        with suppress(AttributeError, RuntimeError, ValueError):  # it names no request
+            url: httpx.URL = error.request.url  # type: ignore[attr-defined]
+            if not self.is_of_feed(url):
+                asked = f" from {shown_origin(url)}, which the client asks"
+        return unanswered(error, self.hide, asked, where)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.feed}>"
+
+
+class _Noting(httpx.Auth):
+    """An auth; what it sends is noted, since a publisher may echo it later."""
+
+    def __init__(self, auth: httpx.Auth, request: httpx.Request, secrets: Secrets) -> None:
+        self._auth, self._request, self._secrets = auth, request, secrets
+        self._known = decoded(query_values(query_of(request)))
+
+    def _note(self, sent: httpx.Request) -> httpx.Request:
+        self._secrets.note(self._request, sent, self._known)
+        return sent
+
+    def sync_auth_flow(
+        self, request: httpx.Request
+    ) -> Generator[httpx.Request, httpx.Response, None]:
+        with closing(self._auth.sync_auth_flow(request)) as flow, suppress(StopIteration):
+            sent = next(flow)
+            while True:
+                sent = flow.send((yield self._note(sent)))
+
+    async def async_auth_flow(
+        self, request: httpx.Request
+    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        async with aclosing(self._auth.async_auth_flow(request)) as flow:
+            with suppress(StopAsyncIteration):
+                sent = await anext(flow)
+                while True:
+                    sent = await flow.asend((yield self._note(sent)))
+
+
+class Exchange:
+    """One request, redirects included, up to the response that counts.
+
+    Entered it is a response of status 2xx, while that is open, and an asynchronous iterator of its
+    chunks. Entering raises what `Endpoint.get` does, and `RequestRefusedError` and `ProtocolError`
+    for the other statuses. Iterating raises `TornResponseError` when the body breaks off. Leaving
+    closes the connection if the body was not read to its end.
+
+    Arguments:
+        idle: seconds that the response may be silent, that its headers may take, or an error's
+            headers and body together; `Limits.request_timeout` for None.
+        discovery: whether an answer has to be new, and no cache's.
+
+    Raises what `Endpoint.target` does.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        suffix: str,
+        params: Params,
+        partition: int | None = None,
+        idle: float | None = None,
+        *,
+        discovery: bool = False,
+    ) -> None:
+        self._endpoint, self._io, self._partition = endpoint, endpoint.io, partition
+        self.target, self.is_discovery = endpoint.target(suffix, params, partition), discovery
+        own = idle or endpoint.no_longer(endpoint.io.client.timeout.read)
+        self.silence: Any = endpoint.io.read_timeout(own)
+        self._seconds = endpoint.limits.request_timeout if idle is None else idle / SHARE
+        self._pieces: Iterator[bytes] = iter(())
+
+    async def discovery(self, limit: int) -> tuple[int, bytes]:
+        """The status of a discovery, and its body up to a little over `limit` bytes."""
+        answer, said = await self._run()
+        found = 200 <= answer.status < 300
+        return answer.status, await self._body_of(answer, limit) if found else said
+
+    async def __aenter__(self) -> Self:
+        self._body, _ = await self._run()
+        try:
+            self._coding = Decompressor(self._body.coding)
+        except UnsupportedCodingError as error:
+            await self._body.aclose()
+            raise self._broke_off(error) from None
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._body.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            piece = next(self._pieces, None)
+            if piece is not None:
+                # A chunk may inflate a thousandfold: the other tasks get their turn within it.
+                await self._io.others()
+            while piece is None:
+                chunk = await self._body.read()
+                if chunk is None:
+                    self._coding.finish()
+                    raise StopAsyncIteration
+                self._pieces = self._coding.feed(chunk)
+                piece = next(self._pieces, None)
+            return piece
+        except StopAsyncIteration:
+            raise
+        except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
+            failed = self._broke_off(failure_of(error))
+        raise failed
+
+    async def _run(self) -> tuple[Body, bytes]:
+        """A response whose body is still to be read, or one that was read, for an excerpt."""
+        self._deadline = Deadline(self._io.now() + self._seconds, self._seconds)
+        for redirects in itertools.count():
+            call = self._endpoint.send(self)
+            answer = await self._io.attempt(call, self.silence, self._deadline)
+            # Outside a handler, so that what is raised for an error does not quote it (R19).
+            if isinstance(answer, Exception):
+                answer = self._io.body(self._answer_in(answer))
+            if 200 <= answer.status < 300:
+                return answer, b""
+            said = await self._body_of(answer, _EXCERPT_BYTES)
+            onward = self._onward(answer)
+            if onward is None:
+                self._classify(answer, said)
+                return answer, said
+            if redirects == _MAX_REDIRECTS:
+                text = f"more than {redirects} redirects, one after the other"
+                raise self._redirect_error(f"{text} (status {answer.status})", answer.status)
+            self.target = onward
+        raise AssertionError
+
+    def _answer_in(self, error: Exception) -> httpx.Response:
+        """The answer that a hook of the caller's client has raised for.
+
+        Raises our error where there is none. httpx's own names the URL with its query, so that it
+        is not chained (R19).
+        """
+        endpoint, url = self._endpoint, self._endpoint.url(self.target)
+        if isinstance(error, FeedError):  # of an auth of ours
+            error.feed = error.feed or endpoint.feed
+            error.partition = error.partition or self._partition
+            raise error
+        response = response_in(error)
+        if response is None:
+            where = request_of_location(error)
+            # A client of ours has no code of the caller's that makes URLs.
+            if where == url or (self._io.owned and isinstance(error, URL_ERRORS)):
+                raise self._unreadable_location(_SOME_REDIRECT) from None
+            raise endpoint.unanswered(the_error(error), self._partition)
+        asked = response.request
+        if asked.url.path == url.path and endpoint.is_of_feed(asked.url):
+            return response
+        status, place = response.status_code, shown_origin(asked.url)
+        if status in _UNAUTHORIZED:
+            raise AuthenticationError(
+                f"{place}, which the http client asks, answers status {status}. "
+                "Check the credentials",
+                **self._where(),
+            ) from None
+        raise FeedUnavailableError(
+            f"the http client failed with {type(the_error(error)).__name__}: {place}, which it "
+            f"asks, answers status {status}",
+            **self._where(),
+        ) from None
+
+    async def _body_of(self, answer: Body, limit: int) -> bytes:
+        """The body of a discovery, or of an error, of which it may not be there."""
+        body = await self._io.attempt(_read(answer, limit), self.silence, self._deadline)
+        if not isinstance(body, Exception):
+            return body
+        if answer.status == 200:
+            raise self._broke_off(body)
+        return b""
+
+    def _onward(self, answer: Body) -> str | None:
+        """The target that a redirect within the feed's origin names; None for other responses."""
+        location = answer.headers.get("location")
+        if answer.status not in _REDIRECTS or location is None:
+            return None
+        try:
+            url = httpx.URL(location)
+            if url.scheme and not url.host:
+                raise self._unreadable_location(answer.status)
+            url = self._endpoint.url(self.target).join(url)
+            if self._endpoint.is_of_feed(url):
+                return url.raw_path.decode("ascii")
+            place = self._endpoint.quote(shown_origin(url).encode())
+        except (httpx.InvalidURL, ValueError):  # such as a host name that idna refuses
+            raise self._unreadable_location(answer.status) from None
+        raise self._redirect_error(
+            f"the feed redirects (status {answer.status}) to another origin, {place}, which is "
+            "refused: no credentials are sent there. If the feed has moved, use its new URL",
+            answer.status,
+        )
+
+    def _where(self) -> dict[str, Any]:
+        return self._endpoint.where(self._partition)
+
+    def _broke_off(self, error: BaseException) -> FeedError:
+        return broke_off(error, self._endpoint.hide, self._where())
+
+    def _unreadable_location(self, status: int) -> FeedError:
+        return self._redirect_error("the feed redirects to a URL that can't be read", status)
+
+    def _redirect_error(self, message: str, status: int) -> FeedError:
+        if self.is_discovery:
+            return NegotiationError(message, **self._where())
+        error = TransportError(message, **self._where())
+        error.status = status
+        return error
+
+    def _classify(self, answer: Body, body: bytes) -> None:
+        """Raise the error for a status, unless negotiation classifies it."""
+        status, where = answer.status, self._where()
+        said = f" {status}: '{self._endpoint.quote(body)}'" if body.strip() else f" {status}"
+        if status in _LATER or status >= 500:
+            headers = answer.headers
+            later = retry_after(headers.get("retry-after"), headers.get("date"))
+            text = f"the publisher answers status{said}"
+            raise FeedUnavailableError(text, status=status, retry_after=later, **where)
+        error: ProtocolError | TransportError
+        if status in _UNAUTHORIZED:
+            text = f"the publisher answers status{said}. Check the credentials"
+            error = AuthenticationError(text, **where)
+        elif self.is_discovery:
+            return
+        elif status in _REFUSED:
+            text = f"the publisher answers a fetch with status{said}"
+            raise RequestRefusedError(text, status=status, **where)
+        else:
+            text = f"the publisher answers a fetch with status{said}. Check the URL"
+            error = ProtocolError(text, **where)
+        error.status = status
+        raise error
+
+
+async def _read(received: Body, limit: int) -> bytes:
+    body = bytearray()
+    try:
+        coding = Decompressor(received.coding)
+        while (chunk := await received.read()) is not None:
+            for piece in coding.feed(chunk):
+                body += piece
+                if len(body) > limit:
+                    return bytes(body)
+        coding.finish()
+    finally:
+        await received.aclose()
+    return bytes(body)
+
+
+def _basic(user: str, password: str) -> str:
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+@cache
+def _user_agent() -> str:
+    from feedapi_client import __version__
+
+    return f"feedapi-client/{__version__}"
+
+
+def retry_after(value: str | None, now: str | None = None) -> float | None:
+    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), in either form.
+
+    `now` is the response's Date: taken together, the two do not depend on how the publisher's clock
+    differs from ours. Returns None without a header, or for one that can't be read.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        later = _timestamp(value)
+        if later is None:
+            return None
+        seconds = later - (_timestamp(now) or time.time())
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _timestamp(date: str | None) -> float | None:
+    if not date or len(date) > _LONGEST_DATE:
+        return None
+    try:
+        moment = parsedate_to_datetime(date)
+        # The oldest of the three formats names no zone; all of them are in GMT.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError, OSError):
+        return None
