@@ -473,28 +473,6 @@ def test_r10_writer_option_that_can_not_work_is_refused(
         assert written(tmp_path / "table")
 
 
-@pytest.mark.parametrize(
-    ("place", "transform"),
-    [("part-0.parquet", None), ("day=1/part-0.parquet", lambda rows, number: rows)],
-)
-def test_r10_folder_with_files_of_another_program_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, place: str, transform: Any
-) -> None:
-    file = tmp_path / "table" / place
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"PAR1")
-    bronze = str(tmp_path / "bronze")
-    given: dict[str, Any] = {"schema": "id STRING", "bronze": bronze, "transform": transform}
-    with pytest.raises(
-        (IngestError, MicroBatchError), match="table holds files of another program"
-    ):
-        run(spark, job(publisher, tmp_path, **given))
-    assert written(tmp_path) == [file]
-    assert list(tmp_path.glob("bronze/_feedapi/attempts/*/*")) == []
-    file.unlink()
-    assert run(spark, job(publisher, tmp_path, **given)).rows == 1
-
-
 def test_catalog_of_any_name_completes_the_name_of_a_table() -> None:
     def session(catalog: str) -> Any:
         names = {"currentCatalog": lambda: catalog, "currentDatabase": lambda: "`my-schema`"}

@@ -318,18 +318,6 @@ def test_r09_one_query_of_a_feed_owns_its_rows_in_a_folder(
         write(ParquetTable(given), replace(first, query="added", feed="another"))
 
 
-def test_r09_table_that_is_deleted_while_its_query_runs_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    table, who = ParquetTable(typed(publisher, tmp_path)), Identity("feed", "query")
-    table.prepare(spark.range(1), who, 0)
-    table.write(spark.range(1), who, 0)
-    shutil.rmtree(table.name)
-    with pytest.raises(IngestError, match="table was deleted while the query runs"):
-        table.prepare(spark.range(1), who, 1)
-    assert not list(Path(table.name).glob("feed=*"))
-
-
 def fitting(publisher: Publisher) -> list[Any]:
     return [event for event in publisher.payloads() if event["n"] != "many"]
 

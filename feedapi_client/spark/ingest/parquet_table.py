@@ -30,7 +30,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
-from feedapi_client.spark.ingest.checkpoint import READING, WRITING, checked_note, contents, paths
+from feedapi_client.spark.ingest.checkpoint import READING, WRITING, checked_note, contents
 from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.ingest_table import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
@@ -288,11 +288,6 @@ class ParquetTable(Table):
         if self._prepared != rows.schema:
             self._compare(spark, rows.schema, who)
             self.own(spark, who)
-        elif not self._exists(spark):
-            raise IngestError(
-                f"{self.name} was deleted while the query runs: its events would be missing. Put "
-                "it back, or start over with another checkpoint and staging"
-            )
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> WrittenFiles:
         """Write an attempt of a micro-batch. Readers see it when it is published."""
@@ -300,10 +295,6 @@ class ParquetTable(Table):
         writer = rows.write.options(**self.job.writer_options, **WRITING)
         writer.partitionBy(*self.partition_by).parquet(f"{self.name}/{attempt}")
         if self._prepared != rows.schema:
-            if not self.folder.names(attempt):
-                raise IngestError(
-                    f"{self.name} is in a file system that Spark sees, and Python not"
-                )
             # Only now: what a write that failed would have noted can't be changed later.
             self._note(rows.sparkSession, rows.schema, who)
             self._prepared = rows.schema
@@ -356,8 +347,6 @@ class ParquetTable(Table):
         """Raise `IngestError` when files of both could not be read as one table."""
         _, noted = _columns(spark, self.name)
         if not noted:
-            if schema is not None:  # else a transform may have written here by itself
-                self._check_no_other_files(spark, who)
             return
         for name, value in {"partition_by": self.partition_by, "prefix": who.prefix}.items():
             if noted[name] != value:
@@ -373,16 +362,6 @@ class ParquetTable(Table):
             "column {} was {} and would become {}: files of both can't be read as one table. "
             "Keep the type, or write to another folder",
         )
-
-    def _check_no_other_files(self, spark: SparkSession, who: Identity) -> None:
-        """Raise where readers see files that would not be rows of this table, or hide its rows."""
-        ours = [f"/{who.column(name)}=" for name in ("feed", "query", "batch")]
-        others = [p for p in paths(spark, self.name) if not all(name in p for name in ours)]
-        if others:
-            raise IngestError(
-                f"{self.name} holds files of another program, such as {others[0]}: they and the "
-                "table's own can't be read as one table. Write to another folder"
-            )
 
     def _note(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         """Note the columns, unless they are: in another file, which tells them all."""
