@@ -282,7 +282,7 @@ class ParquetTable(Table):
                 f"{self.name} can't be written with {what}: {plain_message(error)}"
             ) from error
 
-    def prepare(self, rows: DataFrame, who: Identity, _: int) -> None:
+    def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:  # noqa: ARG002
         """Become an owner, before any table is written."""
         spark = rows.sparkSession
         if self._prepared != rows.schema:
@@ -300,10 +300,14 @@ class ParquetTable(Table):
             self._prepared = rows.schema
         return WrittenFiles(self.role, attempt, f"{_folder_of(who)}/{who.column('batch')}={number}")
 
-    def _exists(self, _: SparkSession) -> bool:
+    def _exists(self, spark: SparkSession) -> bool:  # noqa: ARG002
         return bool(self.folder.names(_COLUMNS))
 
-    def owners(self, _: SparkSession, who: Identity) -> dict[str, int]:
+    def owners(
+        self,
+        spark: SparkSession,  # noqa: ARG002
+        who: Identity,
+    ) -> dict[str, int]:
         """Return the owners, one file each."""
         folder = _owners(who)
         numbers = sorted(map(int, filter(str.isdecimal, self.folder.names(folder))))
@@ -316,10 +320,15 @@ class ParquetTable(Table):
     def _undo(self, who: Identity, owners: Mapping[str, int]) -> str:
         return f"delete {self.name}/{_owners(who)}/{max(owners.values())}"
 
-    def _holds_rows(self, _: SparkSession, who: Identity) -> bool:
+    def _holds_rows(self, spark: SparkSession, who: Identity) -> bool:  # noqa: ARG002
         return bool(self.folder.names(_folder_of(who).rpartition("/")[0]))
 
-    def _last_batch(self, _: SparkSession, who: Identity, after: int) -> int:
+    def _last_batch(
+        self,
+        spark: SparkSession,  # noqa: ARG002
+        who: Identity,
+        after: int,
+    ) -> int:
         batch = re.compile(re.escape(who.column("batch")) + r"=(\d+)")  # others are not ours
         found = map(batch.fullmatch, self.folder.names(_folder_of(who)))
         return max((n for one in found if one and (n := int(one[1])) > after), default=-1)
