@@ -287,7 +287,7 @@ class ParquetTable(Table):
         spark = rows.sparkSession
         if self._prepared != rows.schema:
             self._compare(spark, rows.schema, who)
-            self.own(spark, who)
+        self.own(spark, who)
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> WrittenFiles:
         """Write an attempt of a micro-batch. Readers see it when it is published."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,6 @@ from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source import is_connect, register
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
-from feedapi_client.spark.staging.location import harmless
 from feedapi_client.spark.stream import ReadSoFar, seed
 
 _log = logging.getLogger(__name__)
@@ -153,36 +152,21 @@ class BatchWriter:
         several = self.job.bronze or self.job.rejected or self.job.gold
         if several:
             parsed.persist()  # the staged events are read and parsed once
-        written: list[WrittenFiles] = []
         try:
-            self._write_rows(tables, self._rows.tables(parsed), number, written)
-        except BaseException:
-            self._discard(tables, written)
-            raise
+            return self._write_rows(tables, self._rows.tables(parsed), number)
         finally:
             if several:
                 parsed.unpersist()
-        return written
-
-    @staticmethod
-    def _discard(tables: Tables, written: Sequence[WrittenFiles]) -> None:
-        """Delete what no decision can name, so that failing again and again takes no space."""
-        for one in written:
-            with harmless(f"{one.attempt} of {one.table} was not deleted"):
-                tables.folders()[one.table].folder.delete(one.attempt)
 
     def _write_rows(
-        self,
-        tables: Tables,
-        rows: Mapping[str, DataFrame],
-        number: int,
-        written: list[WrittenFiles],
-    ) -> None:
+        self, tables: Tables, rows: Mapping[str, DataFrame], number: int
+    ) -> list[WrittenFiles]:
         output = self._transformed(rows["output"], number)
         parts: dict[str, DataFrame | None] = {**rows, "output": output, "gold": output}
         writing = [(one, part) for one in tables.all() if (part := parts[one.role]) is not None]
         for table, part in writing:
             table.prepare(part, tables.identity(table), number)
+        written: list[WrittenFiles] = []
         for table, part in writing:
             who = tables.identity(table)
             if table is tables.gold and self.job.transform is not None:
@@ -193,6 +177,7 @@ class BatchWriter:
                 written.append(table.write(part, who, number))
             else:
                 table.write(part, who, number)
+        return written
 
     def _transformed(self, output: DataFrame, number: int) -> DataFrame | None:
         """Return what is written to `output`, if anything. Raises before anything is written."""
@@ -356,9 +341,12 @@ class Run:
         whole, own = tables.output, tables.typed
         if tables.bronze is not None:
             whole, own = tables.bronze, tables.who
-        table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
-        rows = table.where(column(own.column("feed")) == own.feed)
-        if rows.isEmpty():
+
+        def events() -> DataFrame:
+            table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
+            return table.where(column(own.column("feed")) == own.feed)
+
+        if events().isEmpty():
             raise IngestError(
                 f"{whole.name} holds no event of feed {own.feed}: there is nothing to go on from. "
                 "Leave out --resume-from-table, or name the feed as before with --feed"
@@ -369,7 +357,7 @@ class Run:
         earlier = tables.output.owners(spark, tables.typed).keys() - {run}
         for query in earlier if job.is_files else ():
             Decisions(tables.folders(), replace(tables.typed, query=query)).take_over(run)
-        order = whole.owners(spark, own)
+        rows, order = events(), whole.owners(spark, own)  # with what was published just now
         if tables.bronze is not None:
             self._end_with_bronze(rows, tables, order)
         options = parse_options({**job.options, "url": job.url})
