@@ -51,14 +51,6 @@ def checked_note(line: str, path: str) -> dict[str, Any]:
     return note
 
 
-def write_note(
-    spark: SparkSession, path: str, note: Mapping[str, Any], mode: str = "overwrite"
-) -> None:
-    """Write a note into a folder of its own, in place of earlier ones or after them."""
-    line = spark.createDataFrame([(json.dumps(note),)], "value STRING").coalesce(1)
-    line.write.mode(mode).options(**WRITING, compression="none").text(path)
-
-
 def contents(spark: SparkSession, pattern: str, names: str = "{part-*,metadata}") -> dict[str, str]:
     """Return the texts of notes and of a checkpoint's metadata that match, by their paths.
 
@@ -142,5 +134,7 @@ def last_batches(spark: SparkSession, location: str) -> tuple[int, int]:
 
 def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:
     """Write a note of `QueryCheckpoint`, in place of the one before."""
+    line = json.dumps({"version": VERSION, **content})
+    rows = spark.createDataFrame([(line,)], "value STRING").coalesce(1).write.mode("overwrite")
     path = f"{checkpoint.rstrip('/')}/feedapi/{name}"
-    write_note(spark, path, {"version": VERSION, **content})
+    rows.options(**WRITING, compression="none").text(path)
