@@ -287,7 +287,9 @@ class ParquetTable(Table):
         spark = rows.sparkSession
         if self._prepared != rows.schema:
             self._compare(spark, rows.schema, who)
-        self.own(spark, who)
+            self.own(spark, who)
+        else:  # another query may have become the owner
+            self.is_owner(self.owners(spark, who), who)
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> WrittenFiles:
         """Write an attempt of a micro-batch. Readers see it when it is published."""
