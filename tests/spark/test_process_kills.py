@@ -119,7 +119,7 @@ POINTS = {
 
 
 INGEST_POINTS = {
-    "bronze": "output/bronze/_feedapi/attempts/*/*/_SUCCESS",
+    "bronze": "output/bronze/_feedapi/attempts/*/*/*/_SUCCESS",
     "silver": "output/silver/feed=*/query=*/batch=*/_SUCCESS",
     "rejected": "output/rejected/feed=*/query=*/batch=*/_SUCCESS",
     "committed": "checkpoint/commits/*",
