@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import httpx
 
 _SHORTEST_SECRET = 4
+_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
 LONGEST_TEXT = 16 * 1024
 """Characters of a text that are searched, and shown."""
 _RECENT = 64
@@ -46,12 +47,13 @@ class Secrets:
     """What must not be shown of a feed in use: what its URL and the client hold, and what is sent.
 
     Arguments:
+        site: scheme, host and port of the feed: httpx logs URLs that begin so, with their query.
         fixed: of the URL and the proxy.
         client: the `httpx.Client` or `httpx.AsyncClient`, whose parameters may change.
     """
 
-    def __init__(self, fixed: Iterable[str], client: Any) -> None:
-        self._fixed, self._client = frozenset(fixed), client
+    def __init__(self, site: str, fixed: Iterable[str], client: Any) -> None:
+        self.site, self._fixed, self._client = site, frozenset(fixed), client
         self._sent: WeakKeyDictionary[httpx.Request, set[str]] = WeakKeyDictionary()
         """The requests under way, and what an auth has sent with each."""
         self._recent: deque[str] = deque(maxlen=_RECENT)
@@ -165,8 +167,10 @@ class _Redact(logging.Filter):
     """Takes secrets of feeds in use out of records; other requests are left alone."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        hidden = hide_secrets(text, frozenset().union(*(each.texts() for each in list(_in_use))))
+        text, feeds = record.getMessage(), list(_in_use)
+        sites = tuple(each.site for each in feeds)
+        shown = _QUERY.sub(lambda m: f"{m[1]}?***" if m[1].startswith(sites) else m[0], text)
+        hidden = hide_secrets(shown, frozenset().union(*(each.texts() for each in feeds)))
         hidden = _SECRET_BYTES.sub(r"\1b'***'", hidden)
         if hidden != text:
             record.msg, record.args = hidden, ()

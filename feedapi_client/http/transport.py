@@ -108,7 +108,7 @@ class Endpoint:
             self._via = f", asked through {shown_origin(proxy.url)}, which {variable} names"
             if proxy.auth is not None:
                 secrets |= header_secrets(_basic(*proxy.auth))
-        self.secrets = Secrets(secrets, io.client)
+        self.secrets = Secrets(self._url.site, secrets, io.client)
         self.hide: Callable[[str], str] = self.secrets.hide
 
     @property

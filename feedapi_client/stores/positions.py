@@ -312,6 +312,9 @@ class PositionScripts:
         self, feed: FeedKey, positions: Mapping[int, Position], script: Script[None]
     ) -> Script[None]:
         """Leave nothing of a script after an error, and look why a key is taken."""
+        if not self._dialect.lock:
+            # Python's driver begins no transaction for a savepoint, whose release would commit.
+            yield Query(self.write_nothing)
         yield Query("SAVEPOINT feedapi_save")
         try:
             yield from script

@@ -264,11 +264,21 @@ def _type(declared: str) -> Any:
 
 def quoted_names(engine: Engine, table: str, schema: str | None) -> Callable[[str], str]:
     """Return what `PositionScripts` takes; the schema is the one that the engine maps it to."""
-    preparer = engine.dialect.identifier_preparer
-    schemas = synchronous(engine).get_execution_options().get("schema_translate_map") or {}
-    schema = schemas.get(schema, schema)
+    preparer, schema = engine.dialect.identifier_preparer, _mapped(synchronous(engine), schema)
     prefix = f"{preparer.quote_schema(schema)}." if schema else ""
     return lambda suffix: prefix + preparer.quote(f"{table}{suffix}")
+
+
+def _mapped(to: sa.Engine | sa.Connection, schema: str | None) -> str | None:
+    schemas = to.get_execution_options().get("schema_translate_map") or {}
+    mapped: str | None = schemas.get(schema, schema)
+    return mapped
+
+
+def _quoted(connection: sa.Connection, table: sa.Table) -> str:
+    schema, preparer = _mapped(connection, table.schema), connection.dialect.identifier_preparer
+    prefix = f"{preparer.quote_schema(schema)}." if schema else ""
+    return prefix + preparer.quote(table.name)
 
 
 def create_missing(
@@ -276,8 +286,7 @@ def create_missing(
 ) -> None:
     """Create the tables that are not there, and note the format of the first one."""
     tables[0].metadata.create_all(connection, tables=[*tables, formats])
-    name = connection.dialect.identifier_preparer.format_table(formats)
-    run_script(connection, note_format(name, tables[0].name, newest))
+    run_script(connection, note_format(_quoted(connection, formats), tables[0].name, newest))
 
 
 def check_format(
@@ -288,9 +297,9 @@ def check_format(
     Raises:
         StoreError: a newer version of this package wrote it.
     """
-    if sa.inspect(connection).has_table(formats.name, schema=formats.schema):
-        name = connection.dialect.identifier_preparer.format_table(formats)
-        run_script(connection, check_noted(name, table.name, newest))
+    schema = _mapped(connection, formats.schema)
+    if sa.inspect(connection).has_table(formats.name, schema=schema):
+        run_script(connection, check_noted(_quoted(connection, formats), table.name, newest))
 
 
 def database_message(engine: Engine, error: BaseException) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+import orjson
 
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
@@ -240,6 +241,6 @@ class _InMemory:
         await anyio.lowlevel.checkpoint_if_cancelled()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (sqlite3.Error, OverflowError)):
+        if isinstance(error, (sqlite3.Error, OverflowError, UnicodeError, orjson.JSONEncodeError)):
             url = None if self._feed is None else self._feed.url
             raise StoreError(f"keeping cursors in memory failed: {error}", feed=url) from error

@@ -178,6 +178,25 @@ class Rotating(httpx.Auth):
                 return
 
 
+async def test_r19_the_query_of_a_redirect_is_not_in_the_log_of_httpx(
+    caplog: pytest.LogCaptureFixture, sync: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if b"sesame" in request.url.query:
+            return httpx.Response(200, content=LINE)
+        return httpx.Response(303, headers={"Location": "?key=sesame&cursor=c1"})
+
+    http = a_client(sync, transport=httpx.MockTransport(answer))
+    async with opened("http://127.0.0.1:9/feed", sync=sync, http=http) as at:
+        stream = Exchange(at, "", [("cursor", "c1")])
+        await run(at, stream.__aenter__())
+        await run(at, stream.__aexit__())
+    assert caplog.text.count("http://127.0.0.1:9/feed?*** ") == 2
+    assert "sesame" not in caplog.text
+
+
 async def test_r19_logs_of_a_request_under_way_are_redacted(
     caplog: pytest.LogCaptureFixture, sync: bool
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedapi_client.errors import FencedError
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing.contracts import AdministrableStoreContract, DoneStoreContract
@@ -39,3 +39,11 @@ async def test_r17_a_refused_save_tells_a_store_that_went_back(
         await store.save(key, {0: Position("a", revision=stored)})
     with pytest.raises(FencedError, match=why):
         await store.save(key, {0: counted("b", 4)})
+
+
+@pytest.mark.parametrize(
+    "key", [FeedKey("https://h/f", "a\ud800"), FeedKey("https://h/f", "a", {"filter-a": "\ud800"})]
+)
+async def test_a_key_that_is_no_text_is_a_store_error(key: FeedKey) -> None:
+    with pytest.raises(StoreError, match="in memory failed"):
+        await MemoryCursorStore().save(key, {0: Position("c")})

@@ -564,6 +564,38 @@ async def test_r17_a_transaction_on_another_database_of_the_server_is_refused(
         await each.dispose()
 
 
+async def test_a_schema_that_the_engine_maps_holds_all_tables(postgres: Postgres) -> None:
+    server = create_async_engine(postgres.url(), isolation_level="AUTOCOMMIT")
+    await execute(server, "DROP SCHEMA IF EXISTS tenant CASCADE", "CREATE SCHEMA tenant")
+    mapped = create_async_engine(postgres.url()).execution_options(
+        schema_translate_map={None: "tenant"}
+    )
+    store = SQLAlchemyCursorStore(mapped)
+    for _ in range(2):
+        await store.create_tables()
+    await store.save(FEED, opening())
+    assert await store.load(FEED) == opening()
+    await execute(server, "DROP SCHEMA tenant CASCADE")
+    for each in (mapped, server):
+        await each.dispose()
+
+
+async def test_r5_first_positions_whose_commit_fails_are_not_stored(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/cursors.db")
+    store = SQLAlchemyCursorStore(engine)
+    await store.create_tables()
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("the commit is refused")
+
+    sa.event.listen(engine.sync_engine, "commit", refuse)
+    with pytest.raises(StoreError):
+        await store.save(FEED, opening())
+    sa.event.remove(engine.sync_engine, "commit", refuse)
+    assert await store.load(FEED) == {}
+    await engine.dispose()
+
+
 async def test_an_engine_with_the_execution_option_autocommit_is_refused(
     engine: AsyncEngine,
 ) -> None:
