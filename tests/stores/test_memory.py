@@ -41,6 +41,7 @@ async def test_r17_a_refused_save_tells_a_store_that_went_back(
         await store.save(key, {0: counted("b", 4)})
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     "key", [FeedKey("https://h/f", "a\ud800"), FeedKey("https://h/f", "a", {"filter-a": "\ud800"})]
 )
