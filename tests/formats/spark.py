@@ -19,7 +19,7 @@ import orjson
 from feedapi_client.model import FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.ingest.checkpoint import note
-from feedapi_client.spark.ingest.publishing import Decision, WrittenFiles
+from feedapi_client.spark.ingest.parquet_table import Decision, WrittenFiles
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, encode
 from feedapi_client.spark.source_options import SourceOptions, parse_options
 from feedapi_client.spark.staging.first_fetch import fetch_task
@@ -58,7 +58,7 @@ PLAN = EpochPlan(
     ends={1: "cursor-20"},
 )
 LEASE = LeaseRecord(3, "machine", 4711, "8812", "host-1", 1764028800.0, beat=7)
-DECISION = Decision(epoch=3, tables=[WrittenFiles("output", "_attempts/3-7", "data/query/7")])
+DECISION = Decision([WrittenFiles("output", "_attempts/3-7", "data/query/7")])
 OFFSET = Epoch(RUN, 7)
 OUTPUTS = {"output": "delta.orders", "rejected": "delta.rejected"}
 STAGED = {"data": [None] * 3, "data-with-headers": [{"h": "v1"}, {"h": "v2"}, {"h": "v3"}]}
@@ -104,7 +104,9 @@ def small_objects() -> dict[str, Any]:
         "lease": json.loads(orjson.dumps(asdict(LEASE))),
         "decision": json.loads(msgspec.json.encode(DECISION)),
         "offset": OFFSET.offset(),
-        "outputs": _noted(lambda spark: note(spark, "c", "outputs", tables=OUTPUTS, location="c")),
+        "outputs": _noted(
+            lambda spark: note(spark, "c", "outputs", tables=OUTPUTS, location="c", feed="x")
+        ),
         "resumed": _noted(lambda spark: note(spark, "c", "resumed", run=RUN)),
     }
 

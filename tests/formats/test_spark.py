@@ -11,8 +11,9 @@ import orjson
 import pytest
 
 from feedapi_client.spark.ingest.checkpoint import checked_note, read_checkpoint
-from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.ingest.publishing import Decision, Decisions
+from feedapi_client.spark.ingest.ingest_table import Identity
+from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.parquet_table import Decision, Decisions, ParquetTable
 from feedapi_client.spark.plan.epoch import decode
 from feedapi_client.spark.staging.first_fetch import results_in, rows_of
 from feedapi_client.spark.staging.format import compress, pack, unpack
@@ -54,6 +55,11 @@ class Checkpoint:
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "read" else lambda *_, **__: self
+
+
+def decisions(folder: Path) -> Decisions:
+    table = ParquetTable(Ingest(url="http://x/feed", output=str(folder)))
+    return Decisions({"output": table}, Identity("feed", "query"))
 
 
 # Every version is read
@@ -99,10 +105,9 @@ def test_a_newer_lease_is_never_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_decision_of_every_version_is_read(golden: Path, tmp_path: Path) -> None:
-    Staging(tmp_path.as_uri(), "commits").create(
-        f"commits/query/{7:012d}", orjson.dumps(content(golden, "small")["decision"])
-    )
-    assert Decisions(tmp_path.as_uri(), "query").find(7) == spark.DECISION
+    decision = orjson.dumps(content(golden, "small")["decision"])
+    Staging(tmp_path.as_uri(), "_feedapi").create(f"_feedapi/commits/query/{7:012d}", decision)
+    assert decisions(tmp_path).find(7) == spark.DECISION
 
 
 def test_an_offset_of_every_version_is_read(golden: Path) -> None:
@@ -159,10 +164,8 @@ def test_a_newer_plan_is_refused_with_advice() -> None:
 
 
 def test_a_newer_decision_is_refused_with_advice(tmp_path: Path) -> None:
-    decisions = Decisions(tmp_path.as_uri(), "query")
-    decisions.decide(7, Decision(1, [], version=2))
-    with pytest.raises(StagingError, match=r"newer version .*run the query with that version"):
-        decisions.find(7)
+    with pytest.raises(IngestError, match=r"newer version .*run the query with that version"):
+        decisions(tmp_path).decide(7, Decision([], version=2))
 
 
 def test_a_newer_note_is_refused_with_advice() -> None:

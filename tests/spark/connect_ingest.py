@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from feedapi_client.spark.ingest import Ingest, MicroBatchError, files
+from feedapi_client.spark.ingest import Ingest, MicroBatchError, parquet_table
 from tests.spark.sessions import configuration
 from tests.spark.slow_workers import run
 
@@ -33,7 +33,7 @@ def main(given: dict[str, Any]) -> None:
     try:
         results["first"] = asdict(run(spark, Ingest(**given)))
         # The client may lack the server's credentials, and its folders.
-        files.open_folder = no_folder
+        parquet_table.open_folder = no_folder
         results["second"] = asdict(run(spark, Ingest(**given)))
         try:
             run(spark, Ingest(**{**given, "url": "http://127.0.0.1:9/feed", "feed": "x"}))

@@ -233,7 +233,7 @@ def test_r08_late_run_changes_nothing_and_is_told(spark: SparkSession, lake: Lak
     silver, gold = DeltaTable(job), GoldTable(job, "gold")
     for number in (0, 1, 1, 0):
         for table in (silver, gold):
-            if number or table.order(spark, WHO) == {}:
+            if number or table.owners(spark, WHO) == {}:
                 table.prepare(events(spark, number * 10, 10), WHO, number)
             table.write(events(spark, number * 10, 10), WHO, number)
     assert spark.table("lake.late_gold").isEmpty()

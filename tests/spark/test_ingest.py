@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import pytest
 
@@ -27,6 +26,7 @@ from feedapi_client.spark.ingest import (
     trigger_options,
 )
 from feedapi_client.spark.ingest.ingest_command import _job, parser
+from feedapi_client.spark.ingest.parquet_table import Decisions
 from feedapi_client.testing import Publisher
 from tests.spark import transforms
 from tests.spark.conftest import ROOT
@@ -104,28 +104,28 @@ def test_transform_of_the_user(spark: SparkSession, publisher: Publisher, tmp_pa
     )
 
 
-def test_repeated_batch_replaces_the_first_attempt(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
+def test_attempt_that_ends_before_it_counts_is_never_seen(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails_once_it_has_written(batch, number):  # type: ignore[no-untyped-def]
-        query = json.loads((tmp_path / "table/_feedapi/checkpoint/metadata").read_text())["id"]
-        feed = quote(job(publisher, tmp_path).feed_name, safe="")
-        batch.write.mode("append").parquet(
-            str(tmp_path / "table" / f"feed={feed}" / f"query={query}" / f"batch={number}")
-        )
+    def ends_here(*_: object) -> None:
         raise RuntimeError("after the write")
 
-    with pytest.raises(MicroBatchError, match=r"^RuntimeError: after the write$"):
-        run(spark, job(publisher, tmp_path, transform=fails_once_it_has_written))
+    with monkeypatch.context() as patch:
+        patch.setattr(Decisions, "decide", ends_here)
+        with pytest.raises(MicroBatchError, match=r"^RuntimeError: after the write$"):
+            run(spark, job(publisher, tmp_path))
+    assert list((tmp_path / "table").rglob("_feedapi/attempts/*/0/*/part-*"))
+    assert not list((tmp_path / "table").glob("feed=*"))
     assert run(spark, job(publisher, tmp_path)).rows == 120
     assert spark.read.parquet(str(tmp_path / "table")).count() == 120
+    assert not list((tmp_path / "table").rglob("_feedapi/attempts/*/0"))
 
 
 def test_output_of_another_query_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     run(spark, job(publisher, tmp_path))
-    with pytest.raises(IngestError, match=r"holds batches of feed .*, and the checkpoint is not"):
+    with pytest.raises(IngestError, match=r"is written by query .*, and the checkpoint is not"):
         run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "another")))
 
 
@@ -311,7 +311,7 @@ def test_error_that_spark_does_not_translate_is_one_line(
     kept: SparkSession, publisher: Publisher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(kept, job(publisher, tmp_path))
-    (checksum,) = (tmp_path / "table/_feedapi/table").rglob(".part-*.crc")
+    (checksum,) = (tmp_path / "table/_feedapi/checkpoint/feedapi/outputs").rglob(".part-*.crc")
     content = bytearray(checksum.read_bytes())
     content[-1] ^= 1
     checksum.write_bytes(content)

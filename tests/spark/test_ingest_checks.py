@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,16 +19,14 @@ from feedapi_client.spark.ingest import (
     Ingest,
     IngestError,
     MicroBatchError,
-    checkpoint,
+    parquet_table,
     plain_message,
-    publishing,
     read_table,
 )
 from feedapi_client.spark.ingest.columns import payload_schema
-from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.names import as_url, in_catalog
-from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
+from feedapi_client.spark.ingest.parquet_table import ParquetTable, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows
 from feedapi_client.testing import Publisher
 from tests.spark.slow_workers import run
@@ -143,14 +140,15 @@ def test_r10_partition_of_a_folder_is_text_a_number_or_a_date(
 def test_r10_columns_that_change_while_a_run_writes_are_compared_and_noted(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
-    whole, who = job(publisher, tmp_path), Identity("feed", "query", epoch=1)
-    table, rows = FileTable(whole), spark.range(1).selectExpr("id AS x")
-    table.write(rows, who, 0)
-    table.write(rows.selectExpr("x", "1 AS y"), who, 1)
+    whole, who = job(publisher, tmp_path), Identity("feed", "query")
+    table, rows = ParquetTable(whole), spark.range(1).selectExpr("id AS x")
+    for made in (rows, rows.selectExpr("x", "1 AS y")):
+        table.prepare(made, who, 0)
+        table.write(made, who, 0)
     for column in ("'a' AS x", "x, 'a' AS y"):
-        for writer in (table, FileTable(whole)):
+        for writer in (table, ParquetTable(whole)):
             with pytest.raises(IngestError, match="files of both can't be read as one table"):
-                writer.write(rows.selectExpr(*column.split(", ")), who, 2)
+                writer.prepare(rows.selectExpr(*column.split(", ")), who, 2)
 
 
 def test_r09_resume_does_not_begin_partitions_without_rows_elsewhere(
@@ -232,16 +230,6 @@ def test_what_a_transform_makes_is_checked_before_anything_is_written(
     assert run(spark, job(publisher, tmp_path, partition_by=["day"], **pipeline)).rows == 1
 
 
-def test_note_that_the_session_hides_decides_nothing(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setitem(checkpoint.WRITING, "mapreduce.output.basename", "_hidden")
-        with pytest.raises(MicroBatchError, match="does not show the note"):
-            run(spark, job(publisher, tmp_path))
-    assert run(spark, job(publisher, tmp_path)).rows == 1
-
-
 def test_write_that_fails_notes_nothing(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -250,7 +238,7 @@ def test_write_that_fails_notes_nothing(
 
     with pytest.raises(MicroBatchError, match="odd"):
         run(spark, job(publisher, tmp_path, schema="id STRING", transform=fails))
-    assert not (tmp_path / "table/_feedapi/table").exists()
+    assert not (tmp_path / "table/_feedapi/columns").exists()
     assert run(spark, job(publisher, tmp_path, schema="id INT")).rows == 1
 
 
@@ -376,17 +364,23 @@ def test_of_several_writers_of_a_file_one_is_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = open_folder(tmp_path.as_uri())
-    assert [folder.first("places/0", text) for text in ("one", "two")] == ["one", "one"]
+
+    def first(name: str, *texts: str) -> str:
+        for text in texts:
+            folder.create(f"places/{name}", text)
+        return folder.read(f"places/{name}")
+
+    assert first("0", "one", "two") == "one"
 
     def fails(*_: Any) -> None:
         raise PermissionError("not here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(publishing.os, "link", fails)  # a file system without links
-        assert [folder.first("places/1", text) for text in ("two", "one")] == ["two", "two"]
+        patched.setattr(parquet_table.os, "link", fails)  # a file system without links
+        assert first("1", "two", "one") == "two"
         patched.setattr(Path, "write_text", fails)  # a full disk
         with pytest.raises(PermissionError):
-            folder.first("places/2", "three")
+            folder.create("places/2", "three")
     assert folder.names("places") == {"0", "1"}
 
 
@@ -431,7 +425,7 @@ def test_run_whose_rows_can_not_be_counted_has_succeeded(
     def fails(*_: Any) -> DataFrame:
         raise RuntimeError("no such file")
 
-    monkeypatch.setattr("feedapi_client.spark.ingest.files.FileTable.batches", fails)
+    monkeypatch.setattr("feedapi_client.spark.ingest.parquet_table.ParquetTable.batches", fails)
     found = run(spark, job(publisher, tmp_path))
     assert "could not be counted: no such file" in str(found)
     assert len(written(tmp_path / "table")) == 1
@@ -453,11 +447,8 @@ def test_files_that_nobody_reads_any_more_and_that_can_not_be_deleted_fail_nothi
     def refuses(*_: Any) -> None:
         raise PermissionError("delete")
 
-    kind: type[TableFolder] = type(open_folder(tmp_path.as_uri()))
-    monkeypatch.setattr(kind, "delete", refuses)
+    monkeypatch.setattr(type(open_folder(tmp_path.as_uri())), "delete", refuses)
     assert run(spark, job(publisher, tmp_path)).rows == 1
-    (attempts,) = (tmp_path / "table/_feedapi").glob("attempts/*")
-    shutil.copytree(attempts, attempts / "0-1-left")
     publisher.append(0, {"id": "b"})
     assert run(spark, job(publisher, tmp_path)).rows == 1
 
@@ -480,28 +471,6 @@ def test_r10_writer_option_that_can_not_work_is_refused(
         given["writer_options"] = {"compression": "gzip"}
         assert run(spark, job(publisher, tmp_path, **given)).uncounted == ""
         assert written(tmp_path / "table")
-
-
-@pytest.mark.parametrize(
-    ("place", "transform"),
-    [("part-0.parquet", None), ("day=1/part-0.parquet", lambda rows, number: rows)],
-)
-def test_r10_folder_with_files_of_another_program_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, place: str, transform: Any
-) -> None:
-    file = tmp_path / "table" / place
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"PAR1")
-    bronze = str(tmp_path / "bronze")
-    given: dict[str, Any] = {"schema": "id STRING", "bronze": bronze, "transform": transform}
-    with pytest.raises(
-        (IngestError, MicroBatchError), match="table holds files of another program"
-    ):
-        run(spark, job(publisher, tmp_path, **given))
-    assert written(tmp_path) == [file]
-    assert list(tmp_path.glob("bronze/_feedapi/attempts/*/*")) == []
-    file.unlink()
-    assert run(spark, job(publisher, tmp_path, **given)).rows == 1
 
 
 def test_catalog_of_any_name_completes_the_name_of_a_table() -> None:

@@ -18,7 +18,7 @@ from feedapi_client.spark.ingest import (
     main,
     read_table,
 )
-from feedapi_client.spark.ingest.pipeline import BatchWriter
+from feedapi_client.spark.ingest.parquet_table import Decisions
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults import Rewrite
 from tests.spark import transforms
@@ -189,7 +189,7 @@ def test_r09_second_new_query_of_a_feed_is_refused(
         run(spark, job(publisher, tmp_path))
         return rows
 
-    refused = r"table is written by query [\w-]+ of feed .* delete .*_feedapi/feeds/feed="
+    refused = r"table is written by query [\w-]+ of feed .* delete .*_feedapi/owners/feed="
     with pytest.raises(MicroBatchError, match=refused):
         run(spark, job(publisher, tmp_path, transform=meanwhile, **other))
     with pytest.raises(IngestError, match="all events would be written again"):
@@ -210,7 +210,7 @@ def test_r09_folder_that_was_copied_after_a_kill_is_whole(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as dying:
-        dying.setattr(BatchWriter, "publish", killed)
+        dying.setattr(Decisions, "publish", killed)
         with pytest.raises(MicroBatchError, match="killed"):
             run(spark, job(publisher, tmp_path))
     shutil.copytree(tmp_path / "table", tmp_path / "copy")
@@ -422,17 +422,15 @@ def test_r10_what_others_put_beside_notes_and_batches_tells_nothing(
     (query,) = (tmp_path / "table").glob("feed=*/query=*")
     for name in ("batch=tmp", "batch=0 (1)", "batch=7~"):
         (query / name).mkdir()
-    notes = tmp_path / "table" / "_feedapi" / "table"
+    notes = tmp_path / "table" / "_feedapi" / "columns"
     places = [notes, checkpoint, checkpoint / "feedapi" / "outputs"]
     for place in places:
         (place / "notes.txt").write_text("mine")
         (place / "metadata~").write_text("{")
     publish(publisher, 1, first=100)
     assert run(spark, ours).rows == 1
-    (note,) = notes.rglob("part-*")
-    note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
-    note.write_text("{}")
-    with pytest.raises(IngestError, match=r"the note .*part-.* is damaged .*from a backup"):
+    (notes / "0").write_text("{}")
+    with pytest.raises(IngestError, match=r"the note .*columns/0 is damaged .*from a backup"):
         run(spark, ours)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,10 +15,14 @@ from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
 from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline, read_table
 from feedapi_client.spark.ingest.columns import payload_schema
-from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.ingest_table import Identity
+from feedapi_client.spark.ingest.parquet_table import (
+    Decision,
+    Decisions,
+    ParquetTable,
+    _LocalFolder,
+)
 from feedapi_client.spark.ingest.pipeline import BatchWriter
-from feedapi_client.spark.ingest.publishing import Decision, Decisions, _RenamingFolder
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.stream import ReadSoFar
 from feedapi_client.testing import Publisher
@@ -87,7 +90,7 @@ def test_r08_late_run_changes_nothing_in_folders(
     assert set(tmp_path.rglob("*.parquet")) == files
 
 
-def test_r08_failed_attempt_leaves_nothing(
+def test_r08_failed_attempt_is_deleted_once_its_batch_is_there(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     def fails(batch: DataFrame, number: int) -> DataFrame:
@@ -96,9 +99,8 @@ def test_r08_failed_attempt_leaves_nothing(
     with pytest.raises(MicroBatchError, match="here"):
         run(spark, typed(publisher, tmp_path, transform=fails))
     assert not list(tmp_path.rglob("batch=*"))
-    assert not list(tmp_path.glob("*/_feedapi/attempts/*/0-*/part-*"))
-    left = tmp_path / "bronze/_feedapi/attempts"
-    (next(left.iterdir()) / "0-1-killed").mkdir()
+    left = tmp_path / "rejected/_feedapi/attempts"
+    (next(left.iterdir()) / "0" / "killed").mkdir()
     run(spark, typed(publisher, tmp_path))
     assert not list(tmp_path.glob("*/_feedapi/attempts/*/*"))
     assert counts(spark, tmp_path)["bronze"] == 60
@@ -107,30 +109,33 @@ def test_r08_failed_attempt_leaves_nothing(
     assert not list(tmp_path.glob("*/_feedapi/attempts/*/*"))
 
 
-def test_r08_runs_that_are_killed_again_and_again_leave_one_attempt(
+def test_r08_decisions_are_kept_for_runs_that_wake_up_late(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
-    job = typed(publisher, tmp_path)
-    decisions = Decisions(job.staging_location, "query")
-    written = []
-    for epoch in (1, 2, 3):
-        who = Identity("feed", "query", epoch=epoch)
-        tables = [FileTable(job, role) for role in ("bronze", "output")]
-        written.append([table.write(spark.range(1), who, 0)[0] for table in tables])
-        assert len(list(tmp_path.glob("*/_feedapi/attempts/query/*"))) == 2
-    for late in (1, 2):  # they were paused, and wake up
-        with pytest.raises(FencedError, match="a later run took the place of this one"):
-            decisions.decide(0, Decision(late, written[late - 1]))
-    third = Decision(3, written[2])
-    assert decisions.decide(0, third) == third
-    FileTable(job).write(spark.range(1), Identity("feed", "query", epoch=4), 0)
-    counting = tmp_path / "table" / third.tables[1].attempt
-    assert counting.exists()  # and is not shown yet
-    for number in range(1, 102):
-        decisions.decide(number, Decision(4, []))
-    assert decisions.find(1) is None
-    assert not list(tmp_path.rglob("000000000001-4"))
-    assert len(list(tmp_path.rglob("000000000101-4"))) == 1
+    tables = {"output": ParquetTable(typed(publisher, tmp_path))}
+    decisions = Decisions(tables, Identity("feed", "query"))
+    for number in range(102):
+        decisions.publish(number, decisions.decide(number, Decision([])))
+    assert [decisions.find(number) for number in (0, 1)] == [None, None]
+    assert decisions.find(2) == Decision([])
+    assert len(list(tmp_path.glob("table/_feedapi/commits/query/*"))) == 200
+
+
+def run_that_is_killed(spark: SparkSession, given: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until one of the tables shows a micro-batch."""
+    calls: list[str] = []
+    publish = _LocalFolder.publish
+
+    def dies_at_the_second(folder: _LocalFolder, attempt: str, final: str) -> bool:
+        calls.append(final)
+        if len(calls) == 2:
+            raise RuntimeError("killed")
+        return publish(folder, attempt, final)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(_LocalFolder, "publish", dies_at_the_second)
+        with pytest.raises(MicroBatchError, match="killed"):
+            run(spark, given)
 
 
 def test_r08_attempt_that_counts_is_published_by_the_next_run(
@@ -139,20 +144,8 @@ def test_r08_attempt_that_counts_is_published_by_the_next_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls: list[str] = []
-    publish = _RenamingFolder.publish
-
-    def dies_at_the_second(folder: _RenamingFolder, attempt: str, final: str) -> None:
-        calls.append(final)
-        if len(calls) == 2:
-            raise RuntimeError("killed")
-        publish(folder, attempt, final)
-
-    monkeypatch.setattr(_RenamingFolder, "publish", dies_at_the_second)
-    with pytest.raises(MicroBatchError, match="killed"):
-        run(spark, typed(publisher, tmp_path))
+    run_that_is_killed(spark, typed(publisher, tmp_path), monkeypatch)
     assert len(list(tmp_path.rglob("batch=0"))) == 1
-    monkeypatch.undo()
     run(spark, typed(publisher, tmp_path))
     assert counts(spark, tmp_path) == {"bronze": 60, "rejected": 0, "table": 60}
 
@@ -223,12 +216,6 @@ def test_r09_checkpoint_older_than_its_table_is_refused(
     assert spark.read.parquet(str(tmp_path / "table")).count() == 70
 
 
-def lose_last_batch(table: Path) -> None:
-    """Leave the table as a driver does that is killed when only bronze is published."""
-    batches = table.glob("feed=*/query=*/batch=*")
-    shutil.rmtree(max(batches, key=lambda path: path.stat().st_mtime))
-
-
 def test_r09_resume_from_table_goes_on_where_the_table_ends(
     spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,9 +224,8 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
     run(spark, typed(publisher, tmp_path, **first))
     publisher.split(0, into=2)
     publish(publisher, 40, first=60)
-    run(spark, typed(publisher, tmp_path, **first))
+    run_that_is_killed(spark, typed(publisher, tmp_path, **first), monkeypatch)
     (tmp_path / "first").rename(tmp_path / "lost")
-    lose_last_batch(tmp_path / "table")
     second = {"checkpoint": str(tmp_path / "second")}
     with pytest.raises(ingest.IngestError, match="all events would be written again"):
         run(spark, typed(publisher, tmp_path, **second))
@@ -248,17 +234,16 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
         run(spark, typed(publisher, tmp_path, partition_by=["dey"], **resume, **second))
     assert not (tmp_path / "second").exists()
     assert counts(spark, tmp_path)["table"] < 100
-    resumed = run(spark, typed(publisher, tmp_path, **resume, **second))
-    assert resumed.rows == 0
+    run(spark, typed(publisher, tmp_path, **resume, **second))
+    assert counts(spark, tmp_path) == {"bronze": 101, "rejected": 1, "table": 100}
     with monkeypatch.context() as clock:
         clock.setattr(F, "current_timestamp", lambda: F.lit("2020-01-01").cast("timestamp"))
         publish(publisher, 30, first=100)
         publisher.split(1, into=2, method="cursor-from")
         publish(publisher, 10, first=130)
-        assert run(spark, typed(publisher, tmp_path, **second)).rows == 40
-    lose_last_batch(tmp_path / "table")
+        run_that_is_killed(spark, typed(publisher, tmp_path, **second), monkeypatch)
     third = {"checkpoint": str(tmp_path / "third")}
-    assert run(spark, typed(publisher, tmp_path, **resume, **third)).rows == 0
+    run(spark, typed(publisher, tmp_path, **resume, **third))
     assert run(spark, typed(publisher, tmp_path, **third)).rows == 0  # also before a batch
     assert counts(spark, tmp_path) == {"bronze": 141, "rejected": 1, "table": 140}
     bronze = spark.read.parquet(str(tmp_path / "bronze")).where("data not like '%many%'")
@@ -267,10 +252,8 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
         run(spark, typed(publisher, tmp_path, **resume, **third))
     (tmp_path / "lost").rename(tmp_path / "first")
     publish(publisher, 1, first=140)
-    (noted,) = (tmp_path / "third" / "feedapi" / "resumed").glob("part-*")
-    begun = json.loads(noted.read_text())["run"]
     for old in (first, second):
-        with pytest.raises(MicroBatchError, match=f"run {begun} goes on in .* checkpoint of that"):
+        with pytest.raises(IngestError, match=r"run .* goes on in .* checkpoint of that run"):
             run(spark, typed(publisher, tmp_path, **old))
     assert run(spark, typed(publisher, tmp_path, **third)).rows == 1
     assert counts(spark, tmp_path) == {"bronze": 142, "rejected": 1, "table": 141}
@@ -295,7 +278,7 @@ def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
     read = pipeline._read_so_far
 
     def meanwhile(*rows: Any) -> dict[int, ReadSoFar]:
-        with pytest.raises(MicroBatchError, match=r"goes on in .* checkpoint of that run"):
+        with pytest.raises(IngestError, match=r"goes on in .* checkpoint of that run"):
             run(spark, first)
         return read(*rows)
 
@@ -305,42 +288,34 @@ def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
     assert read_table(spark, first.output).count() == 70
 
 
-def test_r09_queries_of_one_feed_take_their_places_in_a_folder(
+def test_r09_one_query_of_a_feed_owns_its_rows_in_a_folder(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     given, rows = typed(publisher, tmp_path), spark.range(1)
-    adding = replace(given, append=True)
+
+    def write(table: ParquetTable, who: Identity) -> None:
+        table.prepare(rows, who, 0)
+        table.write(rows, who, 0)
+
     for feed in (".", "feed"):
-        first = Identity(feed, "first", epoch=1)
-        live = FileTable(given)
-        (written,) = live.write(rows, first, 0)
-        live.publish(spark, first, written)
-        with pytest.raises(
-            IngestError, match=r"query first of feed .* delete .*/feeds/feed=.*, too"
-        ):
-            FileTable(given).write(rows, replace(first, query="second"), 0)
-        FileTable(adding).write(rows, replace(first, query="added"), 0)
-        FileTable(given).take_over(spark, Identity(feed, None, run="run"))
-        for table in (live, FileTable(given)):  # also one that was writing all the time
-            with pytest.raises(IngestError, match=r"run run goes on .* delete .*2-resumed"):
-                table.publish(spark, first, table.write(rows, first, 1)[0])
+        first = Identity(feed, "first")
+        live = ParquetTable(given)
+        write(live, first)
+        with pytest.raises(IngestError, match=r"query first of feed .* delete .*/feed=.*/1"):
+            write(ParquetTable(given), replace(first, query="second"))
+        write(ParquetTable(replace(given, append=True)), replace(first, query="added"))
+        for table in (live, ParquetTable(given)):  # also one that was writing all the time
+            with pytest.raises(IngestError, match=r"run added goes on .* delete .*/feed=.*/2"):
+                write(table, first)
+        ParquetTable(given).take_over(spark, Identity(feed, None, run="run"))
+        with pytest.raises(IngestError, match=r"run run goes on .* delete .*/feed=.*/3"):
+            write(ParquetTable(given), replace(first, query="added"))
         resumed = replace(first, query="resumed", run="run")
-        FileTable(given).publish(spark, resumed, FileTable(given).write(rows, resumed, 0)[0])
-        FileTable(given).take_over(spark, Identity(feed, None, run="second"))
-        with pytest.raises(IngestError, match=r"run second goes on .* delete .*3-resumed"):
-            FileTable(given).write(rows, resumed, 1)
-        FileTable(given).write(rows, replace(first, query="added", feed="another"), 1)
-
-
-def test_r09_table_that_is_deleted_while_its_query_runs_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    table, who = FileTable(typed(publisher, tmp_path)), Identity("feed", "query", epoch=1)
-    table.publish(spark, who, table.write(spark.range(1), who, 0)[0])
-    shutil.rmtree(table.name)
-    with pytest.raises(IngestError, match="table was deleted while the query runs"):
-        table.publish(spark, who, table.write(spark.range(1), who, 1)[0])
-    assert not list(Path(table.name).glob("feed=*"))
+        write(ParquetTable(given), resumed)
+        ParquetTable(given).take_over(spark, Identity(feed, None, run="second"))
+        with pytest.raises(IngestError, match=r"run second goes on .* delete .*/feed=.*/5"):
+            write(ParquetTable(given), resumed)
+        write(ParquetTable(given), replace(first, query="added", feed="another"))
 
 
 def fitting(publisher: Publisher) -> list[Any]:

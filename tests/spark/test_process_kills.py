@@ -119,7 +119,7 @@ POINTS = {
 
 
 INGEST_POINTS = {
-    "bronze": "output/bronze/_feedapi/attempts/*/*/_SUCCESS",
+    "bronze": "output/bronze/_feedapi/attempts/*/*/*/_SUCCESS",
     "silver": "output/silver/feed=*/query=*/batch=*/_SUCCESS",
     "rejected": "output/rejected/feed=*/query=*/batch=*/_SUCCESS",
     "committed": "checkpoint/commits/*",
@@ -184,7 +184,7 @@ def test_r08_driver_that_wakes_up_late_writes_nothing(
     assert late.driver is not None
     late.driver.signal(signal.SIGSTOP)
     late.publish(500, mixed=True)
-    monkeypatch.setattr(QueryLease.__init__, "__defaults__", (0.5, 3.0, None))  # seconds
+    monkeypatch.setattr(QueryLease.__init__, "__defaults__", (0.5, 3.0))  # seconds
     late.finish(spark)
     late.driver.signal(signal.SIGCONT)
     assert late.driver.wait(TIMEOUT) != 0

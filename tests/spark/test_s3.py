@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from feedapi_client.errors import FencedError
-from feedapi_client.spark.ingest import publishing
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.staging.location import Staging
@@ -113,18 +112,3 @@ def test_every_event_is_delivered_once_from_s3(server: str) -> None:
     assert coming == "none"
     assert problems(engine.all_rows(), publisher.payloads()) == []
     assert json.loads(engine.offsets[engine.committed])["epoch"] == engine.committed
-
-
-def test_object_that_is_too_large_for_one_copy_is_copied_in_parts(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publishing, "_COPIED_AT_ONCE", 5 * 2**20)
-    monkeypatch.setattr(publishing, "_PART", 5 * 2**20)
-    table = Staging("s3://lake/table", "attempt")
-    content = {"attempt/small": b"small", "attempt/large": b"0123456789a" * 2**20}
-    for key, value in content.items():
-        table.create(key, value)
-    publishing.open_folder("s3://lake/table").publish("attempt", "final")
-    assert table.read("final/small") == content["attempt/small"]
-    assert table.read("final/large") == content["attempt/large"]
-    assert not table.exists("attempt/large")

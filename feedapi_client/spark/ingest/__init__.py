@@ -11,7 +11,6 @@ feed's events a second time is refused.
 """
 
 from feedapi_client.spark.ingest.delta_table import latest
-from feedapi_client.spark.ingest.files import read_table
 from feedapi_client.spark.ingest.ingest_command import main, parser
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import (
@@ -24,6 +23,7 @@ from feedapi_client.spark.ingest.job import (
     Transform,
     trigger_options,
 )
+from feedapi_client.spark.ingest.parquet_table import read_table
 from feedapi_client.spark.ingest.pipeline import Run, run, start
 
 __all__ = [

@@ -34,8 +34,7 @@ WRITING = {
 a mark of success a write without rows leaves no folder, as one that got lost, and files of another
 name may be hidden."""
 VERSION = 2
-"""Of the format of the notes beside a checkpoint, and in a folder of files. Since 2 the tables are
-noted by their roles."""
+"""Of the format of the notes beside a checkpoint. Since 2 the tables are noted by their roles."""
 
 
 def checked_note(line: str, path: str) -> dict[str, Any]:
@@ -52,20 +51,13 @@ def checked_note(line: str, path: str) -> dict[str, Any]:
     return note
 
 
-def write_note(
-    spark: SparkSession, path: str, note: Mapping[str, Any], mode: str = "overwrite"
-) -> None:
-    """Write a note into a folder of its own, in place of earlier ones or after them."""
-    line = spark.createDataFrame([(json.dumps(note),)], "value STRING").coalesce(1)
-    line.write.mode(mode).options(**WRITING, compression="none").text(path)
-
-
-def contents(spark: SparkSession, pattern: str) -> dict[str, str]:
+def contents(spark: SparkSession, pattern: str, names: str = "{part-*,metadata}") -> dict[str, str]:
     """Return the texts of notes and of a checkpoint's metadata that match, by their paths.
 
-    What others put beside them, such as a copy of an editor, is none.
+    Arguments:
+        names: others are copies of an editor, and the like.
     """
-    found = _read(spark, pattern, "path", "content", pathGlobFilter="{part-*,metadata}")
+    found = _read(spark, pattern, "path", "content", pathGlobFilter=names)
     return {row["path"]: bytes(row["content"]).decode().strip() for row in found}
 
 
@@ -142,5 +134,7 @@ def last_batches(spark: SparkSession, location: str) -> tuple[int, int]:
 
 def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:
     """Write a note of `QueryCheckpoint`, in place of the one before."""
+    line = json.dumps({"version": VERSION, **content})
+    rows = spark.createDataFrame([(line,)], "value STRING").coalesce(1).write.mode("overwrite")
     path = f"{checkpoint.rstrip('/')}/feedapi/{name}"
-    write_note(spark, path, {"version": VERSION, **content})
+    rows.options(**WRITING, compression="none").text(path)

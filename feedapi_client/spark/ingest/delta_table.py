@@ -20,18 +20,16 @@ from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 from feedapi_client.retry import Backoff
 from feedapi_client.spark.ingest.ingest_errors import plain_message
-from feedapi_client.spark.ingest.ingest_table import Identity, Table, forgotten
+from feedapi_client.spark.ingest.ingest_table import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.names import fields_in
-from feedapi_client.spark.ingest.publishing import WrittenFiles
 
 ORDER = ("depth", "sequence", "partition")
 """The columns that the order of an entity's events comes from. The partition makes the latest one
 the same in every attempt, even where a key is not what the feed is partitioned by."""
 _OWNER = "feedapi.owner."
-"""Followed by the feed and the query, or the run that goes on where a table ends. The value is its
-place among them, and `_RESUMED` for such a run: those before it write nothing more."""
-_RESUMED = " resumed"
+"""Followed by the feed and the query, or the run that goes on where the table ended. The value is
+its number among them: the last one is the owner."""
 _CONFLICT = re.compile(
     r"\bConcurrent\w*Exception|DELTA_CONCURRENT|DELTA_METADATA_CHANGED|MetadataChangedException|"
     r"TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_PROTOCOL_CHANGED|ProtocolChangedException|"
@@ -50,19 +48,9 @@ _DELETED = "_feedapi_deleted"
 class DeltaTable(Table):
     """One table. Other queries and commands may write to it at the same time."""
 
-    _prepared: T.StructType | None = None
-
     def check(self, spark: SparkSession, who: Identity, schema: T.StructType | None) -> None:
-        """Raise `IngestError` when the query must not write here. No schema: a transform's."""
-        exists, properties = spark.catalog.tableExists(self.name), self._properties(spark)
-        known = [name for _, name, _ in self._places(properties, who)]
-        if who.query is not None and who.query not in known:
-            if any(re.match(rf"{_OWNER}\w+\.{who.query}", name) for name in properties):
-                self.refuse_other_feed(who)
-            self.check_missing(who, "" if exists else forgotten(spark))
-        self._is_owner(properties, who)
-        if exists:
-            self._check_rows(spark, who, schema)
+        """As `Table.check`. The table is made, or gets new columns."""
+        super().check(spark, who, schema)
         if schema is not None:
             try:
                 self._align(identified(spark.createDataFrame([], schema), who, 0), who)
@@ -70,38 +58,20 @@ class DeltaTable(Table):
                 what = f"{self.name} can't be written: {plain_message(error)}"
                 raise IngestError(what) from error
 
-    def _check_rows(self, spark: SparkSession, who: Identity, schema: T.StructType | None) -> None:
-        """Raise `IngestError` where columns or rows tell that the query must not write."""
-        self._compare(spark, schema, who)
-        own = column(who.column("feed")) == who.feed
-        if who.query is not None:
-            self.check_old_checkpoint(who, self._last_batch(spark, who, after=who.last_offset))
-        elif not (self.may_add(who) or spark.table(self.name).where(own).isEmpty()):
-            self.refuse_new_query(who)  # the table is a copy, without the properties
-
     def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
-        """Become an owner of the feed's rows, and align the columns, before any table is written.
-
-        Raises `IngestError` where the query must not write, also where it would in vain.
-        """
+        """Become an owner, and align the columns, before any table is written."""
         spark, named = rows.sparkSession, identified(rows, who, number)
 
         def prepare() -> None:
             self._align(named, who)
-            self._own(spark, who)
+            self.own(spark, who)
 
         if self._prepared != named.schema:
             retry_conflicts(prepare, _ATTEMPTS_TO_PREPARE)
             self._prepared = named.schema
         # Delta would drop it without a word. A repeated micro-batch is the last one in the table.
         if self.role == ("bronze" if self.job.bronze else "output"):
-            last = self._last_batch(spark, who, after=number)
-            if last > number:
-                raise IngestError(
-                    f"{self.name} holds micro-batch {last} of query {who.query}, and this run is "
-                    f"at {number}: another run goes on with its checkpoint, or with a copy of it. "
-                    "This one stops without writing"
-                )
+            self.check_ahead(who, number, self._last_batch(spark, who, after=number))
 
     def _align(self, rows: DataFrame, who: Identity) -> None:
         """Make the table, or add columns that are new, by writing none of the rows."""
@@ -110,28 +80,26 @@ class DeltaTable(Table):
         # Delta takes some names only under names of its own in the files.
         if any(not _NOT_IN_FILES.isdisjoint(field.name) for field in fields_in(rows.schema)):
             options[_MAPPING] = "name"
-        if spark.catalog.tableExists(self.name):
-            self._compare(spark, rows.schema, who)
-            if _MAPPING in options and _MAPPING not in self._properties(spark):
-                self._set_properties(spark, {_MAPPING: "name"})
+        self._compare(spark, rows.schema, who)
+        if self._exists(spark) and _MAPPING in options.keys() - self._properties(spark).keys():
+            self._set_properties(spark, {_MAPPING: "name"})
         # Not `writeTo`, whose `partitionedBy` parses names without their quotes. Fields without
         # their metadata: Delta refuses defaults of another table.
         none = spark.createDataFrame([], T.StructType(fields)).write.format("delta")
         none = none.mode("append").options(**options)
         none.partitionBy(*map(quoted, self.partition_by)).saveAsTable(self.name)
 
-    def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
-        """Write a micro-batch, unless it is there. Nothing is left to be published."""
+    def write(self, rows: DataFrame, who: Identity, number: int) -> None:
+        """Write a micro-batch, unless it is there."""
         named = identified(rows, who, number)
         options = {**self.job.writer_options, **_transaction(who, number)}
         self._commit(rows.sparkSession, who, named.writeTo(self.name).options(**options).append)
-        return []
 
     def _commit(self, spark: SparkSession, who: Identity, write: Callable[[], object]) -> None:
         """Write, also after a conflict: a query may have begun to go on where this one ended."""
 
         def checked() -> None:
-            self._own(spark, who)
+            self.own(spark, who)
             write()
 
         retry_conflicts(checked)
@@ -140,28 +108,14 @@ class DeltaTable(Table):
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]
     ) -> DataFrame | None:
         """Return the rows of these micro-batches of the query, None when there are none."""
-        if not numbers or not spark.catalog.tableExists(self.name):
+        if not numbers or not self._exists(spark):
             return None
         batch = column(who.column("batch")).between(min(numbers), max(numbers))
         return spark.table(self.name).where((column(who.column("query")) == who.query) & batch)
 
-    def order(self, spark: SparkSession, who: Identity) -> dict[str, int]:
-        """Return the feed's queries and runs, with numbers that rise in the order they began in."""
-        return {name: place for place, name, _ in self._places(self._properties(spark), who)}
-
-    def take_over(self, spark: SparkSession, who: Identity) -> None:
-        """Let a run go on where the table ends: the feed's queries before it write nothing more.
-
-        May be called where there is no table yet.
-        """
-        if spark.catalog.tableExists(self.name):
-            places = self._places(self._properties(spark), who)
-            note = {self._property(who, who.run): f"{_next(places)}{_RESUMED}"}
-            self._set_properties(spark, note)
-
     def delete_newer(self, spark: SparkSession, who: Identity, last: Mapping[str, int]) -> None:
         """Delete what queries wrote after their `last` micro-batches in another table."""
-        if not spark.catalog.tableExists(self.name):
+        if not self._exists(spark):
             return
         query, batch = (quoted(who.column(name)) for name in ("query", "batch"))
         newer = " OR ".join(f"{query} = '{q}' AND {batch} > {number}" for q, number in last.items())
@@ -169,52 +123,51 @@ class DeltaTable(Table):
             sql = f"DELETE FROM {self.name} WHERE {newer}"  # noqa: S608 - ids of Spark, numbers
             retry_conflicts(lambda: spark.sql(sql))
 
-    def _own(self, spark: SparkSession, who: Identity) -> None:
-        """Be an owner of the feed's rows, or become one. Raises `IngestError` for others."""
-        properties, own = self._properties(spark), self._property(who, who.query)
-        if self._is_owner(properties, who):
-            return
-        self._set_properties(spark, {own: str(_next(self._places(properties, who)))})
-        found = self._properties(spark)
-        found.pop(own, None)
+    def _exists(self, spark: SparkSession) -> bool:
+        return spark.catalog.tableExists(self.name)
+
+    def owners(self, spark: SparkSession, who: Identity) -> dict[str, int]:
+        """Return the owners, which properties of the table tell."""
+        prefix = self._property(who, "")
+        found = [
+            (int(value), name.removeprefix(prefix))
+            for name, value in self._properties(spark).items()
+            if name.startswith(prefix)
+        ]
+        return {name: number for number, name in sorted(found)}
+
+    def _add_owner(self, spark: SparkSession, who: Identity, name: str) -> None:
+        """Note the query or run. Raises `IngestError` where another query did so meanwhile."""
+        number = 1 + max(self.owners(spark, who).values(), default=0)
+        self._set_properties(spark, {self._property(who, name): str(number)})
+        owners = self.owners(spark, who)
+        others = {other: owners[other] for other in owners if other != name}
         try:  # of two that looked at the same time, the second one sees the first
-            self._is_owner(found, who)
+            _ = name == who.run or self.is_owner(others, who)
         except IngestError:
-            sql = f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{own}')"
-            retry_conflicts(lambda: spark.sql(sql))
+            retry_conflicts(lambda: spark.sql(self._undo(who, {name: number})))
             raise
 
-    def _is_owner(self, properties: Mapping[str, str], who: Identity) -> bool:
-        """Whether the query is an owner. Raises `IngestError` where it can't become one."""
-        places = self._places(properties, who)
-        since = max((n for n, (_, _, resumed) in enumerate(places) if resumed), default=0)
-        known, owners = [[name for _, name, _ in some] for some in (places, places[since:])]
-        if who.query in owners:
-            return True
-        if who.run in owners:
-            return False
-        followed = who.query in known or who.run in known
-        if owners and (followed or not self.may_add(who)):
-            refuse = self.refuse_old_query if followed else self.refuse_new_query
-            undo = f"UNSET TBLPROPERTIES ('{self._property(who, owners[0])}')"
-            refuse(who, owners[0], f"ALTER TABLE {self.name} {undo}")
-        return False
+    def _undo(self, who: Identity, owners: Mapping[str, int]) -> str:
+        own = self._property(who, list(owners)[-1])
+        return f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{own}')"
 
-    def _places(self, properties: Mapping[str, str], who: Identity) -> list[tuple[int, str, bool]]:
-        """Return places and names of the feed's queries and runs, and which of them took over."""
-        prefix = self._property(who, "")
-        return sorted(
-            (int(value.split()[0]), name.removeprefix(prefix), value.endswith(_RESUMED))
-            for name, value in properties.items()
-            if name.startswith(prefix)
-        )
+    def _holds_rows(self, spark: SparkSession, who: Identity) -> bool:
+        own = column(who.column("feed")) == who.feed
+        return self._exists(spark) and not spark.table(self.name).where(own).isEmpty()
+
+    def _last_batch(self, spark: SparkSession, who: Identity, after: int) -> int:
+        batch = column(who.column("batch"))
+        own = (column(who.column("query")) == who.query) & (batch > after)
+        found = spark.table(self.name).where(own).agg(F.max(batch)).first()
+        return -1 if found is None or found[0] is None else int(found[0])
 
     def _property(self, who: Identity, name: str | None) -> str:
         # A digest: Spark hides values with words such as ``token``, and a feed's name may hold any.
         return f"{_OWNER}{hashlib.sha256(who.feed.encode()).hexdigest()[:16]}.{name}"
 
     def _properties(self, spark: SparkSession) -> dict[str, str]:
-        if not spark.catalog.tableExists(self.name):
+        if not self._exists(spark):
             return {}
         rows = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
         return {row["key"]: row["value"] for row in rows}
@@ -224,15 +177,9 @@ class DeltaTable(Table):
         sql = f"ALTER TABLE {self.name} SET TBLPROPERTIES ({given})"
         retry_conflicts(lambda: spark.sql(sql))
 
-    def _last_batch(self, spark: SparkSession, who: Identity, after: int) -> int:
-        """Return the last micro-batch after one that the query's rows are of, -1 without one."""
-        batch = column(who.column("batch"))
-        own = (column(who.column("query")) == who.query) & (batch > after)
-        found = spark.table(self.name).where(own).agg(F.max(batch)).first()
-        return -1 if found is None or found[0] is None else int(found[0])
-
     def _compare(self, spark: SparkSession, schema: T.StructType | None, who: Identity) -> None:
-        """Raise `IngestError` when the table's columns are not those of this pipeline."""
+        if not self._exists(spark):
+            return
         types = {f.name.lower(): f.dataType.simpleString() for f in spark.table(self.name).schema}
         lacking = [n for n in ("feed", "query", "batch") if who.column(n).lower() not in types]
         if lacking:
@@ -267,7 +214,7 @@ class GoldTable(DeltaTable):
             f"another table. If the table was emptied, {undo}"
         )
 
-    def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
+    def write(self, rows: DataFrame, who: Identity, number: int) -> None:
         """Bring the table up to date with a micro-batch of `output`, unless it is."""
         named = identified(rows, who, number)
         newest, delete_when = _newest(named, self.job.key, who.prefix), self.job.delete_when
@@ -281,7 +228,6 @@ class GoldTable(DeltaTable):
                 self._merge(source, newest.columns, who)
 
         self._commit(rows.sparkSession, who, merge)
-        return []
 
     def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
         # As in `latest`, NULL is a key, too: a transform may make it.
@@ -388,10 +334,6 @@ def retry_conflicts(write: Callable[[], object], attempts: int = _ATTEMPTS) -> N
         except Exception as error:  # noqa: BLE001 - the backoff raises what is final
             pause = backoff.pause(error)
         time.sleep(pause)
-
-
-def _next(places: Sequence[tuple[int, str, bool]]) -> int:
-    return 1 + max((place for place, _, _ in places), default=0)
 
 
 def column(name: str) -> Column:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from feedapi_client.spark.ingest.job import Ingest, IngestError
@@ -23,7 +24,6 @@ class Identity:
         query: id of the streaming query, kept in its checkpoint. None before its first start.
         last_batch: the last micro-batch that was committed, -1 before the first.
         last_offset: the last micro-batch that was begun, -1 before the first.
-        epoch: of the run, which rises from one to the next. 0 where it is not the query that runs.
         run: that a query began with which goes on where the tables end; None for others. The tables
             know it before they are read, when there is no query yet.
         prefix: of the columns' names.
@@ -33,7 +33,6 @@ class Identity:
     query: str | None
     last_batch: int = -1
     last_offset: int = -1
-    epoch: int = 0
     run: str | None = None
     prefix: str = ""
 
@@ -42,13 +41,16 @@ class Identity:
         return f"{self.prefix}{name}"
 
 
-class Table:
+class Table(ABC):
     """A table of a pipeline, and whether a query may write to it.
 
     Arguments:
         role: which of the job's tables it is, one of `names.TABLES`.
         optional: whether the table may lack batches of its query, which a transform writes.
     """
+
+    _prepared: StructType | None = None
+    """The columns of the last micro-batch."""
 
     def __init__(self, job: Ingest, role: str = "output", *, optional: bool = False) -> None:
         self.job = job
@@ -57,6 +59,83 @@ class Table:
         """Of the table, or its folder."""
         self.partition_by = list(job.partition_by) if role == "output" else []
         self.optional = optional
+
+    @abstractmethod
+    def owners(self, spark: SparkSession, who: Identity) -> dict[str, int]:
+        """Return the queries that owned the feed's rows, with rising numbers: the last one does.
+
+        Or the run that goes on where the table ended, before it has a query.
+        """
+
+    @abstractmethod
+    def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
+        """Become the owner of the feed's rows, before any table is written.
+
+        Raises `IngestError` where the query must not write, also where it would in vain.
+        """
+
+    @abstractmethod
+    def batches(
+        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
+    ) -> DataFrame | None:
+        """Return the rows of these micro-batches of the query, None when there are none."""
+
+    @abstractmethod
+    def _exists(self, spark: SparkSession) -> bool: ...
+
+    @abstractmethod
+    def _add_owner(self, spark: SparkSession, who: Identity, name: str) -> None: ...
+
+    @abstractmethod
+    def _undo(self, who: Identity, owners: Mapping[str, int]) -> str:
+        """Return what makes the table forget the last owner."""
+
+    @abstractmethod
+    def _compare(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
+        """Raise `IngestError` when these are not columns of the table. None: not known yet."""
+
+    @abstractmethod
+    def _holds_rows(self, spark: SparkSession, who: Identity) -> bool: ...
+
+    @abstractmethod
+    def _last_batch(self, spark: SparkSession, who: Identity, after: int) -> int:
+        """Return the last micro-batch after one that the query's rows are of, -1 without one."""
+
+    def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
+        """Raise `IngestError` when the query must not write here. No schema: a transform's."""
+        self._compare(spark, schema, who)
+        owners = self.owners(spark, who)
+        if who.query is not None and who.query not in owners:
+            self.check_missing(who, "" if owners or self.job.is_files else forgotten(spark))
+        self.is_owner(owners, who)
+        if who.query in owners:
+            self.check_old_checkpoint(who, self._last_batch(spark, who, after=who.last_offset))
+        elif not self.may_add(who) and self._holds_rows(spark, who):
+            self.refuse_new_query(who)  # a copy of a table does not know its queries
+
+    def own(self, spark: SparkSession, who: Identity) -> None:
+        """Be the owner of the feed's rows, or become it. Raises `IngestError` for others."""
+        while not self.is_owner(self.owners(spark, who), who):
+            self._add_owner(spark, who, str(who.query))
+
+    def take_over(self, spark: SparkSession, who: Identity) -> None:
+        """Let a run go on where the table ends: the feed's queries before it write nothing more.
+
+        May be called where there is no table yet.
+        """
+        while self._exists(spark) and who.run not in self.owners(spark, who):
+            self._add_owner(spark, who, str(who.run))
+
+    def is_owner(self, owners: Mapping[str, int], who: Identity) -> bool:
+        """Whether the query is the owner. Raises `IngestError` where it can't become it."""
+        *earlier, last = owners or [None]
+        if last is None or last in (who.query, who.run):
+            return last == who.query
+        followed = who.query in earlier or who.run in earlier
+        if followed or not self.may_add(who):
+            refuse = self.refuse_old_query if followed else self.refuse_new_query
+            refuse(who, last, self._undo(who, owners))
+        return False
 
     def may_add(self, who: Identity) -> bool:
         """Whether a new query may add to what the table holds of its feed."""
@@ -80,11 +159,11 @@ class Table:
         )
 
     def refuse_old_query(self, who: Identity, writer: str, undo: str) -> None:
-        """Raise: another run went on where this query ended."""
+        """Raise: another run went on where this query ended, or another query began."""
         raise IngestError(
             f"run {writer} goes on in {self.name} where query {who.query} ended "
-            "(--resume-from-table): events would be written twice. Run it with the checkpoint of "
-            f"that run. {_DELETED}, {undo}"
+            "(--resume-from-table, --append): events would be written twice. Run it with the "
+            f"checkpoint of that run. {_DELETED}, {undo}"
         )
 
     def check_missing(self, who: Identity, hint: str = "") -> None:
@@ -95,14 +174,6 @@ class Table:
             f"{self.name} was never written by the checkpoint's query, which committed "
             f"{who.last_batch + 1} batches: their events would be missing. Give the table that "
             f"they are in, or start over with another checkpoint and staging{hint}"
-        )
-
-    def refuse_other_feed(self, who: Identity) -> None:
-        """Raise: the checkpoint belongs to another feed."""
-        raise IngestError(
-            f"the checkpoint's query {who.query} wrote another feed than {who.feed} to "
-            f"{self.name}: give the feed's own checkpoint. If the feed moved to another URL, keep "
-            "its name with --feed"
         )
 
     def check_old_checkpoint(self, who: Identity, last: int) -> None:
@@ -119,6 +190,15 @@ class Table:
             "offsets/ lost? Events would be written twice. Give the newest checkpoint; or give a "
             "new one, with --resume-from-table, which goes on where the table ends"
         )
+
+    def check_ahead(self, who: Identity, number: int, last: int) -> None:
+        """Raise when the table has a later micro-batch than the one to be written."""
+        if last > number:
+            raise IngestError(
+                f"{self.name} holds micro-batch {last} of query {who.query}, and this run is at "
+                f"{number}: another run goes on with its checkpoint, or with a copy of it. This "
+                "one stops without writing"
+            )
 
     def check_types(
         self, before: Mapping[str, str], schema: StructType | None, fold: Fold, problem: str

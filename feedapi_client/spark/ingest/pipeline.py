@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,20 +31,24 @@ from feedapi_client.spark.ingest.checkpoint import (
     note,
     read_checkpoint,
 )
-from feedapi_client.spark.ingest.columns import EVENT, Rows, payload_schema
+from feedapi_client.spark.ingest.columns import Rows, payload_schema
 from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable, column
-from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError, Summary, trigger_options
 from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
-from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles
+from feedapi_client.spark.ingest.parquet_table import (
+    Decision,
+    Decisions,
+    ParquetTable,
+    WrittenFiles,
+    read_table,
+)
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source import is_connect, register
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
-from feedapi_client.spark.staging.location import harmless
 from feedapi_client.spark.stream import ReadSoFar, seed
 
 _log = logging.getLogger(__name__)
@@ -58,7 +62,7 @@ class Tables:
     """
 
     def __init__(self, job: Ingest, who: Identity, *, optional: bool = False) -> None:
-        kind = FileTable if job.is_files else DeltaTable
+        kind = ParquetTable if job.is_files else DeltaTable
         self.who = who  # of tables whose columns are all ours
         self.typed = replace(who, prefix=job.prefix if job.schema else "")
         self.output = kind(job, "output", optional=optional)
@@ -66,23 +70,21 @@ class Tables:
         self.rejected = kind(job, "rejected") if job.rejected else None
         self.gold = GoldTable(job, "gold", optional=optional) if job.gold else None
 
-    def identity(self, table: FileTable | DeltaTable) -> Identity:
+    def identity(self, table: ParquetTable | DeltaTable) -> Identity:
         """Return who writes to one of them."""
         return self.typed if table in (self.output, self.gold) else self.who
 
-    def all(self) -> list[FileTable | DeltaTable]:
+    def all(self) -> list[ParquetTable | DeltaTable]:
         """Return all tables, in the order in which they are written.
 
-        In Delta bronze is the last one: no other table lacks what bronze has.
+        Bronze is the last one: no other table lacks what bronze has.
         """
-        others = (self.rejected, self.output, self.gold)
-        first = isinstance(self.output, FileTable)
-        tables = (self.bronze, *others) if first else (*others, self.bronze)
+        tables = (self.rejected, self.output, self.gold, self.bronze)
         return [table for table in tables if table is not None]
 
-    def folders(self) -> dict[str, FileTable]:
+    def folders(self) -> dict[str, ParquetTable]:
         """Return the tables that are folders, by their roles."""
-        return {one.role: one for one in self.all() if isinstance(one, FileTable)}
+        return {one.role: one for one in self.all() if isinstance(one, ParquetTable)}
 
     def check(self, spark: SparkSession, columns: Mapping[str, StructType]) -> None:
         """Raise `IngestError` when the query must not write to them.
@@ -129,71 +131,53 @@ class BatchWriter:
             checkpoint = read_checkpoint(spark, self.job.checkpoint_location)
             if checkpoint.query is None:
                 raise lost_query(self.job.checkpoint_location)
-            who = Identity(self.job.feed_name, checkpoint.query, epoch=self.lease.epoch)
-            self._tables = Tables(self.job, replace(who, run=checkpoint.resumed.get("run")))
+            run = checkpoint.resumed.get("run")
+            self._tables = Tables(self.job, Identity(self.job.feed_name, checkpoint.query, run=run))
         return self._tables
 
     def _write_files(self, tables: Tables, batch: DataFrame, number: int) -> None:
-        spark, location = batch.sparkSession, self.job.staging_location
-        decisions = Decisions(location, str(tables.who.query))
+        decisions = Decisions(tables.folders(), tables.typed)
         decision = decisions.find(number)
         if decision is None:
+            tables.output.check_ahead(tables.typed, number, decisions.last())
             written = self.write(tables, batch, number)
             self.lease.check()
-            decision = decisions.decide(number, Decision(tables.who.epoch, written))
-        if self.job.transform is None and all(one.table != "output" for one in decision.tables):
-            raise IngestError(
-                f"an earlier run, which was killed, wrote micro-batch {number} with a transform "
-                "that left no rows: without it events would be missing. Give that transform"
-            )
-        self.publish(spark, tables, decision.tables)
+            decision = decisions.decide(number, Decision(written))
+        decisions.publish(number, decision)
 
     def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
         """Write to all tables. Return what is to be published."""
-        spark = batch.sparkSession
-        self._rows = self._rows or Rows(spark, self.job, self.schema)
+        self._rows = self._rows or Rows(batch.sparkSession, self.job, self.schema)
         parsed = self._rows.parsed(batch)
         several = self.job.bronze or self.job.rejected or self.job.gold
         if several:
             parsed.persist()  # the staged events are read and parsed once
-        written: list[WrittenFiles] = []
         try:
-            self._write_rows(tables, self._rows.tables(parsed), number, written)
-        except BaseException:
-            self._discard(spark, tables, written)
-            raise
+            return self._write_rows(tables, self._rows.tables(parsed), number)
         finally:
             if several:
                 parsed.unpersist()
-        return written
-
-    @staticmethod
-    def _discard(spark: SparkSession, tables: Tables, written: Sequence[WrittenFiles]) -> None:
-        """Delete what no decision can name, so that failing again and again takes no space."""
-        for one in written:
-            with harmless(f"{one.attempt} of {one.table} was not deleted"):
-                tables.folders()[one.table].folder(spark).delete(one.attempt)
 
     def _write_rows(
-        self,
-        tables: Tables,
-        rows: Mapping[str, DataFrame],
-        number: int,
-        written: list[WrittenFiles],
-    ) -> None:
+        self, tables: Tables, rows: Mapping[str, DataFrame], number: int
+    ) -> list[WrittenFiles]:
         output = self._transformed(rows["output"], number)
         parts: dict[str, DataFrame | None] = {**rows, "output": output, "gold": output}
         writing = [(one, part) for one in tables.all() if (part := parts[one.role]) is not None]
         for table, part in writing:
-            if isinstance(table, DeltaTable):
-                table.prepare(part, tables.identity(table), number)
+            table.prepare(part, tables.identity(table), number)
+        written: list[WrittenFiles] = []
         for table, part in writing:
             who = tables.identity(table)
             if table is tables.gold and self.job.transform is not None:
                 # What a transform computes, such as a time, is the same in both tables.
                 there = tables.output.batches(part.sparkSession, who, [number])
                 part = part if there is None else there.select(*map(column, part.columns))
-            written += table.write(part, who, number)
+            if isinstance(table, ParquetTable):
+                written.append(table.write(part, who, number))
+            else:
+                table.write(part, who, number)
+        return written
 
     def _transformed(self, output: DataFrame, number: int) -> DataFrame | None:
         """Return what is written to `output`, if anything. Raises before anything is written."""
@@ -210,13 +194,6 @@ class BatchWriter:
         if made is not None:
             check_rows(self.job, made)
         return made
-
-    @staticmethod
-    def publish(spark: SparkSession, tables: Tables, written: Sequence[WrittenFiles]) -> None:
-        """Show readers what was written."""
-        for one in written:
-            table = tables.folders()[one.table]
-            table.publish(spark, tables.identity(table), one)
 
 
 class Run:
@@ -316,7 +293,7 @@ class Run:
             del rows["output"]  # a transform may make any columns
         self._resumed = checkpoint.resumed.get("run")
         if job.resume_from_table:
-            self._resumed = self._resume(who, schema)
+            self._resumed = self._resume(who)
         who = replace(who, run=self._resumed)
         columns = {role: table.schema for role, table in rows.items()}
         self._check_tables(columns, who, checkpoint)
@@ -333,7 +310,14 @@ class Run:
         place = job.lease_name  # with which folders may move
         moved = checkpoint.outputs.get("location") != place
         changed = tables.keys() ^ known.keys() if moved else dict(tables.items() ^ known.items())
-        if known and changed and who.last_offset >= 0:
+        begun = bool(known) and who.last_offset >= 0
+        if begun and checkpoint.outputs["feed"] != job.feed_name:
+            raise IngestError(
+                f"the checkpoint's query {who.query} wrote another feed than {job.feed_name}: give "
+                "the feed's own checkpoint. If the feed moved to another URL, keep its name with "
+                "--feed"
+            )
+        if begun and changed:
             raise IngestError(
                 f"earlier runs wrote {', '.join(known.values())}: with another "
                 f"{', '.join(sorted(changed))} events would be missing. Give the same tables, or a "
@@ -342,9 +326,10 @@ class Run:
         optional = job.transform is not None and bool(known)
         Tables(job, who, optional=optional).check(spark, columns)
         if changed or moved:
-            note(spark, job.checkpoint_location, "outputs", tables=tables, location=place)
+            noted = {"tables": tables, "location": place, "feed": job.feed_name}
+            note(spark, job.checkpoint_location, "outputs", **noted)
 
-    def _resume(self, who: Identity, schema: StructType | None) -> str:
+    def _resume(self, who: Identity) -> str:
         """Let a new checkpoint begin where the tables end. Return the run that it begins with."""
         job, spark = self.job, self.spark
         if who.query is not None or is_connect(spark):
@@ -356,9 +341,12 @@ class Run:
         whole, own = tables.output, tables.typed
         if tables.bronze is not None:
             whole, own = tables.bronze, tables.who
-        table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
-        rows = table.where(column(own.column("feed")) == own.feed)
-        if rows.isEmpty():
+
+        def events() -> DataFrame:
+            table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
+            return table.where(column(own.column("feed")) == own.feed)
+
+        if events().isEmpty():
             raise IngestError(
                 f"{whole.name} holds no event of feed {own.feed}: there is nothing to go on from. "
                 "Leave out --resume-from-table, or name the feed as before with --feed"
@@ -366,55 +354,35 @@ class Run:
         run = uuid.uuid4().hex
         for one in tables.all():  # a query that still runs writes nothing more that would be missed
             one.take_over(spark, replace(tables.identity(one), run=run))
-        order = whole.order(spark, own)
+        earlier = tables.output.owners(spark, tables.typed).keys() - {run}
+        for query in earlier if job.is_files else ():
+            Decisions(tables.folders(), replace(tables.typed, query=query)).take_over(run)
+        rows, order = events(), whole.owners(spark, own)  # with what was published just now
         if tables.bronze is not None:
-            self._complete(rows, replace(own, run=run), order, schema)
+            self._end_with_bronze(rows, tables, order)
         options = parse_options({**job.options, "url": job.url})
         seed(options, job.staging_location, _read_so_far(rows, own, order), run)
         note(spark, job.checkpoint_location, "resumed", run=run)
         return run
 
-    def _complete(
-        self, bronze: DataFrame, who: Identity, order: Mapping[str, int], schema: StructType | None
-    ) -> None:
-        """Bring the other tables to the end of bronze, which a kill may have kept from it.
-
-        In Delta they may have more of each query. In folders they may lack the last micro-batch of
-        the last query: an earlier one would bring back what was deleted since.
-        """
-        job = replace(self.job, bronze=None, resume_from_table=False, append=True)
-        writer = BatchWriter(job, schema, self._lease)
-        found = bronze.groupBy("query").agg(F.max("batch")).collect()
-        newest = max((order.get(query, 0) for query, _ in found), default=0)
-        several = [query for query, number in found if number and query in order]
-        if several and job.transform is None:
-            self._check_others(job, who, max(several, key=order.__getitem__))
-        tables = Tables(job, who)
+    def _end_with_bronze(self, bronze: DataFrame, tables: Tables, order: Mapping[str, int]) -> None:
+        """Check the other tables, and bring them to the end of bronze, which is written last."""
+        last: dict[str, int] = dict(bronze.groupBy("query").agg(F.max("batch")).collect())
+        newest = max((order.get(query, 0) for query in last), default=0)
+        names = {place: query for query, place in order.items()}
         # Older queries that bronze has no row of any more have expired there.
-        last = dict(found) | {query: -1 for query, place in order.items() if place > newest}
+        last |= {query: -1 for query, place in order.items() if place > newest}
         for table in tables.all():
-            if isinstance(table, DeltaTable):
-                table.delete_newer(self.spark, tables.identity(table), last)
-        if not job.is_files:
-            return
-        for query, number in found:
-            if order.get(query, 0) < newest:
-                continue  # several are left only in a copy of a table, which has no order
-            own = (column("query") == query) & (column("batch") == number)
-            batch = bronze.where(own).select(*EVENT, "data")
-            tables = Tables(job, replace(who, query=query))
-            writer.publish(self.spark, tables, writer.write(tables, batch, number))
-
-    def _check_others(self, job: Ingest, who: Identity, query: str) -> None:
-        """Raise where another table than bronze lacks what a query wrote, but for the last."""
-        tables = Tables(job, who)
-        for table in tables.all():
-            if query not in table.order(self.spark, tables.identity(table)):
+            who = tables.identity(table)
+            known = table.owners(self.spark, who)
+            if newest and self.job.transform is None and names[newest] not in known:
                 raise IngestError(
-                    f"{table.name} was never written by query {query}, which wrote "
+                    f"{table.name} was never written by query {names[newest]}, which wrote "
                     f"{self.job.bronze}: earlier events would be missing. Give the table that they "
                     "are in, or leave it out"
                 )
+            if isinstance(table, DeltaTable) and table is not tables.bronze:
+                table.delete_newer(self.spark, who, last)
 
     def _start(self, schema: StructType | None) -> StreamingQuery:
         job = self.job
