@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import BytesIO
+from itertools import islice
 from operator import sub
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -86,12 +88,13 @@ def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
     """
     start = 0
     while start < len(data):
-        end = min(start + PART_BYTES, len(data))
-        lines = PART_LINES if decoder is None or not decoder.slow else _SLOW_LINES
-        while end - start > 2 * _SMALL and data.count(b"\n", start, end) > lines:
-            end = start + (end - start) // 2
-        yield data[start:end] if end - start < len(data) else data
-        start = end
+        part = data[start : start + PART_BYTES]
+        most = _SLOW_LINES if decoder is not None and decoder.slow else PART_LINES
+        lines = BytesIO(part)
+        deque(islice(lines, most), maxlen=0)  # takes a third of the time of a count
+        part = part[: max(lines.tell(), 2 * _SMALL)]
+        yield part
+        start += len(part)
 
 
 class PageDecoder:
@@ -164,7 +167,8 @@ class PageDecoder:
         """Decode the last line, which may have no ``\\n``. Raises as `feed` does."""
         line = bytes(self._tail)
         self._tail.clear()
-        self._decode(line, receive)
+        if line:
+            self._decode(line, receive)
 
     def _decode(self, block: bytes, receive: Callable[[Decoded], None]) -> None:
         if block.isspace():  # heartbeats, or a flood of them
@@ -236,11 +240,12 @@ class PageDecoder:
             records = decoder.decode_lines(block)
         except (ValueError, RecursionError):
             return None
-        if block.count(b"\n") != len(records):
-            block = _BLANK_LINES.sub(b"\n", block.lstrip())
         lines = BytesIO(block).readlines()  # splits on b"\n" only
         if len(records) != len(lines):
-            return None
+            block = _BLANK_LINES.sub(b"\n", block.lstrip())
+            lines = BytesIO(block).readlines()
+            if len(records) != len(lines):
+                return None
         if len(block) > self._max_line_bytes and max(map(len, lines)) > self._max_line_bytes:
             return None
         if not large:
