@@ -63,7 +63,7 @@ def read_offsets(location: str, run: str) -> RunOffsets:
     found = RunOffsets(plan.name, epoch, before, dict(before))
     for number in range(len(plan.groups)):
         with suppress(MissingObjectError):  # not fetched yet
-            header = staging.read_header(staging.data_key(epoch, number))
-            for result in results_in(header):
+            key = staging.data_key(epoch, number)
+            for result in results_in(staging.read_header(key), key):
                 found.after[result.partition] = result.cursor
     return found
