@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 
+from feedapi_client import model
 from feedapi_client.errors import (
     AmbiguousLineageError,
     FeedError,
@@ -36,7 +37,7 @@ from feedapi_client.lineage.states import (
     Stop,
     move_entry,
 )
-from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status
+from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status, position_after
 from feedapi_client.protocol.text import names, shown
 
 __all__ = [
@@ -220,7 +221,7 @@ class Planner:
             if entry.end is not None and (not listed.closed or entry.gone):
                 entry.end = None
                 again.append(entry)
-            if self._is_mine(entry.id) and _has(entry, "drained") and not self._is_drained(entry):
+            if _has(entry, "drained") and self._is_mine(entry.id) and not self._is_drained(entry):
                 entry.reopened = True
             if listed.starts_after is not None:
                 self._parents[listed.id] = listed.starts_after
@@ -356,6 +357,8 @@ class Planner:
         over = False
         for partition in sorted({*selected, *doubtful, *known} - kept):
             entry, stored = self._entry(partition), selected.get(partition)
+            if stored == entry.position and partition not in doubtful:
+                continue  # as nearly all
             outdated = partition not in doubtful and self._is_outdated(entry, stored, began)
             if entry.error is not None or outdated:
                 continue
@@ -488,15 +491,17 @@ class Planner:
         if not listed.cursor_from or self.entries[partition].cursor != FIRST:
             return []
         parents = [self._parents[a] for a in listed.cursor_from if a in self._parents]
-        if not parents:
-            if self._closed is None:
-                self._closed = self._above_closed()
+        if self._closed is None:
+            self._closed = self._above_closed()
+        if not parents and self._closed:
             parents = [id for id, above in self._closed if above < partition]
         return [p for p in parents if p != partition]
 
     def _above_closed(self) -> list[tuple[int, int]]:
         """Return the closed partitions, each with the successor that it descends from, or -1."""
         listed = self.graph.partitions
+        if not any(p.closed for p in listed.values()):
+            return []
         tops: dict[int, int] = {}
         for partition in listed.values():
             chain = []
@@ -614,9 +619,11 @@ class Planner:
             )
             return State.PARKED, LostPartitionError(text, feed=self.feed, partition=e.id)  # R8
         blockers = self._blockers(e.id) if self.ordered else ()
+        if not blockers:
+            return None
         if (error := self._parked(blockers)) is not None:
             return State.PARKED, error  # descendants stop, too (R18)
-        return (State.WAITING, blockers) if blockers else None  # R4, R8
+        return State.WAITING, blockers  # R4, R8
 
     def _settle(self, dirty: Iterable[int]) -> list[Action]:
         """Move the partitions, and those that depend on them, to their states.
@@ -631,8 +638,9 @@ class Planner:
         while queue:
             entry = self.entries[queue.popleft()]
             state, because = self._desired(entry)
-            goes_on = state is _READING and entry.state is state and entry.end is None
-            if not goes_on or _has(entry, "drained"):
+            stays = state is entry.state and not because and not entry.waits_for
+            # Of one that stays only its end may still have to be saved, or told.
+            if not stays or state is _DRAINED or entry.end is not None or _has(entry, "drained"):
                 queue.extend(self._move(entry, state, because, actions))
         if any(type(action) is Rediscover for action in actions):  # one is enough, at the end
             actions = [a for a in actions if type(a) is not Rediscover] + [Rediscover()]
@@ -901,13 +909,14 @@ class Planner:
         self._missing = lost = self._vanished()
         positions: dict[int, Position] = {}
         touched: list[int] = []
+        step = model.draw_step()
         for successor in successors:
             entry = self.entries[successor.id]
             touched.append(entry.id)
             if self._parked(successor.cursor_from) or not blocked.isdisjoint(successor.cursor_from):
                 continue
             try:
-                found = self._inherited(successor, disputed, lost)
+                found = self._inherited(successor, disputed, lost, step)
             except LineageError as error:
                 touched += self._move(entry, State.PARKED, error, actions)
                 continue
@@ -987,7 +996,7 @@ class Planner:
         return gone | self._selection.gone
 
     def _inherited(
-        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int]
+        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int], step: int
     ) -> dict[int, Position]:
         """Return what has to be saved for a successor and its ancestors; nothing: not yet decided.
 
@@ -1016,9 +1025,9 @@ class Planner:
         cursor = FIRST if at is None else at.cursor
         before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
         skipped = [a for a in before if a in self._selection and stored[a] is None]
-        taken = {e.id: Position.after(e.position, e.cursor, "superseded") for e in live}
-        taken |= dict.fromkeys(skipped, Position.after(None, cursor, "superseded"))
-        return {s.id: Position.after(self.entries[s.id].position, cursor), **taken}
+        taken = {e.id: position_after(e.position, e.cursor, "superseded", step=step) for e in live}
+        taken |= dict.fromkeys(skipped, position_after(None, cursor, "superseded", step=step))
+        return {s.id: position_after(self._position_of(s.id), cursor, step=step), **taken}
 
     def _check_unambiguous(
         self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
@@ -1056,10 +1065,11 @@ class Planner:
 
     def _in_one_save(self, actions: list[Action]) -> list[Action]:
         """Merge the saves of a first start: each position is saved once, as its first."""
+        step = model.draw_step()
         positions = {
             e.id: e.position
             if e.position.replaces is None
-            else self._decide(e, Position.after(None, e.cursor, e.position.status))
+            else self._decide(e, position_after(None, e.cursor, e.position.status, step=step))
             for e in self.entries.values()
             if e.position is not None
         }
