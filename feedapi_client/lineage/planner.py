@@ -131,6 +131,7 @@ class Planner:
         # Derived from the facts, to look at few partitions after a change of one.
         self._waiters: dict[int, set[int]] = defaultdict(set)
         self._closed: list[tuple[int, int]] | None = None  # see `_above_closed`
+        self._has_parents = False  # whether one partition may come after another, see `preceding`
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
 
@@ -230,6 +231,7 @@ class Planner:
         for entry in self.entries.values():
             entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
         self._closed = None
+        self._has_parents = bool(self._parents) or any(p.closed for p in self.graph)
         self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
         if self._shared and any(
             ancestor not in self._owned and not self._position_of(ancestor)
@@ -491,17 +493,15 @@ class Planner:
         if not listed.cursor_from or self.entries[partition].cursor != FIRST:
             return []
         parents = [self._parents[a] for a in listed.cursor_from if a in self._parents]
-        if self._closed is None:
-            self._closed = self._above_closed()
-        if not parents and self._closed:
+        if not parents:
+            if self._closed is None:
+                self._closed = self._above_closed()
             parents = [id for id, above in self._closed if above < partition]
         return [p for p in parents if p != partition]
 
     def _above_closed(self) -> list[tuple[int, int]]:
         """Return the closed partitions, each with the successor that it descends from, or -1."""
         listed = self.graph.partitions
-        if not any(p.closed for p in listed.values()):
-            return []
         tops: dict[int, int] = {}
         for partition in listed.values():
             chain = []
@@ -604,7 +604,8 @@ class Planner:
 
     def _held_back(self, e: Entry, listed: Partition) -> tuple[State, Because] | None:
         """Return what keeps a listed partition from being started; None if nothing does."""
-        if listed.starts_after is None and not listed.cursor_from and e.position is not None:
+        follows = listed.starts_after is not None or (listed.cursor_from and self._has_parents)
+        if e.position is not None and not follows:
             return None  # as nearly all partitions of a large feed
         if e.position is None and self._is_outlived(e.id):
             return State.SUPERSEDED, ()  # its events are in a successor that is read (R9)
