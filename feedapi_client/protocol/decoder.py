@@ -23,7 +23,7 @@ import orjson
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import NO_PAYLOAD, Event, EventOrigin, without_lone_surrogates
 from feedapi_client.protocol.dialects import Dialect, V1Line
-from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, printable, problem
+from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, problem, quoted
 
 PART_BYTES = 64 * 1024
 PART_LINES = 1024
@@ -101,8 +101,8 @@ class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events and errors; only
     how many lines may say nothing depends on it.
 
-    `decoder` is what the events' `json()` uses, `quote` makes an excerpt of a publisher's text for
-    a message. With `any_payload` a payload may be any JSON, which the protocol forbids.
+    `decoder` is what the events' `json()` uses. With `any_payload` a payload may be any JSON, which
+    the protocol forbids.
     """
 
     def __init__(
@@ -113,7 +113,6 @@ class PageDecoder:
         partition: int,
         decoder: Callable[[bytes], Any] = orjson.loads,
         max_line_bytes: int,
-        quote: Callable[[bytes], str] = excerpt,
         any_payload: bool = False,
     ) -> None:
         self.asked: str | None = None
@@ -131,7 +130,6 @@ class PageDecoder:
         self._origin = EventOrigin(partition, decoder)
         self._own = {None, partition, str(partition)}
         self._max_line_bytes = max_line_bytes
-        self._quote = quote
         self._any_payload = any_payload
         self._heads: list[bytes] = []
         self._tail = bytearray()
@@ -370,7 +368,7 @@ class PageDecoder:
             headers = self._value(given, "headers", line)
             named = self._value(given, "partition", line)
             if named not in self._own:
-                wrong = f"the response holds a line of partition {printable(str(named))}"
+                wrong = f"the response holds a line of partition {quoted(str(named))}"
                 self._fail(ProtocolError, wrong)
         return b"" if payload is None else as_sent(payload), cursor, headers
 
@@ -448,12 +446,12 @@ class PageDecoder:
         # Plain text is shown, up to where a JSON payload may begin.
         text = line.lstrip(b"\xef\xbb\xbf \t\r")
         text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
-        quoted = f": '{self._quote(text)}'" if text else ""
+        shown = f": '{excerpt(text)}'" if text else ""
         reason = ". It is nested too deeply" if isinstance(error, RecursionError) else ""
         if isinstance(error, msgspec.MsgspecError):
             reason = f". {error}{where}"
         return self._error(
-            TornResponseError, f"the response {what} ({len(line)} bytes){quoted}{reason}"
+            TornResponseError, f"the response {what} ({len(line)} bytes){shown}{reason}"
         )
 
 
