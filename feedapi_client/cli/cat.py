@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from feedapi_client.cli.command import (
-    REMOVED,
-    SIGNALLED,
-    Stopping,
-    command,
-    flag,
-    option,
-    stopping,
-)
+from feedapi_client.cli.command import REMOVED, Stopping, command, flag, option, stopping
 from feedapi_client.cli.options import (
     ONE_SHOT,
     Consumed,
@@ -181,7 +173,7 @@ async def cat(o: _Cat) -> int:
                 tasks.cancel_scope.cancel()
         except* OutputClosedError:  # a reader that has all it wants is a regular end
             pass
-    return SIGNALLED + stop.number if stop.number else 0
+    return stop.exit_code
 
 
 async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:

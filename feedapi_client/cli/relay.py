@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_type_hin
 import orjson
 
 from feedapi_client.arguments import environment_value
-from feedapi_client.cli.command import (
-    SIGNALLED,
-    USAGE,
-    CommandError,
-    Stopping,
-    command,
-    flag,
-    option,
-    stopping,
-)
+from feedapi_client.cli.command import Stopping, command, flag, option, refused, stopping
 from feedapi_client.cli.options import Consumed, merged, opened, pair
 from feedapi_client.cli.terminal import progress, say
 from feedapi_client.errors import ProtocolError
@@ -254,13 +245,10 @@ async def relay(o: _Relay) -> int:
     goes on with --follow until Ctrl-C, which ends it after the batches in flight. A feed or a
     broker that is away is waited for. Needs the extra liftbridge.
     """
-    try:
-        with _without_handler_logs():
-            async with stopping(_GRACE) as stop:
-                await _publish(o, stop)
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from None
-    return SIGNALLED + stop.number if stop.number else 0
+    with refused(), _without_handler_logs():
+        async with stopping(_GRACE) as stop:
+            await _publish(o, stop)
+    return stop.exit_code
 
 
 async def _publish(o: _Relay, stop: Stopping) -> None:
