@@ -19,6 +19,7 @@ from feedapi_client.cli.options import (
     cursor,
     one_shot,
     opened,
+    quiet,
     some_partitions,
 )
 from feedapi_client.cli.terminal import Output, OutputClosedError, progress, say
@@ -88,7 +89,7 @@ class _Cat:
     page_size_hint: int | None = option("N", "Events per response.", min=1)
     stream: bool = flag("Hold responses open, where the feed offers that; with --follow.")
     unordered: bool = flag("Read all partitions at once, without waiting for their parents.")
-    quiet: bool = flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
+    quiet: bool = quiet()
 
     def __post_init__(self) -> None:
         if self.raw and self.template is not None:

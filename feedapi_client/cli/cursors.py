@@ -28,11 +28,13 @@ from feedapi_client.cli.options import (
     Chosen,
     Connection,
     FeedOptions,
+    Listed,
     Place,
     cursor,
     feed_url,
     not_empty,
     one_shot,
+    quiet,
     some_partitions,
     time,
 )
@@ -124,11 +126,8 @@ class _OrCheckpoint(Place):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ls:
+class _Ls(Listed):
     place: _OrCheckpoint
-    chosen: Chosen
-    partitions: list[int] | None = some_partitions()
-    json: bool = flag("Print JSON.")
     lag: bool = flag("Ask the feed how far behind its cursors are.")
     v1_partitions: int | None = option(
         "N", "Number of partitions of a v1 feed, with --lag.", min=1, max=32768
@@ -432,7 +431,7 @@ class _Skip:
     place: Place
     partitions: list[int] | None = some_partitions()
     change: _Changing
-    quiet: bool = flag("No progress on stderr (shown only on a terminal).", "--quiet -q")
+    quiet: bool = quiet()
 
 
 @_command(f"cursors skip {_URL} --store cursors.db --name app")

@@ -168,6 +168,20 @@ def some_partitions(help: str = "Only this partition. Repeatable.", **settings: 
     return option("ID", help, min=0, max=MAX_PARTITION, **{"flags": "--partition -p", **settings})
 
 
+def where_to_begin() -> Any:
+    """Return the field of an option that says where a new consumer begins. See `option`."""
+    return option(
+        help="Where a new consumer begins. Stored cursors come first. By default at the first "
+        "event, unless the store has cursors of what looks like the same feed.",
+        flags="--from",
+    )
+
+
+def quiet() -> Any:
+    """Return the field of a flag that turns progress off. See `flag`."""
+    return flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
+
+
 # ---------------------------------------------------------------------- a feed
 
 
@@ -529,6 +543,15 @@ class Chosen:
         if not keys:
             raise CommandError("the store holds no positions")
         return keys[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """What is listed, and how."""
+
+    chosen: Chosen
+    partitions: list[int] | None = some_partitions()
+    json: bool = flag("Print JSON.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from feedapi_client.cli.command import FAILURE, argument, command, command_group, flag, option
-from feedapi_client.cli.options import Asking, Chosen, Store, some_partitions
+from feedapi_client.cli.options import Asking, Chosen, Listed, Store, some_partitions
 from feedapi_client.cli.terminal import escape_json, print_json, print_table, report, shown
 
 if TYPE_CHECKING:
@@ -37,11 +37,8 @@ async def _chosen(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ls:
+class _Ls(Listed):
     place: Store
-    chosen: Chosen
-    partitions: list[int] | None = some_partitions()
-    json: bool = flag("Print JSON.")
 
 
 @_command("quarantine ls --store cursors.db")

@@ -25,7 +25,7 @@ from feedapi_client.cli.command import (
     refused,
     stopping,
 )
-from feedapi_client.cli.options import Consumed, Store
+from feedapi_client.cli.options import Consumed, Store, where_to_begin
 from feedapi_client.cli.terminal import JSONLines
 from feedapi_client.errors import FeedError, FencedError
 
@@ -100,11 +100,7 @@ class _Run:
     concurrency: int | None = option(
         "N", f"With --key: events that are handled at once, by default {_AT_ONCE}.", min=1
     )
-    start: Literal["first", "last"] | None = option(
-        help="Where a new consumer begins. Stored cursors come first. By default at the first "
-        "event, unless the store has cursors of what looks like the same feed.",
-        flags="--from",
-    )
+    start: Literal["first", "last"] | None = where_to_begin()
     follow: bool = option(
         help="Go on at the end of the feed, or end there with exit code 0.",
         default=True,

@@ -24,6 +24,7 @@ Feedapi = Callable[..., Any]
 Spawn = Callable[..., subprocess.Popen[bytes]]
 OnTerminal = Callable[..., tuple[int, str]]
 
+_CHANGED = ("httpx", "httpcore", "feedapi_client.runtime.handlers")
 TIMEOUT = 100.0
 """Seconds after which a process that does not end is an error: a safety net, not an expectation."""
 
@@ -42,7 +43,7 @@ def feedapi(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feedapi]:
     def run(*args: object, input: str | None = None) -> Invoked:
         return invoke([str(arg) for arg in args], input=input)
 
-    loggers = [logging.getLogger(), *map(logging.getLogger, ("httpx", "httpcore"))]
+    loggers = [logging.getLogger(), *map(logging.getLogger, _CHANGED)]
     before = [(each, each.level, list(each.handlers)) for each in loggers]
     yield run
     for each, level, handlers in before:

@@ -144,9 +144,10 @@ def test_replay_and_drop_print_their_results_as_json(
     assert "secret" not in event["error"]
     handled = {"handled": 1, "failed": 0, "events": [{"id": one, "error": None}]}
     assert replay("handle") == (0, handled)
-    dropped = feedapi("quarantine", "drop", other, *where, input="y\n")
+    asked = feedapi("quarantine", "drop", other, *where, input="n\n")
+    assert (asked.exit_code, "Delete 1 events for good?" in asked.stderr) == (1, True)
+    dropped = feedapi("quarantine", "drop", other, *where, "--yes")
     assert (dropped.exit_code, orjson.loads(dropped.stdout)) == (0, {"deleted": 1})
-    assert "Delete 1 events for good?" in dropped.stderr
 
 
 def test_events_that_fail_again_stay(feedapi: Feedapi, quarantined: Path, handlers: str) -> None:
