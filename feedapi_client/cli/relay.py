@@ -244,11 +244,14 @@ async def relay(o: _Relay) -> int:
     goes on with --follow until Ctrl-C, which ends it after the batches in flight. A feed or a
     broker that is away is waited for. Needs the extra liftbridge.
     """
-    # The error that ends the relay is told in one line, not as a record of the handler's, too.
-    logging.getLogger("feedapi_client.runtime.handlers").setLevel(logging.CRITICAL)
-    with refused():
-        async with stopping(_GRACE) as stop:
-            await _publish(o, stop)
+    log = logging.getLogger("feedapi_client.runtime.handlers")
+    log.setLevel(logging.CRITICAL)  # the error that ends the relay is told in one line
+    try:
+        with refused():
+            async with stopping(_GRACE) as stop:
+                await _publish(o, stop)
+    finally:
+        log.setLevel(logging.NOTSET)
     return stop.exit_code
 
 

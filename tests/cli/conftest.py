@@ -24,7 +24,6 @@ Feedapi = Callable[..., Any]
 Spawn = Callable[..., subprocess.Popen[bytes]]
 OnTerminal = Callable[..., tuple[int, str]]
 
-_CHANGED = ("httpx", "httpcore", "feedapi_client.runtime.handlers")
 TIMEOUT = 100.0
 """Seconds after which a process that does not end is an error: a safety net, not an expectation."""
 
@@ -43,7 +42,7 @@ def feedapi(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feedapi]:
     def run(*args: object, input: str | None = None) -> Invoked:
         return invoke([str(arg) for arg in args], input=input)
 
-    loggers = [logging.getLogger(), *map(logging.getLogger, _CHANGED)]
+    loggers = [logging.getLogger(), *map(logging.getLogger, ("httpx", "httpcore"))]
     before = [(each, each.level, list(each.handlers)) for each in loggers]
     yield run
     for each, level, handlers in before:
