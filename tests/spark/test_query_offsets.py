@@ -15,6 +15,8 @@ from tests.spark.conftest import needs_jvm
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = [pytest.mark.spark, needs_jvm]
+
 
 def positions(*options: object) -> list[Any]:
     """Return the id, cursor and status of each partition, for each feed of the query."""
@@ -25,7 +27,6 @@ def positions(*options: object) -> list[Any]:
     return [[tuple(row[name] for name in names) for row in feed["positions"]] for feed in feeds]
 
 
-@needs_jvm
 def test_positions_of_a_query_are_behind_its_last_committed_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
