@@ -11,6 +11,7 @@ import random
 import secrets
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import anyio
 
@@ -27,7 +28,7 @@ from feedapi_client.sharing.callbacks import Callbacks
 from feedapi_client.sharing.ends import Ends
 from feedapi_client.sharing.feed_leases import Leases, different_options, published_options
 from feedapi_client.sharing.membership import Membership
-from feedapi_client.stores.leases import Instance, Lease, LeaseStore
+from feedapi_client.stores.leases import Instance, Lease, LeaseStore, View
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class Coordinator:
         """What of it is given away once its batch is committed, and the time to wait until."""
         self._leases: dict[int, Lease] = {}
         self._owners: dict[int, str] = {}
-        self._seen: tuple[object, ...] | None = None
+        self._view: View | None = None
+        """The last look, unless the leases are to be read again."""
         self._left: set[int] = set()
         """Partitions with an old mark that nobody had claimed at the last look."""
         self._looked = 0
@@ -134,15 +136,15 @@ class Coordinator:
         return positions
 
     async def _claims_first_start(self) -> bool:
-        lease = (await self._store.all()).get(BOOTSTRAP)
-        if lease is not None and lease.owner not in (None, self.name):
-            instances = await self._store.instances()
-            if any(each.alive for each in instances if each.name == lease.owner):
-                self._driver.entry_waits = f"for {lease.owner}, which saves the first positions"
-                return False  # without a statement that writes, however many wait
-        await self._membership.join()
+        instances, leases = await self._store.look()
+        lease = leases.get(BOOTSTRAP)
+        others = {each.name for each in instances if each.alive} - {self.name}
+        if lease is not None and lease.owner in others:
+            self._driver.entry_waits = f"for {lease.owner}, which saves the first positions"
+            return False  # without a statement that writes, however many wait
+        await self._membership.beat()
         epoch = 0 if lease is None else lease.epoch
-        if await self._store.claim({BOOTSTRAP: epoch}):
+        if await self._store.put([Lease(BOOTSTRAP, self.name, epoch + 1)]):
             return True
         await self.leave()
         return False
@@ -210,7 +212,7 @@ class Coordinator:
 
     def suspect(self) -> None:
         """See `Sharing.suspect`."""
-        self._seen = None
+        self._view = None
         self._wake.set()
 
     def released(self, partition: int) -> None:
@@ -247,17 +249,17 @@ class Coordinator:
             return
         await self._release_settled()
         self._looked = driver.planner.begin_load()
-        instances = await self._store.instances()
+        view = await self._store.look(self._view)
+        instances = view.instances
         self._ends.saw_instances(instances)
         self._compare_options(instances)
-        # Its own changes, too: a store that went back may name it as an owner without its claim.
-        seen = tuple((i.name, i.changes) for i in instances if i.alive)
-        if seen != self._seen:
-            self._seen = seen  # before the next await: `suspect` may reset it meanwhile
+        if self._view is None or view.leases is not self._view.leases:
+            self._view = view  # before the next await: `suspect` may reset it meanwhile
+            self._leases = dict(view.leases)
             try:
                 await self._read_leases(instances)
             except StoreError:
-                self._seen = None
+                self._view = None
                 raise
         elif anyio.current_time() - self._loaded_at >= self._share.lease_seconds * _LOADED_PART:
             await self._refresh()  # what others have committed, for `status`
@@ -284,7 +286,6 @@ class Coordinator:
 
     async def _read_leases(self, instances: Iterable[Instance]) -> None:
         """Read all leases, drop what was lost, and load the positions that others saved."""
-        self._leases = await self._store.all()
         self._ends.saw_leases(self._leases)
         alive = {instance.name for instance in instances if instance.alive}
         lost = [p for p, epoch in self._owned.items() if not self._holds(p, epoch)]
@@ -296,7 +297,7 @@ class Coordinator:
             if lease.owner == self.name and lease.partition not in self._owned
         ]
         if strays:  # of a claim whose reply was lost, or of the time before the heartbeat expired
-            await self._store.release(strays)
+            await self._store.put([replace(self._leases[p], owner=None) for p in strays])
             self._note(dict.fromkeys(strays))
         self._owners = {
             lease.partition: lease.owner
@@ -353,12 +354,13 @@ class Coordinator:
         claimed: dict[int, int] = {}
         expired = self._membership.expired
         for some in _in_slices(wanted):
-            claimed |= await self._store.claim(some)
+            put = await self._store.put([Lease(p, self.name, some[p] + 1) for p in some])
+            claimed |= {p: some[p] + 1 for p in put}
         if len(claimed) < len(wanted):
-            self._seen = None  # others were faster, or the view is old
+            self._view = None  # others were faster, or the view is old
         if expired != self._membership.expired:
             # Others may have claimed the same since. What is still its own, it gives back.
-            self._seen = None
+            self._view = None
             return
         if not claimed or not self._membership.joined:
             return
@@ -376,7 +378,7 @@ class Coordinator:
         owned = self._owned.keys() - self._leaving.keys()
         ended = self._ends.to_mark(owned, self._leases)
         if ended:
-            await self._store.end(ended)
+            await self._store.put([replace(self._leases[p], ended=True) for p in ended])
             for p in ended:
                 lease = self._leases[p]
                 self._leases[p] = Lease(p, lease.owner, lease.epoch, True, 0.0)
@@ -403,7 +405,9 @@ class Coordinator:
             driver.lose_delivered(p)
         if late:
             self._membership.log("does not wait any longer for the batches of", late)
-        await self._store.release(released)
+        gone = [replace(self._leases[p], owner=None) for p in released if p in self._leases]
+        if len(await self._store.put(gone)) < len(released):
+            self._view = None  # a row was locked: what still names this instance is released again
         self._forget(released, lost=False)
         self._note(dict.fromkeys(released))
         self._membership.log("gave away", released)
@@ -428,7 +432,7 @@ class Coordinator:
 
     def _lose_all(self, why: str) -> None:
         self._lose(list(self._owned), why)
-        self._seen = None
+        self._view = None
         self._wake.set()
 
     def _forget(self, partitions: Collection[int], *, lost: bool) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
 from feedapi_client.model import FeedKey
 from feedapi_client.runtime.driver import ConsumerSettings
 from feedapi_client.stores.foreign_errors import translated
-from feedapi_client.stores.leases import Instance, Lease, LeaseStore
+from feedapi_client.stores.leases import Lease, LeaseStore, View
 
 T = TypeVar("T")
 
@@ -53,42 +53,23 @@ class Leases:
         self._instance = instance
         self._options = options
 
-    async def join(self, seconds: float) -> None:
-        """See `LeaseStore.join`."""
-        join = self._store.join(self._feed, self._instance, seconds, self._options)
-        await self._translated(join, "joining")
+    async def look(self, last: View | None = None) -> View:
+        """See `LeaseStore.look`."""
+        return await self._translated(self._store.look(self._feed, last), "looking at the leases")
 
-    async def renew(self, seconds: float) -> bool:
-        """See `LeaseStore.renew`."""
-        renewal = self._store.renew(self._feed, self._instance, seconds)
-        return await self._translated(renewal, "renewing the heartbeat")
+    async def beat(self, seconds: float) -> bool:
+        """See `LeaseStore.beat`."""
+        beat = self._store.beat(self._feed, self._instance, seconds, self._options)
+        return await self._translated(beat, "writing the heartbeat")
+
+    async def put(self, leases: Collection[Lease]) -> set[int]:
+        """See `LeaseStore.put`."""
+        put = self._store.put(self._feed, self._instance, leases)
+        return await self._translated(put, "writing leases")
 
     async def leave(self) -> None:
         """See `LeaseStore.leave`."""
         await self._translated(self._store.leave(self._feed, self._instance), "leaving")
-
-    async def instances(self) -> list[Instance]:
-        """See `LeaseStore.instances`."""
-        return await self._translated(self._store.instances(self._feed), "reading the instances")
-
-    async def all(self) -> dict[int, Lease]:
-        """See `LeaseStore.leases`."""
-        return await self._translated(self._store.leases(self._feed), "reading the leases")
-
-    async def claim(self, epochs: Mapping[int, int]) -> dict[int, int]:
-        """See `LeaseStore.claim`."""
-        claim = self._store.claim(self._feed, self._instance, epochs)
-        return await self._translated(claim, "claiming leases")
-
-    async def release(self, partitions: Collection[int]) -> None:
-        """See `LeaseStore.release`."""
-        release = self._store.release(self._feed, self._instance, partitions)
-        await self._translated(release, "releasing leases")
-
-    async def end(self, partitions: Collection[int]) -> None:
-        """See `LeaseStore.end`."""
-        end = self._store.end(self._feed, self._instance, partitions)
-        await self._translated(end, "marking partitions as read to their end")
 
     async def _translated(self, call: Awaitable[T], doing: str) -> T:
         return await translated(call, doing, self._feed.url)

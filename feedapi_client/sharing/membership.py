@@ -54,11 +54,12 @@ class Membership:
         self._failing = False
         self._changed = anyio.Event()
 
-    async def join(self) -> None:
+    async def beat(self) -> None:
         """Write the heartbeat. Raises `StoreError`."""
         sent = anyio.current_time()
-        await self._store.join(self._seconds)
-        self._deadline = sent + self._seconds
+        if not await self._store.beat(self._seconds):
+            self._expire("its heartbeat has expired")
+        self._deadline = max(self._deadline, sent + self._seconds)
         self.joined = True
         self._changed.set()
 
@@ -77,23 +78,15 @@ class Membership:
             tasks.start_soon(self._watch)
             while True:
                 try:
-                    await (self._renew() if self.joined else self.join())
+                    await self.beat()
                     pause = self._seconds / _RENEWALS_PER_LEASE
                     self._failing = False
                 except StoreError as error:
                     if not self._failing:  # once for each outage
-                        self.log(f"could not renew its heartbeat: {error}", level=logging.WARNING)
+                        self.log(f"could not write its heartbeat: {error}", level=logging.WARNING)
                     self._failing = True
                     pause = self._seconds / _RENEWALS_PER_LEASE / _RETRIES_PER_RENEWAL
                 await anyio.sleep(pause * random.uniform(0.8, 1.0))
-
-    async def _renew(self) -> None:
-        sent = anyio.current_time()
-        if await self._store.renew(self._seconds):
-            self._deadline = max(self._deadline, sent + self._seconds)
-        else:
-            self._expire("its heartbeat has expired")
-            await self.join()
 
     async def _watch(self) -> None:
         """Stop reading by the own clock, although the database may not answer at all."""

@@ -15,7 +15,7 @@ from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.sharing.coordinator import Coordinator
-from feedapi_client.stores.memory_leases import MemoryLeases
+from feedapi_client.stores.leases import Lease
 from feedapi_client.testing.simulator.store import SimulatedDatabase
 
 
@@ -174,14 +174,12 @@ def an_outdated_position_is_kept_after_a_claim(patch: pytest.MonkeyPatch) -> Non
 
 def the_dead_keep_their_leases(patch: pytest.MonkeyPatch) -> None:
     """The leases of an instance that is gone are never claimed."""
-    real = MemoryLeases.claim
+    real = Lease.follows
 
-    async def claim(leases: MemoryLeases, feed: Any, instance: str, epochs: Any) -> Any:
-        rows = leases._shared[feed].leases
-        free = {p: e for p, e in epochs.items() if p not in rows or rows[p].owner is None}
-        return await real(leases, feed, instance, free)
+    def follows(self: Lease, owner: str | None, epoch: int, instance: str, alive: Any) -> bool:
+        return owner in (None, instance) and real(self, owner, epoch, instance, alive)
 
-    patch.setattr(MemoryLeases, "claim", claim)
+    patch.setattr(Lease, "follows", follows)
 
 
 def a_hand_over_does_not_release(patch: pytest.MonkeyPatch) -> None:
