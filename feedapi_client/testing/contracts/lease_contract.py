@@ -80,8 +80,9 @@ class LeaseStoreContract(StoreContract):
         assert [each.name for each in (await store.look(FEED)).instances] == ["b"]
 
     async def test_what_an_instance_tells_is_read_by_the_others(self, store: LeaseStore) -> None:
-        await store.beat(FEED, "a", SHORT, "follow=1 version=1.0.0")
+        await store.beat(FEED, "a", LONG, "follow=1 version=1.0.0")
         await store.beat(FEED, "b", LONG)
+        await store.beat(FEED, "a", SHORT)
         options = [each.options for each in (await store.look(FEED)).instances]
         assert options == ["follow=1 version=1.0.0", ""]
         await _expired(store, "a")
