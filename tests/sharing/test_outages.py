@@ -187,6 +187,39 @@ async def test_a_claim_whose_reply_was_lost_is_read_back(serve: Serve) -> None:
     assert instances.handled == numbers.expected
 
 
+async def test_a_claim_that_the_heartbeat_did_not_survive_counts_for_nothing(serve: Serve) -> None:
+    """Its answer comes when another instance has claimed the same, after the heartbeat expired."""
+    publisher = serve(1, page_size=10, checkpoint_every=5)
+    numbers = Numbers(publisher)
+    answered = anyio.Event()
+
+    class Late(Cut):
+        async def put(self, *args: Any) -> set[int]:
+            stored = await self.store.put(*args)
+            if 0 in stored and not answered.is_set():
+                self.leases_fail = True
+                await answered.wait()
+                self.leases_fail = False
+            return stored
+
+    share = Share(lease_seconds=1.5, rebalance_seconds=0.5, handover_seconds=5)
+    store = MemoryCursorStore()
+    cut = Late(store)
+    async with group(publisher, store) as instances:
+        one = instances.start(share=share, store=cut)
+        await until(lambda: cut.leases_fail)
+        two = instances.start(share=share)
+        await until(lambda: two.reads)
+        answered.set()
+        for _ in range(20):
+            numbers.publish(5)
+            await anyio.sleep(0.1)
+            assert not (one.reads and two.reads)
+        await until(lambda: instances.handled.total() >= 100)
+        instances.check()
+    assert instances.handled == numbers.expected
+
+
 async def test_a_lease_that_went_back_is_lost(serve: Serve) -> None:
     """A failover of Redis lost the last writes: another instance has the lease by the table."""
     publisher = serve(2, page_size=10, checkpoint_every=5)
