@@ -85,7 +85,7 @@ async def adopt(
     stored = await store.feeds()
     if new in stored or old not in stored:
         return 0
-    if leases is not None and any(each.alive for each in await leases.instances(old)):
+    if leases is not None and any(each.alive for each in (await leases.look(old)).instances):
         return None
     try:
         moved = await store.move({old: new})

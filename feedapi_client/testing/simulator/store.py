@@ -15,7 +15,7 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.stores.base import CursorStore, check_replaces, held_elsewhere
 from feedapi_client.stores.done import Claim, DoneEvent, already_done, claimed_anew
-from feedapi_client.stores.memory_leases import MemoryLeases
+from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing.simulator.clock import in_drawn_order, sleep, staggered
 from feedapi_client.testing.simulator.trace import Trace
 
@@ -67,7 +67,8 @@ class SimulatedDatabase:
         """Under which claim it may be done."""
         self.doers: dict[tuple[FeedKey, int], set[Transaction]] = {}
         """The open transactions that have done something of a partition, and hold its claim."""
-        self.leases = MemoryLeases()
+        self.leases = MemoryCursorStore()
+        """Keeps leases, and no positions."""
         self.locks: dict[tuple[FeedKey, int], Transaction] = {}
         """The rows that open transactions of several instances have changed."""
         self.claims: dict[tuple[FeedKey, int], StoreSession] = {}
