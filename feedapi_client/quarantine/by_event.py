@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import anyio
 
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, make_event
-from feedapi_client.quarantine.batch_delivery import BatchDelivery, is_final
-from feedapi_client.quarantine.failure_text import note_limit
+from feedapi_client.quarantine.aside import Aside, is_final
 from feedapi_client.quarantine.operations import list_events
-from feedapi_client.quarantine.policy import OnFailure, may_be_an_events_fault, parse_on_failure
-from feedapi_client.quarantine.quarantine_location import quarantine_beside
+from feedapi_client.quarantine.policy import OnFailure, parse_on_failure
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent, quarantined
 from feedapi_client.retry import Backoff
@@ -102,12 +99,7 @@ class HeldKeys:
 class EventFailures:
     """The policy for events that fail, and what of them has to be saved with a cursor.
 
-    Arguments:
-        on_failure: as in `FeedConsumer.run_by_key`.
-        feed: whose events.
-        cursors: the cursor store.
-        key: of an event.
-        decoder: what the event's `json()` uses.
+    Arguments: `on_failure` and `key` as in `FeedConsumer.run_by_key`, the others as in `HeldKeys`.
 
     Raises ValueError or TypeError for an `on_failure` that is none; `StoreError` if there is no
     place for quarantined events.
@@ -121,24 +113,20 @@ class EventFailures:
         key: Key,
         decoder: Decoder,
     ) -> None:
-        self._policy, self._quarantine = parse_on_failure(on_failure)
+        self._policy, quarantine = parse_on_failure(on_failure)
         self._feed = feed
-        self._store: QuarantineStore | None = None
-        self._same_transaction = False
-        self.in_a_row: dict[int, int] = {}
+        self._aside = None if quarantine is None else Aside(quarantine, feed, cursors)
+        self.in_a_row = {} if self._aside is None else self._aside.in_a_row
         """By partition: how many events were put aside since one was handled."""
         self.held: HeldKeys | None = None
         """With ``Quarantine(whole_key=True)``: the keys that wait for a replay."""
-        if self._quarantine is not None:
-            self._store = self._quarantine.to or quarantine_beside(cursors)
-            self._same_transaction = self._store.joins(cursors)
-            if self._quarantine.whole_key:
-                self.held = HeldKeys(self._store, feed, key, decoder)
+        if self._aside is not None and quarantine is not None and quarantine.whole_key:
+            self.held = HeldKeys(self._aside.store, feed, key, decoder)
 
     async def prepare(self) -> None:
         """Get ready, before anything is read. Raises `StoreError`."""
-        if self._store is not None:
-            await self._store.prepare()
+        if self._aside is not None:
+            await self._aside.store.prepare()
         if self.held is not None:
             await self.held.load()
 
@@ -153,37 +141,22 @@ class EventFailures:
     def put_aside(
         self, event: Event, cursor: str, index: int, key: Hashable, error: Exception
     ) -> QuarantinedEvent | None:
-        """Return the record of an event that goes into quarantine.
+        """Return the record of an event that goes into quarantine; None to raise its error.
 
-        None if its error is to be raised: without a quarantine, for errors that are no event's
-        fault, and for too many events in a row. One whose key is held is put aside in any case.
+        One whose key is held is put aside in any case.
         """
+        record: QuarantinedEvent | None = None
         if isinstance(error, EarlierEventQuarantined):
-            return self._record(event, cursor, index, key, error)
-        quarantine = self._quarantine
-        if quarantine is None or is_final(error) or not may_be_an_events_fault(quarantine, error):
-            return None
-        in_a_row = self.in_a_row.get(event.partition, 0) + 1
-        if in_a_row > quarantine.limit:
-            note_limit(error, self._feed, event.partition, quarantine.limit)
-            return None
-        self.in_a_row[event.partition] = in_a_row
-        return self._record(event, cursor, index, key, error)
-
-    def _record(
-        self, event: Event, cursor: str, index: int, key: Hashable, error: Exception
-    ) -> QuarantinedEvent:
-        record = quarantined(self._feed, event, cursor, index, error)
-        if self.held is not None:
+            record = quarantined(self._feed, event, cursor, index, error)
+        elif self._aside is not None:
+            record = self._aside.record(event, cursor, index, error)
+        if record is not None and self.held is not None:
             self.held.add(key, record.id)
         return record
 
     async def save(self, batch: Batch, records: list[QuarantinedEvent]) -> None:
         """Save the cursor of the batch and what was quarantined up to it."""
-        delivery = BatchDelivery(batch, _unused, self._store, self._same_transaction)
-        delivery.quarantined.extend(records)
-        await delivery.save(None)
-
-
-async def _unused(batch: Batch[Any]) -> None:
-    raise AssertionError(f"{batch!r} is not handled as a whole")
+        if self._aside is None:
+            await batch.commit()
+        else:
+            await self._aside.save(batch, records)

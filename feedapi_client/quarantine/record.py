@@ -95,29 +95,8 @@ def _text(error: BaseException) -> str:
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
-COLUMNS = (
-    "id",
-    "feed_id",
-    "feed_url",
-    "consumer",
-    "filters",
-    "partition_id",
-    "feed_cursor",
-    "event_index",
-    "payload",
-    "headers",
-    "error_type",
-    "error",
-    "quarantined_at",
-)
-"""The columns of the table ``feedapi_quarantine``, the same in all SQL stores.
-
-`quarantined_at` is in microseconds since 1970 UTC.
-"""
-
-
 def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
-    """Return the values of `COLUMNS`."""
+    """Return the values of the table's columns, see `feedapi_client.stores.tables`."""
     feed = event.feed
     return (
         event.id,
@@ -137,7 +116,7 @@ def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
 
 
 def from_row(row: Sequence[Any]) -> QuarantinedEvent:
-    """Return the event of the values of `COLUMNS`."""
+    """Return the event of these values."""
     id, _, url, name, filters, partition, cursor, index, raw, headers, error_type, error, at = row
     return QuarantinedEvent(
         id=id,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+from feedapi_client.quarantine.retrying_handler import retrying_handler
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedapi_client import Batch, FeedKey, MemoryCursorStore, Quarantine, Retry
 from feedapi_client.model import make_event
 from feedapi_client.quarantine import MemoryQuarantineStore
-from feedapi_client.quarantine.retrying_handler import retrying_handler
 from tests.quarantine.helpers import PoisonError, kept, numbers
 
 FEED = FeedKey("https://service/feed")
