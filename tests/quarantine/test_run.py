@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from feedapi_client import (
     Batch,
@@ -17,10 +21,15 @@ from feedapi_client import (
     FencedError,
     Limits,
     MemoryCursorStore,
+    Position,
     SQLiteCursorStore,
     StoreError,
 )
-from feedapi_client.quarantine import MemoryQuarantineStore, quarantine_beside
+from feedapi_client.quarantine import (
+    MemoryQuarantineStore,
+    SQLiteQuarantineStore,
+    quarantine_beside,
+)
 from feedapi_client.quarantine.policy import Quarantine, Retry
 from feedapi_client.testing import Publisher
 from tests.quarantine.helpers import Ledger, PoisonError, kept, numbers, run
@@ -370,6 +379,31 @@ async def test_another_place_for_the_quarantine_is_filled_before_the_cursor_is_s
     assert ledger.rows() == without(4, 9)
 
 
+async def test_what_another_place_holds_of_a_failed_save_is_not_put_there_twice(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    class Failing(MemoryCursorStore):
+        async def save_passing(self, feed: Any, positions: Any, *rest: Any, **within: Any) -> None:
+            if positions[0].cursor != "_first" and await kept(elsewhere) and not failed:
+                failed.append(True)
+                raise StoreError("not now")
+            await super().save_passing(feed, positions, *rest, **within)
+
+    async def handle(event: Any) -> None:
+        if event.json()["n"] in (4, 9):
+            raise PoisonError
+
+    failed: list[bool] = []
+    elsewhere = SQLiteQuarantineStore(tmp_path / "quarantine.db")
+    policy = Retry(attempts=2, base_delay=0.001, max_delay=0.001, then=Quarantine(to=elsewhere))
+    store = Failing()
+    async with FeedConsumer(publisher.url or "", store=store, follow=False) as consumer:
+        await consumer.run_by_key(handle, key=lambda event: 1, on_failure=policy)
+    assert failed
+    assert [event.index for event in await kept(elsewhere)] == [4, 9]
+    await elsewhere.aclose()
+
+
 async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read(
     publisher: Publisher,
 ) -> None:
@@ -470,3 +504,113 @@ async def test_an_unknown_on_failure_is_refused(publisher: Publisher, wrong: Any
 def test_impossible_options_are_refused(make: Any) -> None:
     with pytest.raises(ValueError, match=r"Retry|Quarantine"):
         make()
+
+
+# Any failing events
+
+
+class Database:
+    """Effects and a cursor, with one transaction at a time. The call number `fails` fails."""
+
+    def __init__(self, poison: set[int], fails: int | None) -> None:
+        self.poison, self.fails, self.calls = poison, fails, 0
+        self.effects: list[int] = []
+        self.positions: dict[int, Position] = {}
+
+    async def load(self, feed: object) -> dict[int, Position]:
+        return dict(self.positions)
+
+    async def save(
+        self, feed: object, positions: dict[int, Position], *, transaction: Any = None
+    ) -> None:
+        self.positions |= positions
+
+    def apply(self, batch: Batch) -> None:
+        self.calls += bool(batch.events)
+        if self.calls == self.fails:
+            self.fails = None
+            raise OSError
+        for n in numbers(batch):
+            if n in self.poison:
+                raise PoisonError(n)
+            self.effects.append(n)
+
+    async def in_transaction(self, batch: Batch) -> None:
+        before = list(self.effects), dict(self.positions)
+        try:
+            self.apply(batch)
+            await batch.commit(transaction=self)
+        except BaseException:
+            self.effects, self.positions = before
+            raise
+
+    async def without(self, batch: Batch) -> None:
+        self.apply(batch)
+
+
+def handled(
+    count: int, poison: set[int], *, rolls_back: bool, retries: bool, fails: int | None = None
+) -> tuple[Database, list[int]]:
+    """Handle one batch; return what is there, and the indices of the quarantined events."""
+    publisher = Publisher(page_size=count, checkpoint_every=count)
+    publisher.extend(0, [{"n": n} for n in range(count)])
+    database, quarantined = Database(poison, fails), MemoryQuarantineStore()
+    policy = Quarantine(to=quarantined, limit=count)
+    retried = Retry(attempts=2, base_delay=1e-6, max_delay=1e-6, then=policy)
+    handle = database.in_transaction if rolls_back else database.without
+
+    async def main() -> list[int]:
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(publisher.asgi))
+        url = "http://service/feed"
+        async with http, FeedConsumer(url, store=database, http=http, follow=False) as consumer:
+            await consumer.run(handle, on_failure=retried if retries else policy)
+        assert database.positions[0].cursor == publisher.end_cursor(0)
+        return [event.index for event in await kept(quarantined)]
+
+    return database, anyio.run(main)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[int, set[int]]:
+    count = draw(st.integers(1, 60))
+    return count, draw(st.sets(st.integers(0, count - 1)))
+
+
+@settings(max_examples=40)
+@given(batches(), st.booleans(), st.booleans())
+def test_r05_whatever_events_fail_the_others_are_there_in_order(
+    batch: tuple[int, set[int]], rolls_back: bool, retries: bool
+) -> None:
+    count, poison = batch
+    database, quarantined = handled(count, poison, rolls_back=rolls_back, retries=retries)
+    good = [n for n in range(count) if n not in poison]
+    assert quarantined == sorted(poison)
+    assert list(dict.fromkeys(database.effects)) == good
+    # Without a transaction: once in each attempt at the whole batch, and once more alone.
+    times = 1 if rolls_back else 2 + retries
+    assert all(database.effects.count(n) <= times for n in good)
+
+
+@settings(max_examples=40)
+@given(batches(), st.booleans(), st.booleans(), st.integers(1, 40))
+def test_a_call_that_fails_for_no_event_hides_none_behind_it(
+    batch: tuple[int, set[int]], rolls_back: bool, retries: bool, fails: int
+) -> None:
+    """A database that is locked during one dry run: the events of that run are not to blame."""
+    count, poison = batch
+    try:
+        database, quarantined = handled(
+            count, poison, rolls_back=rolls_back, retries=retries, fails=fails
+        )
+    except OSError:
+        return  # in the last attempt at all events, each of which had passed
+    # The event that is tried alone when the database fails can't be told from one that fails.
+    assert len(set(quarantined) - poison) <= 1
+    assert set(quarantined) >= poison
+    assert set(database.effects) == set(range(count)) - set(quarantined)
+
+
+def test_the_number_of_calls_grows_with_the_logarithm_of_the_batch() -> None:
+    database, quarantined = handled(4096, {2500}, rolls_back=True, retries=False)
+    assert quarantined == [2500]
+    assert database.calls < 20
