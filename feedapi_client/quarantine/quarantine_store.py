@@ -7,7 +7,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -27,6 +27,7 @@ from feedapi_client.stores.tables import TABLES, create_missing
 T = TypeVar("T")
 
 QUARANTINE = "feedapi_quarantine"
+PAGE_SIZE = 100
 _COLUMNS = tuple(TABLES[QUARANTINE][0])
 
 
@@ -35,7 +36,8 @@ class QuarantineStore(Protocol):
     """Keeps quarantined events until an operator drops or replays them.
 
     Nothing else ever deletes an event. All methods may be called concurrently, by several tasks
-    and processes. They raise `StoreError`.
+    and processes. They raise `StoreError`. A store of one's own takes events before the cursor is
+    saved, in a transaction of its own.
     """
 
     async def prepare(self) -> None:
@@ -82,6 +84,23 @@ class JoiningStore(QuarantineStore, Protocol):
         None: they are not in the same database. Otherwise the caller's transactions may hold both.
         """
         ...
+
+
+async def list_events(
+    store: QuarantineStore, feed: FeedKey | None = None, *, partition: int | None = None
+) -> AsyncIterator[QuarantinedEvent]:
+    """Yield the events in the order in which they were quarantined, of one feed or of all.
+
+    They are read in pages. Events may be added and removed meanwhile.
+
+    Raises:
+        StoreError
+    """
+    after = ""
+    while page := await store.page(feed, partition=partition, after=after, limit=PAGE_SIZE):
+        for event in page:
+            yield event
+        after = page[-1].id
 
 
 class ScriptedQuarantine:

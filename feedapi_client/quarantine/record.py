@@ -25,13 +25,12 @@ _FOLLOWS = "an earlier event of its key is in quarantine: "
 class EarlierEventQuarantined(Exception):  # noqa: N818 - the reason that a record shows
     """An earlier event of the same key is in quarantine (``Quarantine(whole_key=True)``).
 
-    Attributes:
-        id: of the first one.
+    Arguments:
+        id: of the one that was the first, and may have left meanwhile.
     """
 
     def __init__(self, id: str) -> None:
         super().__init__(_FOLLOWS + id)
-        self.id = id
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,10 @@ class QuarantinedEvent:
     time: datetime
 
 
-def earlier_of(event: QuarantinedEvent) -> str | None:
-    """Return the id of the event of its key that it waits for; None: it is the first."""
+def first_of_key(event: QuarantinedEvent) -> str:
+    """Return the id of the event for which its key is held back: its own, if it is the first."""
     if event.error_type != EarlierEventQuarantined.__name__:
-        return None
+        return event.id
     return event.error.removeprefix(_FOLLOWS)
 
 
