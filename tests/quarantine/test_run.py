@@ -44,14 +44,61 @@ def without(*poison: int) -> list[int]:
     return [n for n in ALL if n not in poison]
 
 
-async def test_raise_is_the_default_and_commits_nothing_of_the_batch(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+@pytest.mark.parametrize(
+    ("poison", "on_failure", "why", "calls"),
+    [
+        ({7}, "raise", "can't handle 7", 1),
+        ({3}, THREE_TIMES, "can't handle 3", 3),
+        ({3}, Retry(attempts=3, errors=(OSError,)), "can't handle 3", 1),
+        ({7}, Quarantine(errors=(ValueError,)), "can't handle 7", 1),
+        ({2, *range(5, 15)}, Quarantine(limit=4), "4 events in a row", None),
+    ],
+    ids=["raise", "retry", "another error", "no fault of an event", "too many in a row"],
+)
+async def test_an_error_that_ends_the_consumer_leaves_nothing_of_the_batch(
+    publisher: Publisher,
+    store: SQLiteCursorStore,
+    ledger: Ledger,
+    poison: set[int],
+    on_failure: Any,
+    why: str,
+    calls: int | None,
 ) -> None:
-    async with FeedConsumer(publisher.url or "", store=store, follow=False) as consumer:
-        with pytest.raises(PoisonError):
-            await consumer.run(ledger.handler({7}))
-    assert ledger.rows() == []
-    assert len(ledger.calls) == 1
+    with pytest.raises(PoisonError) as caught:
+        await run(publisher, store, ledger.handler(poison), on_failure)
+    assert why in f"{caught.value} {getattr(caught.value, '__notes__', '')}"
+    assert calls in (None, len(ledger.calls))
+    assert ledger.rows() == await kept(quarantine_beside(store)) == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after the commit", "after a commit of its own"])
+async def test_r05_an_error_that_no_event_causes_is_raised(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, moment: str
+) -> None:
+    """With an event in quarantine already, where the handler's transaction holds it, too."""
+    errors = {"before": StoreError("down"), "after the commit": OSError("the disk is full")}
+    error, ended = errors.get(moment, PoisonError("too late")), 0
+
+    async def handle(batch: Batch) -> None:
+        nonlocal ended
+        if moment == "before":
+            raise error
+        with closing(ledger.connect()) as connection, connection:
+            if moment == "after the commit":
+                ledger.write(connection, batch, {7})
+            await batch.commit(transaction=connection if moment == "after the commit" else None)
+            ended += 1
+            raise error
+
+    errors_of_events = Quarantine(errors=(PoisonError,))
+    with pytest.raises(type(error)):
+        await run(publisher, store, handle, Retry(attempts=1, then=errors_of_events))
+    assert ended == (moment != "before")
+    assert ledger.rows() == await kept(quarantine_beside(store)) == []
+    (feed,) = await store.feeds()
+    saved = moment == "after a commit of its own"
+    end = publisher.end_cursor(0) if saved else "_first"
+    assert (await store.load(feed))[0].cursor == end
 
 
 async def test_retry_delivers_the_same_batch_again_and_goes_on(
@@ -65,23 +112,6 @@ async def test_retry_delivers_the_same_batch_again_and_goes_on(
     await run(publisher, store, flaky, THREE_TIMES)
     assert ledger.calls[:3] == [ALL, ALL, ALL]
     assert ledger.rows() == ALL
-
-
-async def test_retry_raises_the_last_error_after_its_attempts(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    with pytest.raises(PoisonError, match="can't handle 3"):
-        await run(publisher, store, ledger.handler({3}), THREE_TIMES)
-    assert len(ledger.calls) == 3
-    assert ledger.rows() == []
-
-
-async def test_retry_does_not_repeat_other_errors_than_those_it_names(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    with pytest.raises(PoisonError):
-        await run(publisher, store, ledger.handler({3}), Retry(attempts=3, errors=(OSError,)))
-    assert len(ledger.calls) == 1
 
 
 async def test_retry_commits_a_batch_whose_first_transaction_failed_after_the_commit(
@@ -102,22 +132,6 @@ async def test_retry_commits_a_batch_whose_first_transaction_failed_after_the_co
     assert [n for call in calls for n in call] == ALL + ALL
 
 
-async def test_an_error_behind_a_saved_cursor_is_raised_at_once(
-    publisher: Publisher, store: SQLiteCursorStore
-) -> None:
-    calls: list[int] = []
-
-    async def handle(batch: Batch) -> None:
-        calls.append(len(batch))
-        await batch.commit()
-        raise PoisonError("too late")
-
-    with pytest.raises(PoisonError):
-        await run(publisher, store, handle, Retry(attempts=3, then=Quarantine()))
-    assert calls == [20]
-    assert await kept(quarantine_beside(store)) == []
-
-
 def _listed(numbers: set[int]) -> str:
     # The order of a set differs between a module that was just compiled and a cached one.
     return ", ".join(map(str, sorted(numbers)))
@@ -134,21 +148,14 @@ async def test_only_the_failing_events_are_quarantined_and_the_rest_is_handled_o
     quarantined = await kept(quarantine_beside(store))
     assert [orjson.loads(event.raw)["n"] for event in quarantined] == sorted(poison)
     assert [event.index for event in quarantined] == sorted(poison)
+    for event, n in zip(quarantined, sorted(poison), strict=True):
+        assert (event.error_type, event.error) == ("PoisonError", f"can't handle {n}")
+        assert (event.partition, event.cursor) == (0, publisher.end_cursor(0))
+        assert event.feed.url == publisher.url
+        assert event.time.tzinfo is not None
     publisher.append(0, {"entity": "e0", "n": 20})
     await run(publisher, store, ledger.handler(poison), "quarantine")
     assert ledger.rows() == [*without(*poison), 20]
-
-
-async def test_a_quarantined_event_holds_payload_position_error_and_time(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    await run(publisher, store, ledger.handler({7}), "quarantine")
-    (event,) = await kept(quarantine_beside(store))
-    assert event.raw == b'{"entity":"e1","n":7}'
-    assert (event.partition, event.index, event.cursor) == (0, 7, publisher.end_cursor(0))
-    assert (event.error_type, event.error) == ("PoisonError", "can't handle 7")
-    assert event.feed.url == publisher.url
-    assert event.time.tzinfo is not None
 
 
 async def test_an_event_may_need_the_effects_of_the_events_before_it(
@@ -169,25 +176,6 @@ async def test_an_event_may_need_the_effects_of_the_events_before_it(
 
     await run(publisher, store, handle, "quarantine")
     assert ledger.rows() == without(10)
-
-
-async def test_a_handler_without_a_transaction_gets_each_event_once_more_at_most(
-    publisher: Publisher,
-) -> None:
-    store, handled, calls = MemoryCursorStore(), [], []
-
-    async def handle(batch: Batch) -> None:
-        calls.append(numbers(batch))
-        for n in numbers(batch):
-            if n in (5, 6, 12):
-                raise PoisonError(n)
-            handled.append(n)
-
-    await run(publisher, store, handle, "quarantine")
-    assert sorted(set(handled)) == without(5, 6, 12)
-    assert handled == [0, 1, 2, 3, 4, *without(5, 6, 12)]
-    assert [event.index for event in await kept(quarantine_beside(store))] == [5, 6, 12]
-    assert await store.load(next(iter(await store.feeds()))) != {}
 
 
 async def test_an_event_that_fails_now_and_then_is_not_quarantined_after_retries(
@@ -213,40 +201,6 @@ async def test_an_event_that_fails_now_and_then_is_not_quarantined_after_retries
     assert await kept(quarantine_beside(store)) == []
 
 
-async def test_a_failure_without_a_failing_event_is_raised(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    async def handle(batch: Batch) -> None:
-        with closing(ledger.connect()) as connection, connection:
-            ledger.write(connection, batch, ())
-            await batch.commit(transaction=connection)
-            raise PoisonError("at the end of the transaction")
-
-    with pytest.raises(PoisonError):
-        await run(publisher, store, handle, "quarantine")
-    assert ledger.rows() == []
-    assert await kept(quarantine_beside(store)) == []
-
-
-async def test_errors_that_the_options_do_not_name_are_raised(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    with pytest.raises(PoisonError):
-        await run(publisher, store, ledger.handler({7}), Quarantine(errors=(ValueError,)))
-    assert await kept(quarantine_beside(store)) == []
-
-
-async def test_an_error_of_the_store_quarantines_nothing(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    async def handle(batch: Batch) -> None:
-        raise StoreError("down")
-
-    with pytest.raises(StoreError):
-        await run(publisher, store, handle, "quarantine")
-    assert await kept(quarantine_beside(store)) == []
-
-
 async def test_r17_a_fenced_consumer_ends_with_any_on_failure(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
@@ -268,16 +222,6 @@ async def test_r17_a_fenced_consumer_ends_with_any_on_failure(
         )
     assert calls == 1
     assert ledger.rows() == []
-
-
-async def test_too_many_failing_events_in_a_row_end_the_consumer(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    with pytest.raises(PoisonError, match="can't handle 9") as caught:
-        await run(publisher, store, ledger.handler({2, *range(5, 15)}), Quarantine(limit=4))
-    assert "4 events in a row" in caught.value.__notes__[0]
-    assert ledger.rows() == []
-    assert await kept(quarantine_beside(store)) == []
 
 
 async def test_failing_events_in_a_row_are_counted_over_batches(
@@ -310,29 +254,6 @@ async def test_a_batch_without_events_that_fails_is_raised(
 
     with pytest.raises(PoisonError):
         await run(publisher, store, handle, "quarantine")
-
-
-async def test_the_quarantine_and_the_cursor_are_saved_in_one_transaction(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The handler's transaction fails after its commit: neither is there."""
-    attempts = 0
-
-    async def handle(batch: Batch) -> None:
-        nonlocal attempts
-        with closing(ledger.connect()) as connection, connection:
-            ledger.write(connection, batch, {7})
-            await batch.commit(transaction=connection)
-            attempts += 1
-            raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="disk"):
-        await run(publisher, store, handle, Quarantine(errors=(PoisonError,)))
-    assert attempts == 1
-    assert ledger.rows() == []
-    assert await kept(quarantine_beside(store)) == []
-    (feed,) = await store.feeds()
-    assert (await store.load(feed))[0].cursor == "_first"
 
 
 async def test_a_failing_partition_does_not_delay_the_others(
