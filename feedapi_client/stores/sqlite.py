@@ -74,7 +74,7 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
         self.path = os.fspath(path)
         self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format, journal)
         self._journalled = journal is not None
-        self._file = SQLiteFile(self.path, busy_timeout, self._create)
+        self.file = SQLiteFile(self.path, busy_timeout, self._create)
         self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format)
         # On a connection of its own, so that no save delays a renewal.
         self._lease_file = SQLiteFile(
@@ -83,14 +83,14 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
-        await self._file.aclose()
+        await self.file.aclose()
         await self._lease_file.aclose()
 
     async def _read(self, script: Script[T]) -> T:
-        return await self._file.run(partial(run_script, script=script))
+        return await self.file.run(partial(run_script, script=script))
 
     async def _run_alone(self, script: Script[T]) -> T:
-        return await self._file.run(partial(transact, script=script))
+        return await self.file.run(partial(transact, script=script))
 
     async def _lease(
         self,
@@ -117,7 +117,7 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
         except FeedError:
             raise
         except Exception as error:
-            raise self._file.failure(feed, error) from error
+            raise self.file.failure(feed, error) from error
 
     # The caller's connection
 
@@ -161,7 +161,7 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
             # A transaction that has read fails at once when it writes beside another
             # writer; this one waits for it.
             yield Query("BEGIN IMMEDIATE")
-        if not self._file.is_open:
+        if not self.file.is_open:
             yield from self._create()
         return (yield from script)
 
@@ -180,7 +180,7 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
             )
 
     def __repr__(self) -> str:
-        state = "open" if self._file.is_open else "closed"
+        state = "open" if self.file.is_open else "closed"
         return f"<SQLiteCursorStore {self.path!r}, {state}>"
 
 
