@@ -54,7 +54,9 @@ _OF_EXTRAS = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _OF_EXTRAS:
-        return getattr(import_module(_OF_EXTRAS[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _OF_EXTRAS:
+            return getattr(import_module(_OF_EXTRAS[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
