@@ -458,7 +458,7 @@ def test_a_partition_that_another_instance_reads_is_no_problem(
 class HangingLeases(MemoryCursorStore):
     hung_at: float | None = None
 
-    async def instances(self, feed: FeedKey) -> Any:
+    async def look(self, feed: FeedKey, last: Any = None) -> Any:
         if self.hung_at is None:
             self.hung_at = anyio.current_time()
         await anyio.sleep_forever()
