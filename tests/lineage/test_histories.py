@@ -41,6 +41,7 @@ r06_a_last_cursor_drains_where_it_is_committed_and_nowhere_else
   given / list 0!z 1<0 / commit 0 y / end 0 y closed -> | 0R 1W(0)
   given selects_events=True / list 0!z / commit 0 z -> | 0R / commit 0 y
   end 0 y closed -> stop 0; save 0@y:drained#4; drained 0@y; discover | 0D
+  given 0@z / list 0!z -> save 0@z:drained#2; drained 0@z; discover
 r06_without_a_last_cursor_only_an_end_that_was_asked_for_as_closed_counts
   list 0! / commit 0 z / end 0 z -> | 0R
   end 0 z closed -> stop 0; save 0@z:drained#3; drained 0@z; discover | 0D
@@ -166,7 +167,7 @@ r08_no_missing_edge_is_suspected_of_anything_else
   list 0 9 / list 0 9 1 -> start 1
   given / list 0 9 / list 0! 9 ->
   given / list 0 9 / list 0! 9 1<0 2 -> start 2
-  given / list 0 9 / list 0! 9 1<<0 2 -> stop 0; save 0:superseded#2 1; start 2
+  given / list 0 9 / list 0! 9 1<<0 2 -> stop 0; save 0:superseded#2 1; start 1; start 2
   given / list 0 9 / list 0! 9 1<9 -> report 1 ~waits for partition 9
   given 0@z:drained 9@b / list 0!z 9 1 -> start 9@b; start 1
   given partitions=[0,2] / list 0!z 1<0 2 -> save 0 2; start 0; start 2
@@ -213,7 +214,7 @@ r08_roots_of_a_go_publisher_wait_until_partition_0_is_drained
 r08_nobody_waits_for_partition_0_without_a_need
   list dialect="v2-token" 0 1 2 | 0R 1R 2R
   given / list dialect="v2-token" 0! 1<0 2 | 0R 1W(0) 2R
-  given / list dialect="v2-token" 0! 1<<0 2 | 0S 1W(0) 2R
+  given / list dialect="v2-token" 0! 1<<0 2 | 0S 1R 2R
   given / list dialect="v2-token" 1 2 | 1R 2R
   given / list 0! 1 | 0R 1R
   given ordered=False / list dialect="v2-token" 0! 1 -> save 0 1; start 0; start 1
@@ -293,6 +294,9 @@ r09_successors_that_begin_at_the_first_event_never_wait_in_a_circle
   list 1!<<0 2!<1 4!<<3 5!<4 | 0S 1R 2W(1) 3S 4W(1,2) 5W(4)
   end 1 _first closed | 0S 1D 2R 3S 4W(2) 5W(4) / end 4 _first closed | 0S 1D 2R 3S 4W(2) 5W(4)
   end 2 _first closed | 0S 1D 2D 3S 4R 5W(4) / end 5 _first closed | 0S 1D 2D 3S 4R 5W(4)
+r08_a_closed_ancestor_that_goes_on_being_listed_holds_no_successor_back
+  list 0! 1<<0 | 0S 1R / list 0! 2<<1 7<<6 | 0S 1S 2R 6S 7R / restart
+  list 0! 2<<1 7<<6 8<<3 | 0S 1S 2R 3S 6S 7R 8R
 r08_the_parent_of_an_ancestor_that_was_listed_is_known
   given 9@q / list 9 0! 5! 1<0 / list 9 0! 5! 2<<1 -> save 1:superseded 2 | 0R 1S 2W(0) 5R 9R
 r09_an_edge_that_is_listed_late_lets_a_partition_begin_again_at_that_cursor
