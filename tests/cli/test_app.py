@@ -443,7 +443,7 @@ def test_r19_credentials_of_the_environment_are_sent_and_not_shown(
         for row in (
             Row("discover URL --auth-env FEED_AUTH"),
             Row("discover URL --header-env Authorization=FEED_AUTH"),
-            Row("discover URL --auth-env WRONG", 1, "401"),
+            Row("discover URL --auth-env WRONG", 1, "403"),
             Row("discover URL --auth-env ODD", 2, "not printable ASCII"),
         )
     ]
