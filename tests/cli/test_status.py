@@ -121,14 +121,20 @@ def test_r21_text_from_elsewhere_is_escaped(feedapi: Feedapi, monitor: Monitor) 
     assert text.count("\\x1b[31mred") == 3
 
 
-def test_what_is_no_monitor_is_an_error(feedapi_publisher: Publisher) -> None:
+def test_what_is_no_monitor_is_an_error(feedapi_publisher: Publisher, monitor: Monitor) -> None:
+    monitor.looks.append({"answers": "but is something else"})
     said = "is no monitor. Of a feed, 'cursors ls URL --lag --store STORE'"
     rows = [
         Row("status 127.0.0.1:1", 1, "feedapi: no monitor answers at 127.0.0.1:1: "),
         Row("status http://127.0.0.1:1/app/feed", 1, "no monitor answers at 127.0.0.1:1"),
         Row("status FEED", 1, said),
+        Row("status OTHER", 1, said),
     ]
-    play(rows, FEED=feedapi_publisher.url)
+    play(rows, FEED=feedapi_publisher.url, OTHER=f"127.0.0.1:{monitor.server_port}")
+
+
+def test_a_monitor_without_consumers_shows_none(monitor: Monitor) -> None:
+    play([Row(f"status {monitor.show()}", says="=")])
 
 
 @pytest.mark.slow
