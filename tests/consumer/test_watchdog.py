@@ -459,11 +459,10 @@ class HangingLeases(MemoryCursorStore):
     hung_at: float | None = None
 
     async def look(self, feed: FeedKey, last: Any = None) -> Any:
-        if last is None:  # while it starts
-            return await super().look(feed)
-        if self.hung_at is None:
-            self.hung_at = anyio.current_time()
-        await anyio.sleep_forever()
+        if last is not None:  # which is none while it starts
+            self.hung_at = self.hung_at or anyio.current_time()
+            await anyio.sleep_forever()
+        return await super().look(feed)
 
 
 @BACKENDS
