@@ -307,11 +307,10 @@ async def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(
     assert (await application.cursors.load(feed))[0].cursor == publisher.end_cursor(0)
 
 
+@pytest.mark.parametrize("application", [*FILES[2:], *SERVED], indirect=True)
 async def test_a_missing_table_is_found_before_anything_is_read(
     publisher: Publisher, application: Application
 ) -> None:
-    if isinstance(application.cursors, SQLiteCursorStore):
-        pytest.skip("creates its tables")
     application.execute("DROP TABLE feedapi_quarantine")
 
     async def handle(batch: Batch) -> None:
