@@ -56,11 +56,7 @@ class Aside:
         """
         store, old = self.store, self._adopts
         await store.prepare()
-        if (
-            old is None
-            or not await translated(store.page(old, limit=1), "reading the quarantine", old.url)
-            or await translated(self._cursors.load(old), "loading cursors", old.url)
-        ):
+        if old is None or not await self._is_left_behind(old):
             return
         if isinstance(store, ScriptedQuarantine):
             await store.move(old, self._feed)
@@ -70,6 +66,14 @@ class Aside:
                 "replay or drop them before the feed gets a feed_name",
                 feed=self._feed.url,
             )
+
+    async def _is_left_behind(self, old: FeedKey) -> bool:
+        """Return whether the key has events, and no cursors any more."""
+        events = await translated(self.store.page(old, limit=1), "reading the quarantine", old.url)
+        if not events:
+            return False
+        cursors = await translated(self._cursors.load(old), "loading cursors", old.url)
+        return not cursors
 
     def takes(self, error: Exception) -> bool:
         """Return whether an error of the handler may be the fault of an event."""
