@@ -331,7 +331,10 @@ class FeedConsumer(Generic[Payload]):
         check_async_function("the handler", handle, HANDLER)
         check_count("max_concurrency", max_concurrency)
         watched = WatchedHandler(handle)
-        handle = await retrying_handler(watched, on_failure, self.key, self.store, watched)
+        adopts = self._settings.adopts
+        handle = await retrying_handler(
+            watched, on_failure, self.key, self.store, watched, adopts=adopts
+        )
         session = await self._begin()
         delivery = session.delivery
         watched.watch(session.driver)
@@ -427,7 +430,10 @@ class FeedConsumer(Generic[Payload]):
             check_instance("store", self.store, DoneStore, _A_DONE_STORE)
         check_count("max_concurrency", max_concurrency)
         check_count("max_in_flight", max_in_flight)
-        failures = EventFailures(on_failure, self.key, self.store, key, self._decoder)
+        adopts = self._settings.adopts
+        failures = EventFailures(
+            on_failure, self.key, self.store, key, self._decoder, adopts=adopts
+        )
         await failures.prepare()
         session = await self._begin()
         by_key = ByKey(

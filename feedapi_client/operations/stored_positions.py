@@ -10,7 +10,10 @@ from feedapi_client.model import LAST, FeedKey, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.feed_lag import PartitionLag, lag
 from feedapi_client.protocol.text import MAX_CURSOR, are_valid
+from feedapi_client.quarantine.quarantine_location import quarantine_beside
+from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.stores.base import AdministrableStore, CursorStore
+from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore
 from feedapi_client.stores.moving import check_key_format
 
@@ -194,7 +197,8 @@ async def move(
 ) -> list[FeedPositions]:
     """Move the positions of a feed's consumers to another URL, all of them or none.
 
-    With `dry_run` nothing is moved.
+    Their quarantined events in the same database are moved with them, and what is done ahead. With
+    `dry_run` nothing is moved.
 
     Arguments:
         old: the former URL, or ``feed:NAME`` for a feed with a `feed_name`.
@@ -203,7 +207,8 @@ async def move(
         selection: only those of the first of these selections of events, which become those of the
             second one; as `FetchOptions.selection` returns them. The URLs may be the same then.
         partitions: only those of these partitions. They are saved under `new`, then deleted under
-            `old`: in two steps, so that an interruption leaves them under both.
+            `old`: in two steps, so that an interruption leaves them under both. Refused where
+            events of them are in quarantine, or any are done ahead of the cursor.
         overwrite: delete what is stored under `new`.
 
     Returns the positions as saved.
@@ -308,6 +313,9 @@ async def _move(
             f"{taken[0]}: there are cursors already, nothing was moved: --overwrite of 'cursors "
             "move' deletes them, and so does 'cursors reset'"
         )
+    if partitions is not None:
+        for old in keys:
+            await _check_cursors_alone(store, old, chosen[old], claims=not dry_run)
     if dry_run:
         return [FeedPositions(new, chosen[old]) for old, new in keys.items()]
     if partitions is None:
@@ -318,6 +326,40 @@ async def _move(
         found.append(FeedPositions(new, await store.replace(new, chosen[old])))
         await store.delete(old, chosen[old].keys())
     return found
+
+
+async def _check_cursors_alone(
+    store: AdministrableStore, key: FeedKey, chosen: Collection[int], *, claims: bool
+) -> None:
+    """Check that cursors are all that there is of these partitions: else only all can be moved.
+
+    Arguments:
+        claims: look also at what is done ahead, which nobody can do without a claim.
+    """
+    quarantine = await _quarantine_of(store)
+    for partition in chosen:
+        if quarantine is not None and await quarantine.page(key, partition=partition, limit=1):
+            raise _moved_as_a_whole(key, f"partition {partition} has quarantined events")
+    if claims and isinstance(store, DoneStore):
+        # Of all: what is done in an ancestor counts for its successors.
+        for partition, position in (await store.load(key)).items():
+            if (await store.take_over(key, [partition], position.revision)).done:
+                raise _moved_as_a_whole(key, "events are done ahead of the cursor")
+
+
+async def _quarantine_of(store: AdministrableStore) -> QuarantineStore | None:
+    try:
+        quarantine = quarantine_beside(store)
+        await quarantine.prepare()
+    except StoreError:
+        return None  # of this kind of store, or no table: nothing is in it
+    return quarantine
+
+
+def _moved_as_a_whole(key: FeedKey, why: str) -> OperationError:
+    return OperationError(
+        f"{key}: {why}, nothing was moved: only a move of all partitions takes that along"
+    )
 
 
 def _some(

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from feedapi_client.arguments import WrongFunctionError
-from feedapi_client.errors import CommitOrderError, FencedError
+from feedapi_client.errors import CommitOrderError, FencedError, StoreError
 from feedapi_client.model import Batch, Event, FeedKey
 from feedapi_client.quarantine.failure_text import note_limit
 from feedapi_client.quarantine.policy import Quarantine, may_be_an_events_fault
 from feedapi_client.quarantine.quarantine_location import quarantine_beside
-from feedapi_client.quarantine.quarantine_store import JoiningStore
+from feedapi_client.quarantine.quarantine_store import JoiningStore, ScriptedQuarantine
 from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.foreign_errors import translated
 
 
 class Aside:
@@ -23,15 +24,56 @@ class Aside:
         store: where the events go.
         in_a_row: by partition: how many were put aside since one was handled.
 
+    Arguments:
+        feed: whose events.
+        adopts: the key that the cursors of `feed` may have been stored under.
+
     Raises `StoreError` if there is no place for quarantined events.
     """
 
-    def __init__(self, quarantine: Quarantine, feed: FeedKey, cursors: CursorStore) -> None:
+    def __init__(
+        self,
+        quarantine: Quarantine,
+        feed: FeedKey,
+        cursors: CursorStore,
+        *,
+        adopts: FeedKey | None = None,
+    ) -> None:
         self.store = quarantine.to or quarantine_beside(cursors)
         self.in_a_row: dict[int, int] = {}
         self._quarantine = quarantine
         self._feed = feed
         self._cursors = cursors
+        self._adopts = adopts
+
+    async def prepare(self) -> None:
+        """Get ready to take events, and take along those whose cursors were adopted.
+
+        Beside the cursors they were moved with them already.
+
+        Raises:
+            StoreError: the store failed, or can't move events.
+        """
+        store, old = self.store, self._adopts
+        await store.prepare()
+        if old is None or not await self._is_left_behind(old):
+            return
+        if isinstance(store, ScriptedQuarantine):
+            await store.move(old, self._feed)
+        else:
+            raise StoreError(
+                f"{type(store).__name__} holds quarantined events of this feed under {old.url}: "
+                "replay or drop them before the feed gets a feed_name",
+                feed=self._feed.url,
+            )
+
+    async def _is_left_behind(self, old: FeedKey) -> bool:
+        """Return whether the key has events, and no cursors any more."""
+        events = await translated(self.store.page(old, limit=1), "reading the quarantine", old.url)
+        if not events:
+            return False
+        cursors = await translated(self._cursors.load(old), "loading cursors", old.url)
+        return not cursors
 
     def takes(self, error: Exception) -> bool:
         """Return whether an error of the handler may be the fault of an event."""

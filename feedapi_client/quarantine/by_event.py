@@ -23,6 +23,7 @@ class EventFailures:
         feed: whose events.
         cursors: the cursor store.
         decoder: what the event's `json()` uses.
+        adopts: as `Aside` takes it.
 
     Raises ValueError or TypeError for an `on_failure` that is none; `StoreError` if there is no
     place for quarantined events.
@@ -35,10 +36,14 @@ class EventFailures:
         cursors: CursorStore,
         key: Key,
         decoder: Decoder,
+        *,
+        adopts: FeedKey | None = None,
     ) -> None:
         self._policy, quarantine = parse_on_failure(on_failure)
         self._feed = feed
-        self._aside = None if quarantine is None else Aside(quarantine, feed, cursors)
+        self._aside = (
+            None if quarantine is None else Aside(quarantine, feed, cursors, adopts=adopts)
+        )
         self.in_a_row = {} if self._aside is None else self._aside.in_a_row
         """By partition: how many events were put aside since one was handled."""
         self.held: HeldKeys | None = None
@@ -54,7 +59,7 @@ class EventFailures:
     async def prepare(self) -> None:
         """Get ready, before anything is read. Raises `StoreError`."""
         if self._aside is not None:
-            await self._aside.store.prepare()
+            await self._aside.prepare()
         if self.held is not None:
             await self.held.load()
 

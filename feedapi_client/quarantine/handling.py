@@ -61,7 +61,13 @@ class Watch(Protocol):
 
 
 async def retrying_handler(
-    handle: Handler, on_failure: OnFailure, feed: FeedKey, cursors: CursorStore, watch: Watch
+    handle: Handler,
+    on_failure: OnFailure,
+    feed: FeedKey,
+    cursors: CursorStore,
+    watch: Watch,
+    *,
+    adopts: FeedKey | None = None,
 ) -> Handler:
     """Return `handle` wrapped in what `on_failure` asks for.
 
@@ -77,8 +83,8 @@ async def retrying_handler(
     if quarantine is not None:
         if quarantine.whole_key:
             raise ValueError("Quarantine.whole_key needs a key for each event: use run_by_key")
-        aside = Aside(quarantine, feed, cursors)
-        await aside.store.prepare()
+        aside = Aside(quarantine, feed, cursors, adopts=adopts)
+        await aside.prepare()
     elif policy.attempts == 1:
         return handle
 

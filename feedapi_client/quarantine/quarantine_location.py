@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -12,22 +11,17 @@ from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
 
-_in_memory: weakref.WeakKeyDictionary[CursorStore, MemoryQuarantineStore] = (
-    weakref.WeakKeyDictionary()
-)
-
 
 def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
     """Return the quarantine in the file, database or memory that holds the cursors.
 
-    One `MemoryCursorStore` always has the same quarantine. A store that has a method
-    ``quarantine()`` says by itself.
+    A store that has a method ``quarantine()`` says by itself.
 
     Raises:
         StoreError: this kind of cursor store has no quarantine.
     """
     if isinstance(cursors, MemoryCursorStore):
-        return _in_memory.setdefault(cursors, MemoryQuarantineStore())
+        return MemoryQuarantineStore(cursors)
     if isinstance(cursors, SQLiteCursorStore):
         return SQLiteQuarantineStore(cursors.file)
     if hasattr(cursors, "pool"):

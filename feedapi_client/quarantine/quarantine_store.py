@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,11 +15,12 @@ from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.moving import move_quarantined
 from feedapi_client.stores.scripted import Along
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import feed_condition
-from feedapi_client.stores.sqlite_connection import run_script, transact
-from feedapi_client.stores.tables import TABLES, create_missing
+from feedapi_client.stores.sqlite import MemoryCursorStore
+from feedapi_client.stores.tables import TABLES
 
 T = TypeVar("T")
 
@@ -120,6 +118,7 @@ class ScriptedQuarantine:
         self._insert = f"INSERT INTO {table} ({columns}) VALUES ({places})"
         self._select = f"SELECT {columns} FROM {table} WHERE"
         self._delete = f"DELETE FROM {table} WHERE id IN"
+        self._move = partial(move_quarantined, table, dialect)
 
     # What a subclass defines
 
@@ -186,6 +185,13 @@ class ScriptedQuarantine:
         """See `QuarantineStore.remove`."""
         return await self._change(self._remove(set(ids)), transaction)
 
+    async def move(self, old: FeedKey, new: FeedKey) -> None:
+        """Keep the events of one key under another. Raises `StoreError`.
+
+        A move of cursors in the same database does so by itself.
+        """
+        await self._change(self._move([(old, new)]), None)
+
     async def _change(self, script: Script[T], transaction: Any) -> T:
         with self._translated():
             if transaction is None:
@@ -224,25 +230,18 @@ class ScriptedQuarantine:
 
 
 class MemoryQuarantineStore(ScriptedQuarantine):
-    """Keeps events for as long as the object lives.
+    """Keeps events for as long as the object lives, or the cursors in the same memory.
 
     It has no transactions: a consumer that is killed may quarantine an event again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cursors: MemoryCursorStore | None = None) -> None:
         super().__init__("sqlite", QUARANTINE, "in memory")
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(
-            ":memory:", isolation_level=None, check_same_thread=False
-        )
-        # A store that is never closed must not end with a ResourceWarning.
-        weakref.finalize(self, self._connection.close)
-        run_script(self._connection, create_missing(QUARANTINE))
+        self._memory = cursors or MemoryCursorStore()
 
     async def _transact(self, script: Script[T]) -> T:
         await anyio.lowlevel.checkpoint()
-        with self._lock:
-            return transact(self._connection, script)
+        return await self._memory._run_alone(script)
 
     async def _within(self, transaction: Any, script: Script[T]) -> T:  # noqa: ARG002
         return await self._transact(script)

@@ -129,8 +129,9 @@ class AdministrableStore(CursorStore, Protocol):
     ) -> dict[FeedKey, dict[int, Position]]:
         """Move all positions of each key to another key: all of them or none.
 
-        The old keys have no position afterwards, so that a consumer of one of them ends with
-        `FencedError`. Each moved position gets a revision above those of both keys.
+        With what is done ahead of them, and with quarantined events in the same database. The old
+        keys have no position afterwards, so that a consumer of one of them ends with `FencedError`.
+        Each moved position gets a revision above those of both keys.
 
         Arguments:
             keys: the new key of each old one. No key is in it twice.

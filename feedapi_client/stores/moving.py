@@ -14,6 +14,8 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import printable
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.leases import LeaseStore
+from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.sql_dialects import feed_condition, is_missing_table
 from feedapi_client.stores.stored_format import in_another_format
 
 _MAX_SHOWN = 200
@@ -56,6 +58,30 @@ def moved_positions(
             Position.after(newest, found.cursor, found.status), replaces=None
         )
     return moved
+
+
+def move_quarantined(
+    table: str, dialect: str, keys: Iterable[tuple[FeedKey, FeedKey]]
+) -> Script[None]:
+    """Move the quarantined events of each key to another one, as part of a transaction.
+
+    Those of the new key stay. Without the table there are none.
+    """
+    update = (
+        f"UPDATE {table} SET feed_id = ?, feed_url = ?, consumer = ?, filters = ? "  # noqa: S608
+        f"WHERE {feed_condition(dialect)}"
+    )
+    # Where an error ends the transaction, this is what of it is kept.
+    yield Query("SAVEPOINT feedapi_quarantine")
+    try:
+        for old, new in keys:
+            filters = orjson.dumps(new.filters).decode()
+            yield Query(update, (new.id, new.url, new.name, filters, old.id))
+    except Exception as error:
+        if not is_missing_table(error):
+            raise
+        yield Query("ROLLBACK TO SAVEPOINT feedapi_quarantine")
+    yield Query("RELEASE SAVEPOINT feedapi_quarantine")
 
 
 def already_stored(new: FeedKey) -> StoreError:

@@ -30,7 +30,7 @@ from feedapi_client.stores.journal import (
     now,
     reconstruct,
 )
-from feedapi_client.stores.moving import moved_positions
+from feedapi_client.stores.moving import move_quarantined, moved_positions
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import (
     DIALECTS,
@@ -73,6 +73,7 @@ class PositionScripts:
         named: returns the name of a table, quoted: that of positions for an empty text, the others'
             for what is appended to it.
         journal: keep a history of positions.
+        quarantine: the name of the table of quarantined events beside them, quoted.
 
     Attributes:
         lock_waits: how long a save of a feed may wait for another's row lock, see `LockingStore`.
@@ -85,6 +86,7 @@ class PositionScripts:
         dialect: str,
         named: Callable[[str], str],
         journal: Journal | None = None,
+        quarantine: str = "feedapi_quarantine",
     ) -> None:
         self.lock_waits: dict[FeedKey, float] = {}
         self.done = DoneScripts(dialect, named("_done"), named(""))
@@ -92,6 +94,7 @@ class PositionScripts:
         self._dialect = DIALECTS[dialect]
         self._cursors = cursors = named("")
         self._replaced = named("_journal")
+        self._quarantine = quarantine
         self.write_nothing = f"DELETE FROM {cursors} WHERE 1 = 0"
         self._journal = journal
         self._pruner = Pruner(journal)
@@ -182,10 +185,12 @@ class PositionScripts:
             return wanted
 
         saved = yield from self.change([*keys, *keys.values()], moved)
-        for old, new in keys.items():
-            if new in saved:
-                yield from self.done.move(old, new)
-        return {new: saved[new] for new in keys.values() if new in saved}
+        found = [(old, new) for old, new in keys.items() if new in saved]
+        for old, new in found:
+            yield from self.done.move(old, new)
+        if found:
+            yield from move_quarantined(self._quarantine, self._name, found)
+        return {new: saved[new] for _, new in found}
 
     def rewind(self, feed: FeedKey, to: datetime) -> Script[dict[int, Position]]:
         """Make the positions of a time the current ones; return them as saved."""

@@ -102,7 +102,8 @@ class PostgresCursorStore(KeptLeases):
         timeout: float = 30.0,
     ) -> None:
         self.database = database_of(pool)
-        self._scripts = PositionScripts("postgresql", named(table, schema), journal)
+        quarantine = quoted("feedapi_quarantine", schema)
+        self._scripts = PositionScripts("postgresql", named(table, schema), journal, quarantine)
         self._table = table
         self._formats = quoted(FORMAT_TABLE, schema)
         suffixes = ["", "_done", "_instances", "_leases", *(["_journal"] if journal else [])]

@@ -129,7 +129,8 @@ class SQLAlchemyCursorStore(KeptLeases):
         self.instance_table = table_of("_instances")
         self.lease_table = table_of("_leases")
         names = quoted_names(engine, table, schema)
-        self._scripts = PositionScripts(dialect, names, journal)
+        quarantine = quoted_names(engine, "feedapi_quarantine", schema)("")
+        self._scripts = PositionScripts(dialect, names, journal, quarantine)
         beating = KeptConnection(LeaseConnections(engine))
         # A file of SQLite may be in memory, where each connection has its own.
         self._in_file = dialect == "sqlite"

@@ -81,6 +81,8 @@ SQLite has one writer at a time.
 _CONFLICTS = ("40001", "40P01", 1213, 1020)
 # The time to wait for a row lock is over.
 _LOCK_TIMEOUTS = ("55P03", 1205)
+# The table is not there. SQLite has one code for all errors of a statement.
+_MISSING_TABLES = ("42P01", 1146)
 
 
 def typed(dialect: str, kind: str) -> str:
@@ -122,6 +124,12 @@ def is_integrity_error(error: Exception) -> bool:
 def is_lock_timeout(error: Exception) -> bool:
     """Return whether a statement has waited for another's row lock as long as it may."""
     return any(code in _LOCK_TIMEOUTS for code in _codes(error))
+
+
+def is_missing_table(error: Exception) -> bool:
+    """Return whether a statement names a table that the database does not have."""
+    codes = _codes(error)
+    return any(code in _MISSING_TABLES or "no such table" in str(code) for code in codes)
 
 
 def _codes(error: Exception) -> tuple[object, ...]:

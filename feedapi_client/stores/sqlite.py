@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -192,6 +193,7 @@ class MemoryCursorStore(ScriptedLeases, ScriptedStore):
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format)
         # By the clock of the event loop, which may be a virtual one.
         self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format, _loop_clock)
@@ -200,13 +202,14 @@ class MemoryCursorStore(ScriptedLeases, ScriptedStore):
         )
         # A store that is never closed must not end with a ResourceWarning.
         weakref.finalize(self, self._connection.close)
-        run_script(self._connection, create_missing(*_TABLES, *_LEASE_TABLES))
+        run_script(self._connection, create_missing(*_TABLES, *_LEASE_TABLES, "feedapi_quarantine"))
 
     async def _read(self, script: Script[T]) -> T:
         return run_script(self._connection, script)
 
     async def _run_alone(self, script: Script[T]) -> T:
-        return transact(self._connection, script)
+        with self._lock:
+            return transact(self._connection, script)
 
     async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
         if transaction is not None:
@@ -227,7 +230,8 @@ class MemoryCursorStore(ScriptedLeases, ScriptedStore):
     ) -> T:
         run = run_script if reads else transact
         async with self._operation(feed):
-            return run(self._connection, script())
+            with self._lock:
+                return run(self._connection, script())
 
     def _operation(
         self,

@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from feedapi_client import Event, FeedConsumer, PartitionState, Quarantine, Retry, StoreError
-from feedapi_client.quarantine import operations
+from feedapi_client.model import FeedKey
+from feedapi_client.quarantine import operations, quarantine_beside
 from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
 from feedapi_client.status import ProblemName
 from feedapi_client.testing import Publisher
@@ -406,6 +407,92 @@ async def test_with_whole_key_later_events_of_a_key_wait_for_the_replay(
     async with consume(publisher, store=store, follow=False) as consumer:
         await drain(consumer, handle, on_failure=policy)
     assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+class OwnQuarantine:
+    """A quarantine of the application's own, which has the methods of the protocol alone."""
+
+    def __init__(self) -> None:
+        kept = MemoryQuarantineStore()
+        self.prepare, self.add, self.remove = kept.prepare, kept.add, kept.remove
+        self.page, self.get = kept.page, kept.get
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_r07_adopted_cursors_have_their_quarantined_events_with_them(
+    publisher: Publisher, store: RecordingStore, beside: bool
+) -> None:
+    fill(publisher, 20)
+    application = Application()
+    quarantine = quarantine_beside(store) if beside else MemoryQuarantineStore()
+    policy = Quarantine(to=None if beside else quarantine, whole_key=True)
+
+    async def fails(event: Event) -> None:
+        if event.json()["n"] == 7:
+            raise RuntimeError("poison")
+        await application(event)
+
+    async def replayed(batch: Any) -> None:
+        await application(batch.events[0])
+
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, fails, on_failure=policy)
+    fill(publisher, 10, start=20)
+    async with consume(publisher, store=store, feed_name="orders", follow=False) as consumer:
+        await drain(consumer, application, on_failure=policy)
+        key = consumer.key
+    kept = [event async for event in operations.list_events(quarantine, key)]
+    assert [n_of_raw(event.raw) for event in kept] == [7, 12, 17, 22, 27]
+    await operations.replay(quarantine, replayed, feed=key)
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+async def test_r07_quarantined_events_that_nobody_can_take_along_refuse_the_start(
+    publisher: Publisher, store: RecordingStore, by_key: bool
+) -> None:
+    fill(publisher, 1)
+    policy = Quarantine(to=OwnQuarantine())
+
+    async def handle(_: Any) -> None:
+        raise RuntimeError("poison")
+
+    async def run(**options: Any) -> None:
+        async with consume(publisher, store=store, follow=False, **options) as consumer:
+            if by_key:
+                await drain(consumer, handle, on_failure=policy)
+            else:
+                await consumer.run(handle, on_failure=policy)
+
+    await run()
+    with pytest.raises(StoreError, match="replay or drop them"):
+        await run(feed_name="orders")
+
+
+async def test_r07_quarantined_events_stay_with_cursors_that_are_not_adopted(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    """Both keys are in use: the events are those of the URL's consumer."""
+    fill(publisher, 10)
+    policy = Quarantine(to=MemoryQuarantineStore())
+
+    async def handle(event: Event) -> None:
+        if event.json()["n"] in (2, 7):
+            raise RuntimeError("poison")
+
+    async def run(handle: Any, **options: Any) -> FeedKey:
+        async with consume(
+            publisher, store=store, start="first", follow=False, **options
+        ) as consumer:
+            await drain(consumer, handle, on_failure=policy)
+            return consumer.key
+
+    await run(Application(), feed_name="orders")
+    url = await run(handle)
+    await run(Application(), feed_name="orders")
+    assert policy.to is not None
+    kept = [each async for each in operations.list_events(policy.to, url)]
+    assert [n_of_raw(event.raw) for event in kept] == [2, 7]
 
 
 async def test_a_replay_beside_a_running_consumer_lets_the_key_go_on(

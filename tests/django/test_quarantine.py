@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,30 @@ def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(using: str) -> No
         await cursors.aclose()
 
     asyncio.run(run())
+
+
+def test_r07_a_move_takes_the_quarantined_events_along(using: str) -> None:
+    from feedapi_client.testing.contracts import opening
+
+    event, named = record(), FeedKey.named("orders")
+
+    async def move(old: FeedKey, new: FeedKey) -> list[FeedKey]:
+        async with DjangoCursorStore(using) as cursors:
+            await cursors.move({old: new})
+            return await cursors.feeds()
+
+    async def run() -> None:
+        async with DjangoCursorStore(using) as cursors:
+            await cursors.save(FEED, opening())
+            store = quarantine_beside(cursors)
+            await store.add([event])
+            await move(FEED, named)
+            assert await store.page() == [replace(event, feed=named)]
+
+    asyncio.run(run())
+    # Without the table there is nothing to take along.
+    execute(using, "DROP TABLE feedapi_quarantine")
+    assert asyncio.run(move(named, FEED)) == [FEED]
 
 
 def test_without_the_table_the_error_says_so(store: DjangoQuarantineStore, using: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from feedapi_client import FeedKey, Position
+from feedapi_client import FeedKey, Position, SQLiteCursorStore
+from feedapi_client.model import make_event
 from feedapi_client.operations import (
     FeedPositions,
     OperationError,
@@ -21,7 +23,10 @@ from feedapi_client.operations import (
     reset,
     set_position,
 )
+from feedapi_client.quarantine import quarantine_beside
+from feedapi_client.quarantine.record import quarantined
 from feedapi_client.stores import AdministrableStore, LeaseStore
+from feedapi_client.stores.done import DoneEvent, DoneStore, stored_id
 from tests.leases import claims
 from tests.positions import stand
 
@@ -108,6 +113,38 @@ async def test_some_partitions_are_moved_and_the_others_stay(store: Administrabl
     assert stand(await store.load(THERE)) == {0: ("there", "open"), 1: ("b", "drained")}
     (renamed,) = await rename(store, "default", "new", feed=HERE.url, partitions=[0])
     assert renamed.key == FeedKey(HERE.url, "new")
+
+
+async def test_r07_partitions_with_more_than_cursors_are_moved_with_all_the_others(
+    store: AdministrableStore,
+) -> None:
+    await store.save(HERE, STORED)
+    if isinstance(store, DoneStore):
+        claim = await store.take_over(HERE, [0], STORED[0].revision)
+        await store.done(HERE, DoneEvent(0, claim.number, stored_id("a")))
+        with pytest.raises(OperationError, match="done ahead"):
+            await move(store, HERE.url, THERE.url, partitions=[1])
+        (moved,) = await move(store, HERE.url, THERE.url)
+        again = await store.take_over(THERE, [0], moved.positions[0].revision)
+        assert again.done == claim.done | {stored_id("a"): 0}
+
+
+async def test_r07_partitions_with_quarantined_events_are_moved_with_all_the_others(
+    tmp_path: Path,
+) -> None:
+    event = make_event(0, b"{}", {})
+    async with SQLiteCursorStore(tmp_path / "c.db") as store:
+        await store.save(HERE, STORED)
+        quarantine = quarantine_beside(store)
+        await quarantine.add([quarantined(HERE, event, "a", 0, ValueError("bad"))])
+        for dry_run in (True, False):
+            with pytest.raises(OperationError, match="partition 0 has quarantined events"):
+                await move(store, HERE.url, THERE.url, partitions=[0], dry_run=dry_run)
+        await move(store, HERE.url, THERE.url, partitions=[1])
+        assert stand(await store.load(HERE)) == {0: ("a", "open")}
+        await rename(store, "default", "new", feed=HERE.url)
+        (kept,) = await quarantine.page(FeedKey(HERE.url, "new"))
+        assert kept.raw == b"{}"
 
 
 async def test_a_consumer_is_renamed_in_one_feed_or_in_all(store: AdministrableStore) -> None:

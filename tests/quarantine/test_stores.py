@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import replace
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from feedapi_client.quarantine import (
 )
 from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
 from feedapi_client.testing import Publisher
+from feedapi_client.testing.contracts import opening
 from tests.positions import counted
 from tests.postgres_pools import opened
 from tests.quarantine.helpers import PoisonError, kept, numbers, run
@@ -49,6 +51,7 @@ pytestmark = pytest.mark.anyio
 
 FEED = FeedKey("https://service/feed", "mine", {"event-types": "a;b"})
 OTHER = FeedKey("https://service/feed", "theirs")
+MOVED = FeedKey.named("orders", "mine", FEED.filters)
 RAW = '{"text":"\u2028 \\u0000 \\ud800 ä"}'.encode()
 BAD = (7, 12)
 POOLS = ("psycopg", "psycopg in threads", "asyncpg")
@@ -366,6 +369,64 @@ async def test_what_one_store_of_a_database_keeps_the_others_show(
         assert await kept(application.quarantine) == await kept(theirs) == put
 
 
+# A move of the cursors
+
+
+@pytest.fixture(params=["memory", *FILES, *SERVED])
+async def moving(
+    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
+) -> AsyncIterator[Any]:
+    """Cursors that can be moved, with the quarantine beside them."""
+    if anyio_backend == "trio" and request.param not in ON_TRIO:
+        pytest.skip("the driver runs on asyncio only")
+    if request.param == "memory":
+        yield MemoryCursorStore()
+    else:
+        async with running(request.param, tmp_path, request.getfixturevalue) as application:
+            yield application.cursors
+
+
+async def test_r07_a_move_takes_the_quarantined_events_along(moving: Any) -> None:
+    store, there = quarantine_beside(moving), record(feed=MOVED)
+    of_feed, of_others = [record(index=n) for n in range(3)], record(feed=OTHER)
+    await moving.save(FEED, opening())
+    await store.add([there, *of_feed, of_others])
+    await moving.move({FEED: MOVED})
+    moved = [replace(each, feed=MOVED) for each in of_feed]
+    assert [each async for each in list_events(store, FEED)] == []
+    assert [each async for each in list_events(store, MOVED)] == [there, *moved]
+    assert [each async for each in list_events(store, OTHER)] == [of_others]
+    assert await drop(store, feed=MOVED) == 4
+
+
+async def test_r07_a_move_that_is_refused_leaves_the_quarantined_events(moving: Any) -> None:
+    store, put = quarantine_beside(moving), record()
+    for feed in (FEED, MOVED):
+        await moving.save(feed, opening())
+    await store.add([put])
+    with pytest.raises(StoreError, match="already"):
+        await moving.move({FEED: MOVED})
+    assert await kept(store) == [put]
+    await moving.move({FEED: MOVED}, overwrite=True)
+    assert await kept(store) == [replace(put, feed=MOVED)]
+
+
+async def test_r07_cursors_are_moved_with_the_quarantined_events_or_not_at_all(
+    application: Application,
+) -> None:
+    cursors = application.cursors
+    await cursors.save(FEED, opening())
+    await application.quarantine.add([record()])
+    application.execute("ALTER TABLE feedapi_quarantine RENAME COLUMN filters TO selection")
+    with pytest.raises(StoreError, match="filters"):
+        await cursors.move({FEED: MOVED})
+    assert await cursors.feeds() == [FEED]
+    # An application that quarantines nothing has no table for it.
+    application.execute("DROP TABLE feedapi_quarantine")
+    await cursors.move({FEED: MOVED})
+    assert await cursors.feeds() == [MOVED]
+
+
 # Details
 
 
@@ -378,9 +439,10 @@ async def test_an_event_is_quarantined_although_its_error_has_no_text() -> None:
 
 
 async def test_the_quarantine_beside_a_memory_store_is_always_the_same() -> None:
-    cursors = MemoryCursorStore()
-    assert quarantine_beside(cursors) is quarantine_beside(cursors)
-    assert quarantine_beside(cursors) is not quarantine_beside(MemoryCursorStore())
+    cursors, put = MemoryCursorStore(), record()
+    await quarantine_beside(cursors).add([put])
+    assert await kept(quarantine_beside(cursors)) == [put]
+    assert await kept(quarantine_beside(MemoryCursorStore())) == []
 
 
 # The file
