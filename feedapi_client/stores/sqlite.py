@@ -228,10 +228,8 @@ class MemoryCursorStore(ScriptedLeases, ScriptedStore):
         beats: bool = False,  # noqa: ARG002
         reads: bool = False,
     ) -> T:
-        run = run_script if reads else transact
         async with self._operation(feed):
-            with self._lock:
-                return run(self._connection, script())
+            return await (self._read if reads else self._run_alone)(script())
 
     def _operation(
         self,
