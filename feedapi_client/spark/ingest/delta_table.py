@@ -55,7 +55,7 @@ class DeltaTable(Table):
             try:
                 retry_conflicts(lambda: self._write_none(none, who), _ATTEMPTS_TO_PREPARE)
             except Exception as error:  # Delta's are py4j's
-                what = f"{self.name} can't be written: {plain_message(error)}"
+                what = f"{self.name} can't be written: {plain_message(error).rstrip('.')}"
                 raise IngestError(what + self._cure(spark, what)) from error
 
     def place(self, spark: SparkSession) -> str:

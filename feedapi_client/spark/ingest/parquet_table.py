@@ -283,12 +283,14 @@ class ParquetTable(Table):
     def _write_none(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
         """Write no row to a folder beside the checkpoint: Spark says what it would not take."""
         place = f"{self.job.checkpoint_location.rstrip('/')}/feedapi/tried/{self.role}"
-        folders = [*map(who.column, ("feed", "query", "batch"))]
-        folders += [] if schema is None else self.partition_by
-        rows = spark.createDataFrame([], schema or StructType().add("n", "int"))
-        none = identified(rows, who, 0).write.options(**self.job.writer_options, **WRITING)
+        rows = spark.createDataFrame([], schema or StructType().add("n", LongType()))
+        none = identified(rows, who, 0)
+        writer = none.write.options(**self.job.writer_options, **WRITING).mode("overwrite")
         try:
-            none.mode("overwrite").partitionBy(*folders).parquet(place)
+            writer.parquet(place)  # a file; with folders there is none
+            _ = spark.read.schema(none.schema).parquet(place).schema
+            if self.partition_by and schema is not None:
+                writer.partitionBy(*self.partition_by).parquet(place)
         except Exception as error:  # those of tasks are py4j's
             what = f"{self.name} can't be written: {plain_message(error)}"
             raise IngestError(what) from error
