@@ -188,19 +188,13 @@ def test_r05_column_in_other_letters_than_the_payload_is_told(
     assert row.reason == "orderId has other letters than here; orderid is missing"
 
 
-def test_dates_are_read_by_the_rules_of_today_in_a_session_of_older_ones(
+def test_r10_session_that_would_change_values_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
-    for value in ("2026-13-45", "2026-11-01"):
-        publisher.append(0, {"d": value, "t": f"{value}T10:00:00Z"})
-    with setting(spark, "spark.sql.legacy.timeParserPolicy", "LEGACY"):
-        found = run(spark, job(publisher, tmp_path, schema="d DATE, t TIMESTAMP"))
-    assert (found.rows, found.unparsed) == (2, 1)
-    rows = read_table(spark, str(tmp_path / "table")).selectExpr("CAST(d AS STRING)", "_corrupt")
-    assert {row.d: row._corrupt is None for row in rows.collect()} == {
-        None: False,
-        "2026-11-01": True,
-    }
+    with setting(spark, "spark.sql.legacy.timeParserPolicy", "legacy"):
+        with pytest.raises(IngestError, match="would change values.* is LEGACY. Set it to CORR"):
+            run(spark, job(publisher, tmp_path, schema="c STRING"))
+        assert run(spark, job(publisher, tmp_path)).rows == 0
 
 
 def test_text_is_as_long_as_an_event_may_be(

@@ -190,8 +190,7 @@ def _same(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
 
     - A TIMESTAMP takes numbers for seconds, and wraps around at 2**63 microseconds: those of
       other units come out in any year. Text without a date gets that of the day.
-    - A DATE loses a time that is sent with it. All times get a month and a day where none is sent,
-      and by older rules of the session 2026-13-45 is 2027-02-14.
+    - A DATE loses a time that is sent with it. All times get a month and a day where none is sent.
     - A DECIMAL is rounded, and ``1,5`` read as 15.
     - A TINYINT takes 128 to 255 for -128 to -1.
     - A STRING gets numbers with a fraction, also those in lists and objects, by way of DOUBLE.
@@ -218,13 +217,10 @@ def _same(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
         found = F.coalesce(exact, text.try_cast("double") == parsed.cast("double"))
     elif isinstance(kind, T.TimestampType):
         seconds = F.unix_seconds(parsed)
-        is_date = text.rlike(_DATE) & text.try_cast("timestamp").isNotNull()
         number = F.when(text.rlike(r"^-?\d+$"), text.try_cast("decimal(38, 0)") == seconds)
-        found = seconds.between(*_SECONDS) & number.otherwise(is_date)
-    elif isinstance(kind, T.DateType):
-        found = text.rlike(rf"{_DATE}\s*$") & (text.try_cast("date") == parsed)
-    elif isinstance(kind, T.TimestampNTZType):
-        found = text.rlike(_DATE) & text.try_cast("timestamp_ntz").isNotNull()
+        found = seconds.between(*_SECONDS) & number.otherwise(text.rlike(_DATE))
+    elif isinstance(kind, T.DateType | T.TimestampNTZType):
+        found = text.rlike(_DATE + (r"\s*$" if isinstance(kind, T.DateType) else ""))
     else:
         return None
     return F.coalesce(found, F.lit(False))

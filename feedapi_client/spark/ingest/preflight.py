@@ -11,13 +11,23 @@ from pyspark.sql import SparkSession
 
 from feedapi_client.spark.ingest.job import Ingest, IngestError
 
+_TIMES = "spark.sql.legacy.timeParserPolicy"
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
 
 
 def check_session(spark: SparkSession, job: Ingest) -> None:
-    """Raise `IngestError` for a jar of Delta that fails in the first micro-batch only."""
-    if job.is_files:
-        return
+    """Raise `IngestError` when the session would change values, or Delta can't work in it."""
+    if job.schema and str(spark.conf.get(_TIMES)).upper() == "LEGACY":
+        raise IngestError(
+            f"this session would change values, such as times of nine digits below the second: "
+            f"{_TIMES} is LEGACY. Set it to CORRECTED"
+        )
+    if not job.is_files:
+        _check_delta_version(spark)
+
+
+def _check_delta_version(spark: SparkSession) -> None:
+    """A jar for another release of Spark fails in the first micro-batch only, in Java's words."""
     given = " ".join(
         spark.conf.get(name, "") or "" for name in ("spark.jars", "spark.jars.packages")
     )
