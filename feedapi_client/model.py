@@ -415,8 +415,7 @@ class Position:
         Its revision is larger by a random step of 1 to 2**20. After a database went back, two
         consumers may save on the same position: their revisions are not the same.
         """
-        replaces = None if stored is None else stored.revision
-        return cls(cursor, status, (replaces or 0) + draw_step(), replaces)
+        return position_after(stored, cursor, status, step=draw_step())
 
     def advance(self, cursor: str | None = None, status: Status | None = None) -> Position:
         """Return a position that replaces this one, with the other fields as given."""
@@ -425,6 +424,17 @@ class Position:
             self.cursor if cursor is None else cursor,
             self.status if status is None else status,
         )
+
+
+def position_after(
+    stored: Position | None, cursor: str, status: Status = "open", *, step: int
+) -> Position:
+    """Return what `Position.after` does. One step may serve all positions of a save.
+
+    Each position is compared with nothing but the stored one of its own partition.
+    """
+    replaces = None if stored is None else stored.revision
+    return Position(cursor, status, (replaces or 0) + step, replaces)
 
 
 @dataclass(frozen=True, slots=True)

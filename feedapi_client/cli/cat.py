@@ -12,21 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from feedapi_client.cli.command import (
-    REMOVED,
-    SIGNALLED,
-    Stopping,
-    command,
-    flag,
-    option,
-    stopping,
-)
+from feedapi_client.cli.command import REMOVED, Stopping, command, flag, option, stopping
 from feedapi_client.cli.options import (
     ONE_SHOT,
     Consumed,
     cursor,
     one_shot,
     opened,
+    quiet,
     some_partitions,
 )
 from feedapi_client.cli.terminal import Output, OutputClosedError, progress, say
@@ -96,7 +89,7 @@ class _Cat:
     page_size_hint: int | None = option("N", "Events per response.", min=1)
     stream: bool = flag("Hold responses open, where the feed offers that; with --follow.")
     unordered: bool = flag("Read all partitions at once, without waiting for their parents.")
-    quiet: bool = flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
+    quiet: bool = quiet()
 
     def __post_init__(self) -> None:
         if self.raw and self.template is not None:
@@ -181,7 +174,7 @@ async def cat(o: _Cat) -> int:
                 tasks.cancel_scope.cancel()
         except* OutputClosedError:  # a reader that has all it wants is a regular end
             pass
-    return SIGNALLED + stop.number if stop.number else 0
+    return stop.exit_code
 
 
 async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:

@@ -34,7 +34,7 @@ from typing import (
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from feedapi_client.cli.terminal import MAX_LINE, OnceAMinute, discard, say, shown
+from feedapi_client.cli.terminal import OnceAMinute, discard, say, shown
 from feedapi_client.errors import FeedError
 
 if TYPE_CHECKING:
@@ -397,6 +397,15 @@ def explain(error: Exception) -> tuple[str, int]:
     return line, INTERNAL_ERROR
 
 
+@contextmanager
+def refused(what: str = "") -> Iterator[None]:
+    """Make a ValueError within the block one of the command line, about `what` is named there."""
+    try:
+        yield
+    except ValueError as error:
+        raise CommandError(f"{what}{error}", USAGE) from None
+
+
 def _is_usage_error(error: Exception) -> bool:
     # Typer uses its own copy of click or the installed one. The exceptions of both have this
     # method, but no common class.
@@ -418,26 +427,17 @@ def _report_usage_error(error: Any) -> int:
     return int(error.exit_code)
 
 
-def confirmed(question: str, *, yes: bool, stderr: bool = False) -> None:
-    """Ask, unless the answer is given. Raises `typer.Abort` for no."""
-    if yes:
-        return
-    # Within a coroutine asyncio's own handler would wait for the answer, and then cancel the task.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        typer.confirm(shown(question, MAX_LINE), abort=True, err=stderr)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class Stopping:
-    """What SIGINT and SIGTERM stop: `consumer`, or the block while it is None.
-
-    `number` is the first signal that came, 0 without one.
-    """
+    """What SIGINT and SIGTERM stop: `consumer`, or the block while it is None."""
 
     number = 0
+    """The first signal that came, 0 without one."""
     consumer: FeedConsumer | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of what a signal cut short."""
+        return SIGNALLED + self.number if self.number else 0
 
     def end(self, number: signal.Signals, scope: Any, grace: float | None) -> None:
         """Take a signal."""

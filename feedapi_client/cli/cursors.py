@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,19 +19,22 @@ from feedapi_client.cli.command import (
     argument,
     command,
     command_group,
-    confirmed,
     flag,
     option,
+    refused,
 )
 from feedapi_client.cli.options import (
+    Asking,
     Chosen,
     Connection,
     FeedOptions,
+    Listed,
     Place,
     cursor,
     feed_url,
     not_empty,
     one_shot,
+    quiet,
     some_partitions,
     time,
 )
@@ -60,6 +64,7 @@ cursors = command_group(
     "an error at its next commit."
 )
 leases = command_group("Show which instance reads which partition, where several share a feed.")
+_command = partial(command, group=cursors)
 
 _URL = "https://service/myfeed"
 _STYLES = {
@@ -87,8 +92,42 @@ class _Shown(_Stored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ls(_Shown):
-    partitions: list[int] | None = some_partitions()
+class _OrCheckpoint(Place):
+    store: str = option("STORE", "As in 'cursors show'.", default="")
+    checkpoint: str | None = option(
+        "LOCATION",
+        "Positions of a Spark query, by its checkpoint, in place of a store.",
+        envvar=None,
+    )
+    staging: str | None = option(
+        "LOCATION", "With --checkpoint: the query's stagingLocation.", envvar=None
+    )
+
+    def __post_init__(self) -> None:
+        if not self.store and self.checkpoint is None:
+            raise ValueError("give --store, or --checkpoint of a Spark query")
+
+    async def positions(self, chosen: Chosen) -> list[FeedPositions]:
+        from feedapi_client.operations import list_positions
+
+        if self.checkpoint is None:
+            async with self.open() as store:
+                found = await list_positions(store, chosen.matches)
+        else:
+            try:
+                from feedapi_client.spark.query_offsets import read_positions
+            except ImportError as missing:
+                raise CommandError(str(missing)) from None
+            with refused():
+                read = read_positions(self.checkpoint, self.staging)
+            found = [each for each in read if chosen.matches(each.key)]
+        chosen.check_found(found)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ls(Listed):
+    place: _OrCheckpoint
     lag: bool = flag("Ask the feed how far behind its cursors are.")
     v1_partitions: int | None = option(
         "N", "Number of partitions of a v1 feed, with --lag.", min=1, max=32768
@@ -96,25 +135,24 @@ class _Ls(_Shown):
     connection: Connection
 
 
-@command(
+@_command(
     "cursors ls --store cursors.db",
     f"cursors ls {_URL} --lag --store env:DATABASE_URL",
     "cursors ls --store liftbridge://broker:9292/orders",
-    group=cursors,
+    "cursors ls --checkpoint /lake/orders/_feedapi/checkpoint",
 )
 async def ls(o: _Ls) -> None:
     """List positions: the cursor of each partition, for each feed and consumer.
 
     With --lag also whether there is more after each cursor.
     """
-    from feedapi_client.operations import FeedAccess, list_positions, with_lag
+    from feedapi_client.operations import FeedAccess, with_lag
 
     exact, url = o.chosen.exact_key(), o.chosen.feed or ""
     if o.lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
-    async with o.connection.client() as http, o.place.open() as store:
-        feeds = await list_positions(store, o.chosen.matches)
-        o.chosen.check_found(feeds)
+    async with o.connection.client() as http:
+        feeds = await o.place.positions(o.chosen)
         if o.lag and exact is not None:
             count = o.v1_partitions
             access = FeedAccess(url=url, v1_partitions=count, retry=one_shot(), http=http)
@@ -122,10 +160,9 @@ async def ls(o: _Ls) -> None:
     _print_feeds(feeds, json=o.json, only=o.partitions)
 
 
-@command(
+@_command(
     "cursors show --store cursors.db",
     f"cursors show {_URL} --store liftbridge://broker:9292/orders --json",
-    group=cursors,
 )
 async def show(o: _Shown) -> None:
     """Show the positions of one feed and consumer: an error where the choice leaves several."""
@@ -137,7 +174,7 @@ async def show(o: _Shown) -> None:
     _print_feeds([feed], json=o.json)
 
 
-@command("cursors export --store cursors.db > cursors.json", group=cursors)
+@_command("cursors export --store cursors.db > cursors.json")
 async def export(o: _Stored) -> None:
     """Print positions as JSON that 'import' reads, into this or another store."""
     from feedapi_client.operations import list_positions
@@ -148,22 +185,19 @@ async def export(o: _Stored) -> None:
     _print_feeds(feeds, json=True)
 
 
-def _exported(feeds: Sequence[FeedPositions]) -> bytes:
-    from feedapi_client.operations import export_positions
-
-    return export_positions(feeds)
-
-
 def _print_feeds(
     feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None = None
 ) -> None:
+    from feedapi_client.operations import export_positions
+
     if only is not None:
         feeds = [_only(feed, only) for feed in feeds]
     if json:
-        print_json(_exported(feeds))
-    elif not feeds:
+        print_json(export_positions(feeds))
+        return
+    if not feeds:
         print("no positions are stored")
-    for feed in () if json else feeds:
+    for feed in feeds:
         print_line(feed.key, "bold")
         rows: list[list[Cell]] = []
         for id in feed.partitions():
@@ -200,8 +234,11 @@ class _Changing:
 
     def tell(self, text: str, *feeds: FeedPositions, counted: bool = True) -> None:
         """Print what was done with these positions, `counted` with how many there are."""
+        from feedapi_client.operations import export_positions
+
         if self.json:
-            report(escape_json(_exported(feeds).decode(), sys.stdout.encoding), escaped=True)
+            text = export_positions(feeds).decode()
+            report(escape_json(text, sys.stdout.encoding), escaped=True)
             return
         for feed in feeds:
             count = f"{len(feed.positions)} " if counted else ""
@@ -210,13 +247,11 @@ class _Changing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asking(_Changing):
-    yes: bool = flag("Don't ask for confirmation.", "--yes -y")
-
+class _Asking(_Changing, Asking):
     def agreed(self, question: str) -> bool:
         """Ask whether to go on. Without a question False for --dry-run, and True for --yes."""
         if not self.dry_run:
-            confirmed(question, yes=self.yes, stderr=self.json)
+            self.confirm(question)
         return not self.dry_run
 
 
@@ -235,10 +270,9 @@ class _Set:
     change: _Changing
 
 
-@command(
+@_command(
     "cursors set 3 CURSOR --store cursors.db",
     f"cursors set 3 _first {_URL} --store cursors.db --name app",
-    group=cursors,
 )
 async def set_(o: _Set) -> None:
     """Set the cursor of a partition.
@@ -270,15 +304,20 @@ def _gaps() -> tuple[type[Exception], ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reset(_Stored):
+class _Some:
+    place: Place
     partitions: list[int] | None = some_partitions()
     change: _Asking
 
 
-@command(
+@dataclass(frozen=True, kw_only=True)
+class _Reset(_Some):
+    chosen: Chosen
+
+
+@_command(
     "cursors reset --store cursors.db --name app",
     "cursors reset --store cursors.db --partition 3 --yes",
-    group=cursors,
 )
 async def reset(o: _Reset) -> None:
     """Forget positions.
@@ -298,17 +337,13 @@ async def reset(o: _Reset) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Import:
+class _Import(_Some):
     source: str = argument("FILE", "What 'export' printed; - for stdin.")
-    place: Place
-    partitions: list[int] | None = some_partitions()
-    change: _Asking
 
 
-@command(
+@_command(
     "cursors import cursors.json --store env:DATABASE_URL",
     "cursors import cursors.json --store liftbridge://broker:9292/orders",
-    group=cursors,
 )
 async def import_(o: _Import) -> None:
     """Make exported positions the current ones. Those of other partitions stay.
@@ -320,10 +355,8 @@ async def import_(o: _Import) -> None:
     stdin, how = o.source == "-", o.change
     # The file is small: no task waits for it for long.
     text = sys.stdin.buffer.read() if stdin else Path(o.source).read_bytes()  # noqa: ASYNC240
-    try:
+    with refused():
         feeds = parse_export(text)
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from None
     if o.partitions is not None:
         chosen = set(o.partitions)
         feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
@@ -345,10 +378,9 @@ class _Rewind(_Reset):
     )
 
 
-@command(
+@_command(
     "cursors rewind --to '2 hours ago' --store cursors.db --dry-run",
     "cursors rewind --to 2031-05-04T14:30 --store cursors.db --name app",
-    group=cursors,
 )
 async def rewind(o: _Rewind) -> None:
     """Take a consumer back to the positions of a time.
@@ -369,8 +401,7 @@ async def rewind(o: _Rewind) -> None:
             _print_change(change, when)
         if how.agreed("Stop the consumer first. Rewind?"):
             change = await operations.rewind(store, key, o.to, o.partitions, force=how.force)
-    feed = operations.FeedPositions(key, change.after)
-    how.tell(f"positions are those of {when}", feed)
+    how.tell(f"positions are those of {when}", operations.FeedPositions(key, change.after))
     if how.dry_run and not how.json:
         # A time such as "2 hours ago" is another one in the next command.
         print(f"To do this: --to {o.to.isoformat()}")
@@ -400,10 +431,10 @@ class _Skip:
     place: Place
     partitions: list[int] | None = some_partitions()
     change: _Changing
-    quiet: bool = flag("No progress on stderr (shown only on a terminal).", "--quiet -q")
+    quiet: bool = quiet()
 
 
-@command(f"cursors skip {_URL} --store cursors.db --name app", group=cursors)
+@_command(f"cursors skip {_URL} --store cursors.db --name app")
 async def skip(o: _Skip) -> None:
     """Read to the end of each partition without delivering, then save the cursors there.
 
@@ -440,7 +471,7 @@ class _Drain:
     change: _Asking
 
 
-@command(f"cursors drain {_URL} 3 --store cursors.db --name app", group=cursors)
+@_command(f"cursors drain {_URL} 3 --store cursors.db --name app")
 async def drain(o: _Drain) -> None:
     """Mark a closed partition as drained: what was not read of it is skipped, its children start.
 
@@ -482,10 +513,9 @@ class _Restore:
     change: _Asking
 
 
-@command(
+@_command(
     f"cursors restore {_URL} 3 --store cursors.db --name app",
     f"cursors restore {_URL} 3 --successor 10 --store cursors.db --name app",
-    group=cursors,
 )
 async def restore(o: _Restore) -> None:
     """Move cursors back to a partition, after its publisher was rolled back behind a split.
@@ -520,10 +550,21 @@ def _feed(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Move:
+class _Moving:
+    place: Place
+    partitions: list[int] | None = some_partitions()
+    change: _Changing
+
+    def how(self) -> dict[str, Any]:
+        """Return what operations take."""
+        how = self.change
+        return {"partitions": self.partitions, "force": how.force, "dry_run": how.dry_run}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Move(_Moving):
     old_url: str = argument("OLD_URL", "The feed's former URL, as 'ls' shows it.", parse=_feed)
     new_url: str = argument("NEW_URL", "The URL that consumers use from now on.", parse=_feed)
-    place: Place
     name: str | None = option("NAME", "Only the cursors of this consumer.", envvar="FEEDAPI_NAME")
     selection: tuple[str, str] | None = option(
         "OLD NEW",
@@ -531,14 +572,12 @@ class _Move:
         "as 'export' prints it under filters; {} is all events.",
     )
     overwrite: bool = flag("Delete cursors that NEW_URL has already.")
-    change: _Changing
 
 
-@command(
+@_command(
     f"cursors move https://old/feed {_URL} --store cursors.db",
     f"cursors move {_URL} feed:payments --store liftbridge://broker:9292/orders",
     f"cursors move {_URL} {_URL} --selection '{{}}' '{{\"event-types\":\"a\"}}' --store c.db",
-    group=cursors,
 )
 async def move(o: _Move) -> None:
     """Keep the cursors of a feed that moved: those of OLD_URL become those of NEW_URL.
@@ -551,19 +590,17 @@ async def move(o: _Move) -> None:
     from feedapi_client import operations
 
     before, after = map(_selection, o.selection or ("null", "null"))
-    if FeedKey(o.old_url).url == FeedKey(o.new_url).url and before == after:
-        raise CommandError("OLD_URL and NEW_URL have the same cursors", USAGE)
     async with o.place.open() as store:
-        moved = await operations.move(
-            store,
-            o.old_url,
-            o.new_url,
-            name=o.name,
-            selection=None if before is None or after is None else (before, after),
-            overwrite=o.overwrite,
-            force=o.change.force,
-            dry_run=o.change.dry_run,
-        )
+        with refused():
+            moved = await operations.move(
+                store,
+                o.old_url,
+                o.new_url,
+                name=o.name,
+                selection=None if before is None or after is None else (before, after),
+                overwrite=o.overwrite,
+                **o.how(),
+            )
     o.change.tell("positions moved here", *moved)
 
 
@@ -579,21 +616,15 @@ def _selection(text: str) -> dict[str, str] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rename:
+class _Rename(_Moving):
     old_name: str = argument("OLD", "The name so far.")
     new_name: str = argument("NEW", "The name from now on.", parse=not_empty)
     feed: str | None = argument(
         "FEED", "Only of this feed: its URL or a part of it.", default=None, envvar="FEEDAPI_URL"
     )
-    place: Place
-    change: _Changing
-
-    def __post_init__(self) -> None:
-        if self.old_name == self.new_name:
-            raise ValueError("NEW must be another name")
 
 
-@command("cursors rename default orders --store cursors.db", group=cursors)
+@_command("cursors rename default orders --store cursors.db")
 async def rename(o: _Rename) -> None:
     """Keep the cursors of a consumer that gets another name. Stop it first.
 
@@ -601,12 +632,10 @@ async def rename(o: _Rename) -> None:
     """
     from feedapi_client import operations
 
-    names, how = (o.old_name, o.new_name), o.change
     async with o.place.open() as store:
-        renamed = await operations.rename(
-            store, *names, feed=o.feed, force=how.force, dry_run=how.dry_run
-        )
-    how.tell("positions have this name now", *renamed)
+        with refused():
+            renamed = await operations.rename(store, o.old_name, o.new_name, feed=o.feed, **o.how())
+    o.change.tell("positions have this name now", *renamed)
 
 
 # ---------------------------------------------------------------------- leases
@@ -628,12 +657,12 @@ async def leases_ls(o: _Shown) -> None:
     shared = [feed for feed in feeds if feed.instances or feed.leases]
     if o.json:
         print_json({"feeds": [_leases_as_json(feed) for feed in feeds]})
-    elif not shared:
+        return
+    if not shared:
         print("no instances share a feed of this store")
-    else:
-        for feed in shared:
-            print_line(feed.key, "bold")
-            print_table(("instance", "state", "age", "partitions", "reads"), _lease_rows(feed))
+    for feed in shared:
+        print_line(feed.key, "bold")
+        print_table(("instance", "state", "age", "partitions", "reads"), _lease_rows(feed))
 
 
 def _lease_rows(feed: FeedLeases) -> list[list[Cell]]:

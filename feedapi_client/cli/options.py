@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from urllib.parse import urlsplit
 import typer
 
 from feedapi_client.arguments import environment_value
-from feedapi_client.cli.command import USAGE, CommandError, argument, option
-from feedapi_client.cli.terminal import say
+from feedapi_client.cli.command import CommandError, argument, flag, option, refused
+from feedapi_client.cli.terminal import MAX_LINE, say, shown
 from feedapi_client.errors import FeedError
 from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, FeedKey
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from feedapi_client.consumer import FeedConsumer
     from feedapi_client.operations import FeedAccess
+    from feedapi_client.quarantine import QuarantineStore
     from feedapi_client.stores.base import AdministrableStore, CursorStore
 
 T = TypeVar("T")
@@ -164,6 +166,20 @@ def one_shot(give_up_after: float | None = ONE_SHOT) -> RetryPolicy:
 def some_partitions(help: str = "Only this partition. Repeatable.", **settings: Any) -> Any:
     """Return the field of an option that chooses partitions. See `option`."""
     return option("ID", help, min=0, max=MAX_PARTITION, **{"flags": "--partition -p", **settings})
+
+
+def where_to_begin() -> Any:
+    """Return the field of an option that says where a new consumer begins. See `option`."""
+    return option(
+        help="Where a new consumer begins. Stored cursors come first. By default at the first "
+        "event, unless the store has cursors of what looks like the same feed.",
+        flags="--from",
+    )
+
+
+def quiet() -> Any:
+    """Return the field of a flag that turns progress off. See `flag`."""
+    return flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
 
 
 # ---------------------------------------------------------------------- a feed
@@ -421,10 +437,8 @@ async def opened(
 ) -> AsyncIterator[T]:
     """Open what the option names, by a function of `feedapi_client.operations.opening`."""
     async with AsyncExitStack() as stack:
-        try:
+        with refused(f"{option}: "):
             entered = await stack.enter_async_context(store)
-        except ValueError as error:
-            raise CommandError(f"{option}: {error}", USAGE) from None
         yield entered
 
 
@@ -446,6 +460,12 @@ class Store:
         from feedapi_client.operations.opening import open_store
 
         return opened(open_store(self.store, **settings))
+
+    def quarantine(self) -> AbstractAsyncContextManager[QuarantineStore]:
+        """Open the quarantine, in a database that has to exist, for a block."""
+        from feedapi_client.operations.opening import open_quarantine
+
+        return opened(open_quarantine(self.store, create=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,3 +543,32 @@ class Chosen:
         if not keys:
             raise CommandError("the store holds no positions")
         return keys[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """What is listed, and how."""
+
+    chosen: Chosen
+    partitions: list[int] | None = some_partitions()
+    json: bool = flag("Print JSON.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """What is changed after a question, and told."""
+
+    json: bool = flag("Print JSON.")
+    yes: bool = flag("Don't ask for confirmation.", "--yes -y")
+
+    def confirm(self, question: str) -> None:
+        """Ask, unless the answer is given. Raises `typer.Abort` for no."""
+        if self.yes:
+            return
+        # Within a coroutine asyncio's own handler would wait for the answer, and then cancel the
+        # task.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            typer.confirm(shown(question, MAX_LINE), abort=True, err=self.json)
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from feedapi_client.cli.command import (
-    FAILURE,
-    argument,
-    command,
-    command_group,
-    confirmed,
-    flag,
-    option,
-)
-from feedapi_client.cli.options import Chosen, Store, opened, some_partitions
+from feedapi_client.cli.command import FAILURE, argument, command, command_group, flag, option
+from feedapi_client.cli.options import Asking, Chosen, Listed, Store, some_partitions
 from feedapi_client.cli.terminal import escape_json, print_json, print_table, report, shown
 
 if TYPE_CHECKING:
@@ -29,17 +21,7 @@ quarantine = command_group(
     "Show quarantined events, which the application failed to handle (a dead-letter queue), "
     "and replay or drop them."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place(Store):
-    """A quarantine, which has to exist."""
-
-    def events(self) -> AbstractAsyncContextManager[QuarantineStore]:
-        """Open it for a block."""
-        from feedapi_client.operations.opening import open_quarantine
-
-        return opened(open_quarantine(self.store, create=False))
+_command = partial(command, group=quarantine)
 
 
 async def _chosen(
@@ -55,20 +37,17 @@ async def _chosen(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ls:
-    place: _Place
-    chosen: Chosen
-    partitions: list[int] | None = some_partitions()
-    json: bool = flag("Print JSON.")
+class _Ls(Listed):
+    place: Store
 
 
-@command("quarantine ls --store cursors.db", group=quarantine)
+@_command("quarantine ls --store cursors.db")
 async def ls(o: _Ls) -> None:
     """List events: where they come from, and what went wrong.
 
     Payloads and error texts are not listed: see 'show'.
     """
-    async with o.place.events() as store:
+    async with o.place.quarantine() as store:
         events = await _chosen(store, o.chosen, o.partitions)
     if o.json:
         print_json([_summary(event) for event in events])
@@ -94,16 +73,16 @@ def _summary(event: QuarantinedEvent) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class _Show:
     id: str = argument("ID")
-    place: _Place
+    place: Store
     raw: bool = flag("Print the payload alone, byte for byte.")
 
 
-@command("quarantine show 17 --store cursors.db", group=quarantine)
+@_command("quarantine show 17 --store cursors.db")
 async def show(o: _Show) -> None:
     """Print one event as JSON: where it comes from, the error, headers and payload."""
     from feedapi_client import quarantine
 
-    async with o.place.events() as store:
+    async with o.place.quarantine() as store:
         event = await quarantine.show(store, o.id)
     if not o.raw:
         data = {"headers": event.headers, "data": orjson.Fragment(event.raw)}
@@ -122,7 +101,7 @@ class _Some:
     ids: list[str] | None = argument(
         "ID", "Events as 'ls' lists them; with --all the feed: its URL or a part.", default=None
     )
-    place: _Place
+    place: Store
     every: bool = flag("All events, or those that FEED, --name and --partition choose.", "--all")
     name: str | None = option("NAME", "The consumer.", envvar="FEEDAPI_NAME")
     partitions: list[int] | None = some_partitions()
@@ -147,18 +126,22 @@ class _Some:
 @dataclass(frozen=True, kw_only=True)
 class _Drop:
     some: _Some
-    yes: bool = flag("Don't ask for confirmation.", "--yes -y")
+    asking: Asking
 
 
-@command("quarantine drop 17 --store cursors.db", group=quarantine)
+@_command("quarantine drop 17 --store cursors.db")
 async def drop(o: _Drop) -> None:
     """Delete events for good."""
     from feedapi_client import quarantine
 
-    async with o.some.place.events() as store:
+    async with o.some.place.quarantine() as store:
         ids = await o.some.load(store)
-        confirmed(f"Delete {len(ids)} events for good?", yes=o.yes)
-        report(f"{await quarantine.drop(store, ids)} events deleted")
+        o.asking.confirm(f"Delete {len(ids)} events for good?")
+        deleted = await quarantine.drop(store, ids)
+    if o.asking.json:
+        print_json({"deleted": deleted})
+    else:
+        report(f"{deleted} events deleted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +153,10 @@ class _Replay:
         "directory too.",
         default=...,
     )
+    json: bool = flag("Print JSON.")
 
 
-@command(
-    "quarantine replay --all --store cursors.db --handler myapp.events:handle", group=quarantine
-)
+@_command("quarantine replay --all --store cursors.db --handler myapp.events:handle")
 async def replay(o: _Replay) -> int:
     """Call the application's handler with events once more.
 
@@ -183,17 +165,23 @@ async def replay(o: _Replay) -> int:
     """
     from feedapi_client import quarantine
     from feedapi_client.cli.run import import_handler, open_handler
-
-    function = import_handler(o.handler)
-    async with o.some.place.events() as store, open_handler(o.handler, function) as handler:
-        ids = await o.some.load(store)
-        result = await quarantine.replay(store, handler, ids, report=_print_result)
-    report(f"{result.handled} events handled, {result.failed} failed again and stay")
-    return FAILURE if result.failed else 0
-
-
-def _print_result(event: QuarantinedEvent, error: Exception | None) -> None:
     from feedapi_client.quarantine.failure_text import failure_line
 
-    result = "handled" if error is None else f"failed again: {failure_line(error)}"
-    report(f"{shown(event.id)}  {shown(result)}", escaped=True)
+    events: list[dict[str, str | None]] = []
+
+    def replayed(event: QuarantinedEvent, error: Exception | None) -> None:
+        failure = None if error is None else failure_line(error)
+        events.append({"id": event.id, "error": failure})
+        if not o.json:
+            result = "handled" if failure is None else f"failed again: {failure}"
+            report(f"{shown(event.id)}  {shown(result)}", escaped=True)
+
+    function = import_handler(o.handler)
+    async with o.some.place.quarantine() as store, open_handler(o.handler, function) as handler:
+        ids = await o.some.load(store)
+        result = await quarantine.replay(store, handler, ids, report=replayed)
+    if o.json:
+        print_json({"handled": result.handled, "failed": result.failed, "events": events})
+    else:
+        report(f"{result.handled} events handled, {result.failed} failed again and stay")
+    return FAILURE if result.failed else 0

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_type_hints
 
 import orjson
 
 from feedapi_client.arguments import environment_value
-from feedapi_client.cli.command import (
-    SIGNALLED,
-    USAGE,
-    CommandError,
-    Stopping,
-    command,
-    flag,
-    option,
-    stopping,
-)
-from feedapi_client.cli.options import Consumed, merged, opened, pair
+from feedapi_client.cli.command import Stopping, command, flag, option, refused, stopping
+from feedapi_client.cli.options import Consumed, merged, opened, pair, quiet, where_to_begin
 from feedapi_client.cli.terminal import progress, say
 from feedapi_client.errors import ProtocolError
 from feedapi_client.options import Limits, RetryPolicy
@@ -34,13 +25,8 @@ if TYPE_CHECKING:
     from feedapi_client.model import Event
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
-_API_SECONDS = 60.0
-_CONNECT_SECONDS = 10.0
-_GRACE = 30.0
+_API_SECONDS, _CONNECT_SECONDS, _GRACE = 60.0, 10.0, 30.0
 _MANY_EVENTS = 1000
-_STREAM: dict[str, Any] = {"rich_help_panel": "The stream"}
-_CURSORS: dict[str, Any] = {"rich_help_panel": "Cursors"}
-_NEW: dict[str, Any] = {"rich_help_panel": "A new stream"}
 _READ: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
@@ -111,132 +97,136 @@ class _Api:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Relay:
+class _Stream:
     environment: ClassVar[bool] = True
+    panel: ClassVar[str] = "The stream"
 
-    feed: Consumed
-    stream: str = option("NAME", "The stream to publish to.", default=..., **_STREAM)
+    stream: str = option("NAME", "The stream to publish to.", default=...)
     subject: str = option(
-        "SUBJECT", "The NATS subject of the stream. By default its name.", default="", **_STREAM
+        "SUBJECT", "The NATS subject of the stream. By default its name.", default=""
     )
     partitions: int | None = option(
-        "N",
-        "Number of partitions of the stream. By default 1, with --api what the broker says.",
-        min=1,
-        **_STREAM,
+        "N", "Its number of partitions. By default 1, with --api what the broker says.", min=1
     )
     key: str | None = option(
-        "FIELD",
-        "The key of a message: a field of the payload; dots lead into nested objects.",
-        **_STREAM,
+        "FIELD", "The key of a message: a field of the payload; dots lead into nested objects."
     )
     ack: Literal["leader", "all"] = option(
-        help="Wait for the leader, or for all in-sync replicas.", default="all", **_STREAM
+        help="Wait for the leader, or for all in-sync replicas.", default="all"
     )
-    ack_timeout: float = option("SECONDS", "Deadline for each ack.", default=10.0, **_STREAM)
+    ack_timeout: float = option("SECONDS", "Deadline for each ack.", default=10.0)
     max_in_flight: int = option(
-        "N", "Maximum number of messages that wait for their ack.", default=8192, min=1, **_STREAM
+        "N", "Maximum number of messages that wait for their ack.", default=8192, min=1
     )
     max_message_bytes: int = option(
-        "N",
-        "The largest message of the broker: its clustering.replication.max.bytes.",
-        default=1024 * 1024,
-        min=1,
-        **_STREAM,
+        "N", "The broker's clustering.replication.max.bytes.", default=1024 * 1024, min=1
     )
     oversized: Literal["stop", "skip", "quarantine"] = option(
-        help="What becomes of an event that is too large for a message.", default="stop", **_STREAM
+        help="What becomes of an event that is too large for a message.", default="stop"
     )
     quarantine: str | None = option(
-        "STORE",
-        "SQLite file or database URL for quarantined events. By default the one of --store.",
-        **_STREAM,
+        "STORE", "Keep quarantined events in this file or database, not in that of --store."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cursors:
+    environment: ClassVar[bool] = True
+    panel: ClassVar[str] = "Cursors"
+
     exactly_once: Literal["batch", "events"] | None = option(
-        help="Keep the cursors in the stream: a message for each batch, or for each event.",
-        **_CURSORS,
+        help="Keep the cursors in the stream: a message for each batch, or for each event."
     )
     max_batch_bytes: int = option(
-        "N",
-        "Size of a batch, where the feed's checkpoints allow it.",
-        default=512 * 1024,
-        min=1,
-        **_CURSORS,
+        "N", "Size of a batch, where the feed's checkpoints allow it.", default=512 * 1024, min=1
     )
     store: str | None = option(
         "STORE",
         "Keep the cursors here, at least once: an SQLite file, a database URL, or env:NAME.",
-        **_CURSORS,
     )
-    start: Literal["first", "last"] | None = option(
-        help="Where a new name begins. By default at the first event, unless the store has cursors "
-        "of what looks like the same feed.",
-        flags="--from",
-        **_CURSORS,
-    )
-    nats: _Nats
-    api: _Api
-    create: bool = flag("Create the stream if it is missing.", **_NEW)
-    replicas: int = option("N", "Number of replicas.", default=1, min=1, **_NEW)
-    min_isr: int | None = option("N", "Minimum number of in-sync replicas.", min=1, **_NEW)
-    new_stream: list[dict] | None = option(  # type: ignore[type-arg]
+    start: Literal["first", "last"] | None = where_to_begin()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NewStream:
+    environment: ClassVar[bool] = True
+    panel: ClassVar[str] = "A new stream"
+
+    create: bool = flag("Create the stream if it is missing.")
+    replicas: int = option("N", "Number of replicas.", default=1, min=1)
+    min_isr: int | None = option("N", "Minimum number of in-sync replicas.", min=1)
+    options: list[dict] | None = option(  # type: ignore[type-arg]
         "NAME=VALUE",
         "What a new stream does with its messages, as retention_bytes=1000000 or compact=true: a "
         "field of StreamOptions. Repeatable.",
         flags="--stream-option",
         parse=pair,
-        **_NEW,
     )
-    follow: bool = flag("Go on at the end of the feed, until Ctrl-C.", "--follow -f")
-    quiet: bool = flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
 
     def __post_init__(self) -> None:
-        self.feed.connection.trust(self.feed.connection.cert)  # before the broker is asked
-        merged(self.new_stream, "--stream-option")
-        if self.create and not self.api.api:
-            raise ValueError("--create needs --api HOST:PORT")
-        if self.exactly_once and not self.api.api:
-            raise ValueError("--exactly-once reads the stream back: it needs --api HOST:PORT")
-        if not self.exactly_once and not self.store:
-            raise ValueError(
-                "say where the cursors are kept: --store FILE, or --exactly-once for in the stream"
-            )
-        if self.exactly_once and self.store:
-            raise ValueError(
-                "--exactly-once keeps the cursors in the stream: it goes without --store"
-            )
-        if self.quarantine and self.oversized != "quarantine":
-            raise ValueError("--quarantine goes with --oversized quarantine")
-        if self.exactly_once and self.oversized == "quarantine" and not self.quarantine:
-            raise ValueError(
-                "--exactly-once has no store for quarantined events: say where, --quarantine FILE"
-            )
+        merged(self.options, "--stream-option")
 
-    def new_stream_options(self) -> StreamOptions:
-        """Return how a new stream is made. Raises ValueError."""
+    def read(self) -> StreamOptions:
+        """Return the options. Raises ValueError."""
         from feedapi_client.liftbridge import StreamOptions
 
         kinds, values = get_type_hints(StreamOptions), {}
-        for name, text in merged(self.new_stream, "--stream-option").items():
+        for name, text in merged(self.options, "--stream-option").items():
             if name not in kinds:
-                raise ValueError(
-                    f"--stream-option: there is no {name}; there are: {', '.join(kinds)}"
-                )
+                known = ", ".join(kinds)
+                raise ValueError(f"--stream-option: there is no {name}; there are: {known}")
             kind = next(iter(get_args(kinds[name])), str).__name__
             try:
                 values[name] = _READ.get(kind, str)(text)
             except (ValueError, KeyError):
                 raise ValueError(f"--stream-option: {name} takes {kind}, not {text!r}") from None
-        options = StreamOptions(**values)
-        if self.exactly_once and options.compact:
-            raise ValueError("--exactly-once needs every message: it goes without compact")
-        if self.exactly_once and options.retention_seconds:
+        return StreamOptions(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Relay:
+    environment: ClassVar[bool] = True
+
+    feed: Consumed
+    to: _Stream
+    cursors: _Cursors
+    nats: _Nats
+    api: _Api
+    new: _NewStream
+    follow: bool = flag("Go on at the end of the feed, until Ctrl-C.", "--follow -f")
+    quiet: bool = quiet()
+
+    def __post_init__(self) -> None:
+        self.feed.connection.trust(self.feed.connection.cert)  # before the broker is asked
+        exactly_once, aside = self.cursors.exactly_once, self.to.quarantine
+        if self.new.create and not self.api.api:
+            raise ValueError("--create needs --api HOST:PORT")
+        if exactly_once and not self.api.api:
+            raise ValueError("--exactly-once reads the stream back: it needs --api HOST:PORT")
+        if bool(exactly_once) is bool(self.cursors.store):
             raise ValueError(
-                "--exactly-once keeps its cursors in the stream, where a relay that is stopped for "
-                "longer than retention_seconds would lose them: use retention_messages or "
-                "retention_bytes"
+                "say where the cursors are kept: --store FILE, or --exactly-once, which keeps them "
+                "in the stream and goes without --store"
             )
-        if self.exactly_once:
+        if aside and self.to.oversized != "quarantine":
+            raise ValueError("--quarantine goes with --oversized quarantine")
+        if exactly_once and self.to.oversized == "quarantine" and not aside:
+            raise ValueError(
+                "--exactly-once has no store for quarantined events: say where, --quarantine FILE"
+            )
+
+    def new_stream(self) -> StreamOptions:
+        """Return how a new stream is made. Raises ValueError."""
+        options = self.new.read()
+        if self.cursors.exactly_once:
+            if options.compact:
+                raise ValueError("--exactly-once needs every message: it goes without compact")
+            if options.retention_seconds:
+                raise ValueError(
+                    "--exactly-once keeps its cursors in the stream, where a relay that is stopped "
+                    "for longer than retention_seconds would lose them: use retention_messages or "
+                    "retention_bytes"
+                )
             options.check_ledger()
         return options
 
@@ -254,13 +244,15 @@ async def relay(o: _Relay) -> int:
     goes on with --follow until Ctrl-C, which ends it after the batches in flight. A feed or a
     broker that is away is waited for. Needs the extra liftbridge.
     """
+    log = logging.getLogger("feedapi_client.runtime.handlers")
+    log.setLevel(logging.CRITICAL)  # the error that ends the relay is told in one line
     try:
-        with _without_handler_logs():
+        with refused():
             async with stopping(_GRACE) as stop:
                 await _publish(o, stop)
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from None
-    return SIGNALLED + stop.number if stop.number else 0
+    finally:
+        log.setLevel(logging.NOTSET)
+    return stop.exit_code
 
 
 async def _publish(o: _Relay, stop: Stopping) -> None:
@@ -274,44 +266,46 @@ async def _publish(o: _Relay, stop: Stopping) -> None:
     )
     from feedapi_client.operations.opening import open_store
 
-    new, key = o.new_stream_options(), None if o.key is None else _Key(o.key)
+    to, exactly_once = o.to, o.cursors.exactly_once
+    new, key = o.new_stream(), None if to.key is None else _Key(to.key)
     patience = gives_up_after(RetryPolicy(give_up_after=o.feed.give_up_after))
-    stream = Stream(o.stream, o.subject, o.partitions or 1)
+    stream = Stream(to.stream, to.subject, to.partitions or 1)
     api = o.api.open(patience) if o.api.api else None
     async with AsyncExitStack() as stack:
-        oversized = await _oversized(o, stack)
+        oversized = await _oversized(to, stack)
         creds = o.nats.nats_creds
         publisher: LiftbridgePublisher = await stack.enter_async_context(
             LiftbridgePublisher(
                 o.nats.servers(),
-                ack_timeout=o.ack_timeout,
-                max_in_flight=o.max_in_flight,
-                max_message_bytes=o.max_message_bytes,
+                ack_timeout=to.ack_timeout,
+                max_in_flight=to.max_in_flight,
+                max_message_bytes=to.max_message_bytes,
                 connect_timeout=max(patience, _CONNECT_SECONDS),
                 options={"user_credentials": creds} if creds else None,
             )
         )
         if api is not None:
             await stack.enter_async_context(api)
-            if o.create:
+            if o.new.create:
                 await api.create_stream(
                     stream,
-                    concurrency_control=bool(o.exactly_once),
-                    replication_factor=o.replicas,
-                    min_isr=o.min_isr,
+                    concurrency_control=bool(exactly_once),
+                    replication_factor=o.new.replicas,
+                    min_isr=o.new.min_isr,
                     options=new,
                 )
-            if o.partitions is None:
+            if to.partitions is None:
                 found = (await api.metadata(stream.name)).stream
                 stream = Stream(stream.name, stream.subject, found.partitions)
         store: Any
-        if o.exactly_once and api is not None:
-            store = StreamCursorStore(publisher, api, stream, format=o.exactly_once)
+        if exactly_once and api is not None:
+            store = StreamCursorStore(publisher, api, stream, format=exactly_once)
         else:
-            store = await stack.enter_async_context(opened(open_store(o.store or "", create=True)))
-        limits = Limits(max_batch_bytes=o.max_batch_bytes)
+            opening = opened(open_store(o.cursors.store or "", create=True))
+            store = await stack.enter_async_context(opening)
+        limits = Limits(max_batch_bytes=o.cursors.max_batch_bytes)
         consumer = await stack.enter_async_context(
-            o.feed.consumer(store, start=o.start, follow=o.follow, limits=limits)
+            o.feed.consumer(store, start=o.cursors.start, follow=o.follow, limits=limits)
         )
         stop.consumer = await stack.enter_async_context(consumer)
         work = Relay(
@@ -319,7 +313,7 @@ async def _publish(o: _Relay, stop: Stopping) -> None:
             publisher,
             stream,
             key=key,
-            ack_policy=AckPolicy[o.ack.upper()],
+            ack_policy=AckPolicy[to.ack.upper()],
             on_oversized=oversized,
             api=api,
         )
@@ -328,19 +322,17 @@ async def _publish(o: _Relay, stop: Stopping) -> None:
         if key is not None:
             key.warn()
         if not o.quiet:
-            say(_summary(work, o.stream))
+            say(_summary(work, to.stream))
 
 
-async def _oversized(o: _Relay, stack: AsyncExitStack) -> OnOversized:
+async def _oversized(o: _Stream, stack: AsyncExitStack) -> OnOversized:
     """Return what the relay takes as `on_oversized`; a quarantine is opened."""
     from feedapi_client.operations.opening import open_quarantine
 
-    if o.oversized == "stop":
-        return "raise"
-    if o.oversized == "skip" or o.quarantine is None:
-        return o.oversized
-    store = opened(open_quarantine(o.quarantine), "--quarantine")
-    return await stack.enter_async_context(store)
+    if o.oversized == "quarantine" and o.quarantine is not None:
+        store = opened(open_quarantine(o.quarantine), "--quarantine")
+        return await stack.enter_async_context(store)
+    return "raise" if o.oversized == "stop" else o.oversized
 
 
 def _summary(relay: Any, stream: str) -> str:
@@ -352,18 +344,6 @@ def _summary(relay: Any, stream: str) -> str:
     if done.recovered:
         text += f", {done.recovered} published again because the broker lost them"
     return text
-
-
-@contextmanager
-def _without_handler_logs() -> Iterator[None]:
-    """Leave out the record of the error that ends the relay: the command tells it in one line."""
-    log = logging.getLogger("feedapi_client.runtime.handlers")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 class _Key:

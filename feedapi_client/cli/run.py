@@ -16,16 +16,16 @@ from feedapi_client.arguments import check_async_function, import_function, plac
 from feedapi_client.cli.command import (
     FENCED,
     HANDLER_FAILED,
-    SIGNALLED,
     USAGE,
     CommandError,
     Stopping,
     command,
     flag,
     option,
+    refused,
     stopping,
 )
-from feedapi_client.cli.options import Consumed, Store
+from feedapi_client.cli.options import Consumed, Store, where_to_begin
 from feedapi_client.cli.terminal import JSONLines
 from feedapi_client.errors import FeedError, FencedError
 
@@ -100,11 +100,7 @@ class _Run:
     concurrency: int | None = option(
         "N", f"With --key: events that are handled at once, by default {_AT_ONCE}.", min=1
     )
-    start: Literal["first", "last"] | None = option(
-        help="Where a new consumer begins. Stored cursors come first. By default at the first "
-        "event, unless the store has cursors of what looks like the same feed.",
-        flags="--from",
-    )
+    start: Literal["first", "last"] | None = where_to_begin()
     follow: bool = option(
         help="Go on at the end of the feed, or end there with exit code 0.",
         default=True,
@@ -189,7 +185,7 @@ async def run(o: _Run) -> int:
     except FencedError as error:
         raise CommandError(str(error), FENCED) from None
     cut_short = stop.consumer is not None and stop.consumer.cut_short
-    return SIGNALLED + stop.number if cut_short and stop.number else 0
+    return stop.exit_code if cut_short else 0
 
 
 async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> None:
@@ -273,10 +269,8 @@ def import_handler(path: str, form: str = _BATCHES) -> Callable[..., Any]:
 
     Raises `CommandError` when it can't be imported, or has another form.
     """
-    try:
+    with refused():
         function = import_function(path, "--handler")
-    except ValueError as error:
-        raise CommandError(str(error), USAGE) from None
     if _takes_a_batch(function):
         _check(path, function, form)
     return function

@@ -22,10 +22,19 @@ _TYPES = ("OrderPlaced", "OrderPaid", "OrderShipped")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Serve:
+class _Publisher:
     dialect: Literal["v1", "v2-draft", "v2-token"] = option(
         help="The dialect that the publisher uses.", default="v2-token"
     )
+    page_size: int = option("N", "Events per response.", default=1000, min=1)
+    checkpoint_every: int = option("N", "Events between two cursors.", default=100, min=1)
+    vary: bool = flag("Make every response different, as the specification allows.")
+    stream: bool = flag("Offer responses that stay open (v2-draft, v2-token).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Serve:
+    feed: _Publisher
     partitions: int = option(help="Partitions at the start.", default=2, min=1, max=1024)
     port: int = option(help="On 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535)
     history: int = option("N", "Events that are published before the start.", default=1000, min=0)
@@ -34,10 +43,6 @@ class _Serve:
         "SECONDS", "Split a partition, by the two methods in turn; 0: never.", default=0.0, min=0
     )
     rotate_every: float = option("SECONDS", "Make the token stale; 0: never.", default=0.0, min=0)
-    page_size: int = option("N", "Events per response.", default=1000, min=1)
-    checkpoint_every: int = option("N", "Events between two cursors.", default=100, min=1)
-    vary: bool = flag("Make every response different, as the specification allows.")
-    stream: bool = flag("Offer responses that stay open (v2-draft, v2-token).")
     bearer_env: str | None = option(
         "NAME",
         "Require the bearer token in this environment variable.",
@@ -45,7 +50,7 @@ class _Serve:
     )
 
     def __post_init__(self) -> None:
-        if self.dialect == "v1" and self.split_every:
+        if self.feed.dialect == "v1" and self.split_every:
             raise ValueError("--split-every: a v1 feed has no splits")
 
 
@@ -59,16 +64,10 @@ async def serve(o: _Serve) -> None:
 
     from feedapi_client.testing import Publisher, Quirks
 
+    filters = ("entity", "type") if o.feed.dialect == "v2-draft" else ()
+    ends = Quirks(last_cursor=None if o.feed.dialect == "v1" else "closed")
     publisher = Publisher(
-        o.partitions,
-        dialect=o.dialect,
-        page_size=o.page_size,
-        checkpoint_every=o.checkpoint_every,
-        vary=o.vary,
-        stream=o.stream,
-        bearer=o.bearer_env,
-        filters=("entity", "type") if o.dialect == "v2-draft" else (),
-        quirks=Quirks(last_cursor=None if o.dialect == "v1" else "closed"),
+        o.partitions, bearer=o.bearer_env, filters=filters, quirks=ends, **vars(o.feed)
     )
     feed = ExampleFeed(publisher)
     feed.publish(o.history)
@@ -157,9 +156,9 @@ async def _repeat(seconds: float, action: Callable[[], str | None]) -> None:
 
 
 def _print_hints(o: _Serve, feed: ExampleFeed, url: str) -> None:
-    options = f" --v1-partitions {o.partitions}" if o.dialect == "v1" else ""
+    options = f" --v1-partitions {o.partitions}" if o.feed.dialect == "v1" else ""
     options += " --auth-env FEED_AUTH" if o.bearer_env else ""
-    _hint(f"a {o.dialect} feed with {feed.published:,} events, and {o.rate:g} more a second. ")
+    _hint(f"a {o.feed.dialect} feed with {feed.published:,} events, and {o.rate:g} more a second. ")
     _hint("In another terminal:")
     _hint(f"  feedapi discover {url}{options}")
     _hint(f"  feedapi cat {url} --from last --follow{options}")

@@ -123,8 +123,7 @@ class FeedClient:
         status, body = await self.transport.get("", [], max_bytes=most)
         digest = sha256(b"%d %b" % (status, body)).digest()
         if self._known is None or self._known[0] != digest:
-            v1, quote = self.v1_partitions, self.transport.quote
-            info = negotiate(status, body, feed=self.feed, v1_partitions=v1, quote=quote)
+            info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
             self.check(info)
             self._known = digest, info
         self.info = replace(self._known[1])
@@ -168,7 +167,6 @@ class FeedClient:
             partition=partition,
             decoder=self.decoder,
             max_line_bytes=limits.max_line_bytes,
-            quote=self.transport.quote,
             any_payload=self._any_payload,
         )
         reader = PageReader(

@@ -9,28 +9,20 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import httpx
 
-_SHORTEST_SECRET = 4
+from feedapi_client.protocol.text import hidden, hide_secrets, in_use
+
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
-LONGEST_TEXT = 16 * 1024
-"""Characters of a text that are searched, and shown."""
 _RECENT = 64
 """Texts that were sent and are hidden although their request is over: a token may live for long."""
 _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
-_WORDS = re.compile(r"([A-Za-z0-9]+)([^A-Za-z0-9]*)")
-_ESCAPED = re.compile(
-    r"(?i:\\+u[0-9a-f]{4}|\\+x[0-9a-f]{2}|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};|[^a-z0-9])+"
-)
-"""What encoders write for what is between two words of a secret."""
-_LONGEST_ESCAPE = 24
 _HTTP_LOGGERS = (
     *("httpx", "hpack.hpack", "hpack.table"),
     *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
@@ -57,7 +49,7 @@ class Secrets:
         self._sent: WeakKeyDictionary[httpx.Request, set[str]] = WeakKeyDictionary()
         """The requests under way, and what an auth has sent with each."""
         self._recent: deque[str] = deque(maxlen=_RECENT)
-        _in_use.add(self)
+        in_use.add(self)
 
     def note(self, request: httpx.Request, sent: httpx.Request, known: frozenset[str]) -> None:
         """Remember what is sent with a request, by an auth perhaps, which may change it again.
@@ -81,9 +73,6 @@ class Secrets:
     def hide(self, text: str) -> str:
         """A text that comes from outside, without the secrets."""
         return hide_secrets(text, self.texts())
-
-
-_in_use: WeakSet[Secrets] = WeakSet()
 
 
 def _header_values(request: httpx.Request) -> set[str]:
@@ -126,54 +115,16 @@ def decoded(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(form for form in forms if form)
 
 
-def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
-
-    The text is cut to `LONGEST_TEXT` first. Secrets of fewer than four characters are left.
-    """
-    text = text[:LONGEST_TEXT]
-    # The longest first, so that no rest of one stays when another is a part of it.
-    for secret in sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True):
-        parts = _WORDS.findall(secret)
-        if sum(len(word) for word, _ in parts) < _SHORTEST_SECRET:
-            text = text.replace(secret, "***")
-            continue
-        at = 0
-        while (at := text.find(parts[0][0], at)) >= 0:
-            end = _end(text, at, parts)
-            text = text if end is None else f"{text[:at]}***{text[end:]}"
-            at += 1 if end is None else 3
-    return text
-
-
-def _end(text: str, at: int, parts: list[tuple[str, str]]) -> int | None:
-    """Where a secret ends whose first word is there; None if it goes on otherwise.
-
-    No pattern is made of a secret or of the text: both may be long, and chosen by others.
-    """
-    end = at + len(parts[0][0])
-    for (_, between), (word, _) in pairwise(parts):
-        most = end + _LONGEST_ESCAPE * len(between) + len(word)
-        start = text.find(word, end, most)
-        while start > end and not _ESCAPED.fullmatch(text, end, start):
-            start = text.find(word, start + 1, most)
-        if start <= end:
-            return None
-        end = start + len(word)
-    return end
-
-
 class _Redact(logging.Filter):
     """Takes secrets of feeds in use out of records; other requests are left alone."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text, feeds = record.getMessage(), list(_in_use)
+        text, feeds = record.getMessage(), list(in_use)
         sites = tuple(each.site for each in feeds)
         shown = _QUERY.sub(lambda m: f"{m[1]}?***" if m[1].startswith(sites) else m[0], text)
-        hidden = hide_secrets(shown, frozenset().union(*(each.texts() for each in feeds)))
-        hidden = _SECRET_BYTES.sub(r"\1b'***'", hidden)
-        if hidden != text:
-            record.msg, record.args = hidden, ()
+        redacted = _SECRET_BYTES.sub(r"\1b'***'", hidden(shown))
+        if redacted != text:
+            record.msg, record.args = redacted, ()
         return True
 
 

@@ -189,10 +189,6 @@ class Endpoint:
         whole = self.limits.request_timeout
         return SHARE * whole if seconds is None or seconds >= whole else seconds
 
-    def quote(self, body: bytes) -> str:
-        """An excerpt of a response for a message, without secrets that a publisher may echo."""
-        return excerpt(body, self.hide)
-
     def is_of_feed(self, url: httpx.URL) -> bool:
         """Whether a URL has the feed's origin. Raises ValueError for a host that IDNA refuses."""
         return origin(url) == self._url.origin
@@ -400,7 +396,7 @@ class Exchange:
             url = self._endpoint.url(self.target).join(url)
             if self._endpoint.is_of_feed(url):
                 return url.raw_path.decode("ascii")
-            place = self._endpoint.quote(shown_origin(url).encode())
+            place = excerpt(shown_origin(url).encode())
         except (httpx.InvalidURL, ValueError):  # such as a host name that idna refuses
             raise self._unreadable_location(answer.status) from None
         raise self._redirect_error(
@@ -428,7 +424,7 @@ class Exchange:
     def _classify(self, answer: Body, body: bytes) -> None:
         """Raise the error for a status, unless negotiation classifies it."""
         status, where = answer.status, self._where()
-        said = f" {status}: '{self._endpoint.quote(body)}'" if body.strip() else f" {status}"
+        said = f" {status}: '{excerpt(body)}'" if body.strip() else f" {status}"
         if status in _LATER or status >= 500:
             headers = answer.headers
             later = retry_after(headers.get("retry-after"), headers.get("date"))

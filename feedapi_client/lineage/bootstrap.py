@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from feedapi_client import model
 from feedapi_client.arguments import check_partitions, check_plain
 from feedapi_client.errors import LineageError, NoProgressError
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.model import FIRST, LAST, MAX_PARTITION, Partition, Position, Status
+from feedapi_client.model import (
+    FIRST,
+    LAST,
+    MAX_PARTITION,
+    Partition,
+    Position,
+    Status,
+    position_after,
+)
 
 StartAt = Literal["first", "last"] | Mapping[int, str]
 
@@ -67,28 +76,37 @@ def first_positions(
     """
     given = start if isinstance(start, Mapping) else {}
     _check_given(given, graph, ends, selection, feed)
-    positions = {p: Position.after(None, ends[p] if at == LAST else at) for p, at in given.items()}
+    step = model.draw_step()
+    first, passed_over = (
+        position_after(None, FIRST, status, step=step) for status in ("open", "superseded")
+    )
+
+    def at_end(cursor: str, status: Status = "open") -> Position:
+        return position_after(None, cursor, status, step=step)
+
+    positions = {p: at_end(ends[p] if at == LAST else at) for p, at in given.items()}
+    holders = given.keys() | selection.others.keys()
     for listed in graph:
-        if any(a in given or a in selection.others for a in listed.cursor_from):
+        if holders and not holders.isdisjoint(listed.cursor_from):
             continue
         for ancestor in listed.cursor_from:
             # The successors hold the whole history: to read an ancestor too would bring it twice.
             # One that is gone may be listed again by a discovery that lags (R9), or be read by a
             # consumer of the same name that started a moment earlier (R17).
             if ancestor in selection:
-                positions.setdefault(ancestor, Position.after(None, FIRST, "superseded"))
+                positions.setdefault(ancestor, passed_over)
         if listed.id in given:
             continue
         if listed.id in graph.successors:
-            positions[listed.id] = Position.after(None, FIRST, "superseded")
+            positions[listed.id] = passed_over
         elif start == "last":
             if listed.id not in ends:
                 text = "its present end is not known, so that nothing can start there"
                 raise NoProgressError(text, feed=feed, partition=listed.id)
             status: Status = "drained" if listed.closed else "open"
-            positions[listed.id] = Position.after(None, ends[listed.id], status)
+            positions[listed.id] = at_end(ends[listed.id], status)
         else:
-            positions[listed.id] = Position.after(None, FIRST)
+            positions[listed.id] = first
     return positions
 
 

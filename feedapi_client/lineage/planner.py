@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 
+from feedapi_client import model
 from feedapi_client.errors import (
     AmbiguousLineageError,
     FeedError,
@@ -36,7 +37,7 @@ from feedapi_client.lineage.states import (
     Stop,
     move_entry,
 )
-from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status
+from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status, position_after
 from feedapi_client.protocol.text import names, shown
 
 __all__ = [
@@ -116,8 +117,8 @@ class Planner:
         self._in_flight: set[int] = set()  # a batch, or a commit under way
         self._listed_again: set[int] = set()  # open, although they were over (R11)
         self._in_doubt = False  # one discovery did not list what another partition waits for
-        # What is known of the leases, and when: a moment is later after each load that begins, and
-        # each save that ends.
+        # What is known of the leases, and when: a moment is later after each load or discovery that
+        # begins, and each save that ends.
         self._shared = shared
         self._owned: set[int] = set()
         self._others: Collection[int] | None = None  # leases of living instances, once known
@@ -125,10 +126,12 @@ class Planner:
         self._unsure: dict[int, int] = {}  # a save was refused then: memory is not the store
         self._moment = 0
         self._loaded = 0  # when the newest load began that was taken
+        self._listed = 0  # when the last discovery began
         self._asked = 0  # when the leases of others were last forgotten
         # Derived from the facts, to look at few partitions after a change of one.
         self._waiters: dict[int, set[int]] = defaultdict(set)
         self._closed: list[tuple[int, int]] | None = None  # see `_above_closed`
+        self._has_parents = False  # whether one partition may come after another, see `preceding`
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
 
@@ -165,11 +168,13 @@ class Planner:
         *,
         ends: Mapping[int, str] | None = None,
         earlier: bool = False,
+        began: int | None = None,
     ) -> list[Action]:
         """Take a discovery. As the first one of an empty store counts one that lists partitions.
 
         `earlier`: it was made by an earlier driver, and may lack partitions that `lineage` names.
-        After a `LineageError` (R7, R8, R12) everything is as it was.
+        `began`: what `begin_load` returned before the request: it opens nothing again that was
+        loaded as drained since. After a `LineageError` (R7, R8, R12) everything is as it was.
         """
         first = self._first_start
         if first and not info.partitions:
@@ -185,13 +190,14 @@ class Planner:
             for partition, position in begin.items():
                 self._decide(self._entry(partition), position)
         self.graph, self._first_start = graph, False
+        self._listed = self.begin_load() if began is None else began
         self._selection.note(info)
         at_end = first and self.start == "last"
         previous = None if first else self._known
         texts = self._edges.reports(info, previous, self._drained, at_end=at_end)
         actions: list[Action] = [Report(None, text) for text in texts]
         self._known.update(info.partitions)
-        again = self._note_listed(actions)
+        again = self._note_listed()
         actions += self._settle(self._all())
         actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
         over = (
@@ -208,7 +214,7 @@ class Planner:
             actions.append(Rediscover())
         return self._in_one_save(actions) if first else actions
 
-    def _note_listed(self, actions: list[Action]) -> list[Entry]:
+    def _note_listed(self) -> list[Entry]:
         """Change the facts that a discovery alone tells. Return whose end counts no more (R6)."""
         again: list[Entry] = []
         for listed in self.graph:
@@ -216,9 +222,8 @@ class Planner:
             if entry.end is not None and (not listed.closed or entry.gone):
                 entry.end = None
                 again.append(entry)
-            if not listed.closed and self._is_mine(entry.id) and _has(entry, "drained"):
+            if _has(entry, "drained") and self._is_mine(entry.id) and not self._is_drained(entry):
                 entry.reopened = True
-                actions += self._open_again(entry) if entry.running else []
             if listed.starts_after is not None:
                 self._parents[listed.id] = listed.starts_after
             for ancestor in listed.cursor_from:
@@ -226,6 +231,7 @@ class Planner:
         for entry in self.entries.values():
             entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
         self._closed = None
+        self._has_parents = bool(self._parents) or any(p.closed for p in self.graph)
         self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
         if self._shared and any(
             ancestor not in self._owned and not self._position_of(ancestor)
@@ -353,6 +359,8 @@ class Planner:
         over = False
         for partition in sorted({*selected, *doubtful, *known} - kept):
             entry, stored = self._entry(partition), selected.get(partition)
+            if stored == entry.position and partition not in doubtful:
+                continue  # as nearly all
             outdated = partition not in doubtful and self._is_outdated(entry, stored, began)
             if entry.error is not None or outdated:
                 continue
@@ -361,8 +369,11 @@ class Planner:
                 continue
             news = stored is not None and stored.status not in ("open", entry.state.value)
             over |= news and not _has(entry, stored.status if stored else "open")
-            if stored != entry.position or partition in doubtful:
-                self._place(entry, stored)
+            if stored != entry.position:
+                self._place(entry, stored, loaded_at=self._moment)
+                entry.end = None
+            elif partition in doubtful:
+                self._place(entry, stored, loaded_at=entry.loaded_at)
                 entry.end = None
         self._unsure = late
         self._loaded = max(self._loaded, began)
@@ -407,7 +418,7 @@ class Planner:
         return self._shared and self._others is None
 
     def begin_load(self) -> int:
-        """Return the present moment, for the `refresh` with what is loaded from now on."""
+        """Return the present moment, for what is loaded or discovered from now on."""
         self._moment += 1
         return self._moment
 
@@ -593,7 +604,8 @@ class Planner:
 
     def _held_back(self, e: Entry, listed: Partition) -> tuple[State, Because] | None:
         """Return what keeps a listed partition from being started; None if nothing does."""
-        if listed.starts_after is None and not listed.cursor_from and e.position is not None:
+        follows = listed.starts_after is not None or (listed.cursor_from and self._has_parents)
+        if e.position is not None and not follows:
             return None  # as nearly all partitions of a large feed
         if e.position is None and self._is_outlived(e.id):
             return State.SUPERSEDED, ()  # its events are in a successor that is read (R9)
@@ -608,9 +620,11 @@ class Planner:
             )
             return State.PARKED, LostPartitionError(text, feed=self.feed, partition=e.id)  # R8
         blockers = self._blockers(e.id) if self.ordered else ()
+        if not blockers:
+            return None
         if (error := self._parked(blockers)) is not None:
             return State.PARKED, error  # descendants stop, too (R18)
-        return (State.WAITING, blockers) if blockers else None  # R4, R8
+        return State.WAITING, blockers  # R4, R8
 
     def _settle(self, dirty: Iterable[int]) -> list[Action]:
         """Move the partitions, and those that depend on them, to their states.
@@ -625,7 +639,9 @@ class Planner:
         while queue:
             entry = self.entries[queue.popleft()]
             state, because = self._desired(entry)
-            if state is not _READING or entry.state is not state or entry.end is not None:
+            stays = state is entry.state and not because and not entry.waits_for
+            # Of one that stays only its end may still have to be saved, or told.
+            if not stays or state is _DRAINED or entry.end is not None or _has(entry, "drained"):
                 queue.extend(self._move(entry, state, because, actions))
         if any(type(action) is Rediscover for action in actions):  # one is enough, at the end
             actions = [a for a in actions if type(a) is not Rediscover] + [Rediscover()]
@@ -644,6 +660,9 @@ class Planner:
             if source in _RUNNING and state not in _RUNNING:
                 actions.append(Stop(e.id))
                 e.caught_up = False
+        if state in _RUNNING and _has(e, "drained"):
+            actions += self._open_again(e)
+        if state is not source:
             actions += self._entered(e, because)
         if state is _DRAINED:
             actions += self._store_end(e, read=source in _RUNNING)
@@ -676,12 +695,7 @@ class Planner:
         match e.state:
             case State.READING:
                 e.caught_up, e.end, e.warned = False, None, False
-                start = Start(e.id, e.cursor)
-                if e.reopened and _has(e, "drained"):
-                    return [*self._open_again(e), start]
-                # What the store says may be newer than the list, which the next discovery tells.
-                e.reopened = e.reopened or _has(e, "drained")
-                return [start]
+                return [Start(e.id, e.cursor)]
             case State.DRAINED:
                 return [Rediscover()]
             case State.SUPERSEDED if e.position is None:
@@ -720,11 +734,11 @@ class Planner:
             self._place(self._entry(partition), position)
         self._settle(positions)
 
-    def _place(self, e: Entry, position: Position | None) -> None:
+    def _place(self, e: Entry, position: Position | None, *, loaded_at: int = 0) -> None:
         """Take a position that is stored."""
         if position is not None and position.status == "superseded" and self._is_drained(e):
             e.finished = True
-        e.position, e.reopened, e.saved_at = position, False, 0
+        e.position, e.reopened, e.saved_at, e.loaded_at = position, False, 0, loaded_at
         e.stored = e.stored or position is not None
 
     def _decide(self, e: Entry, position: Position) -> Position:
@@ -765,14 +779,13 @@ class Planner:
         return not self._shared or partition in self._owned
 
     def _is_drained(self, e: Entry) -> bool:
-        """Whether its end was committed, and it is not listed as open (R6).
+        """Whether its end was committed, and it was not listed as open since (R6).
 
-        What another instance has drained counts as soon as the list agrees: the store may be newer
-        than the list, or older. What is ours has to show its end again after it was open.
+        What is ours has to show its end again after it was open.
         """
         if e.reopened or not _has(e, "drained"):
             return False
-        return e.id not in self.graph or self.is_closed(e.id)
+        return e.id not in self.graph or self.is_closed(e.id) or self._listed <= e.loaded_at
 
     def _drained(self) -> set[int]:
         return {e.id for e in self.entries.values() if self._is_drained(e)}
@@ -897,13 +910,14 @@ class Planner:
         self._missing = lost = self._vanished()
         positions: dict[int, Position] = {}
         touched: list[int] = []
+        step = model.draw_step()
         for successor in successors:
             entry = self.entries[successor.id]
             touched.append(entry.id)
             if self._parked(successor.cursor_from) or not blocked.isdisjoint(successor.cursor_from):
                 continue
             try:
-                found = self._inherited(successor, disputed, lost)
+                found = self._inherited(successor, disputed, lost, step)
             except LineageError as error:
                 touched += self._move(entry, State.PARKED, error, actions)
                 continue
@@ -983,7 +997,7 @@ class Planner:
         return gone | self._selection.gone
 
     def _inherited(
-        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int]
+        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int], step: int
     ) -> dict[int, Position]:
         """Return what has to be saved for a successor and its ancestors; nothing: not yet decided.
 
@@ -1012,9 +1026,9 @@ class Planner:
         cursor = FIRST if at is None else at.cursor
         before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
         skipped = [a for a in before if a in self._selection and stored[a] is None]
-        taken = {e.id: Position.after(e.position, e.cursor, "superseded") for e in live}
-        taken |= dict.fromkeys(skipped, Position.after(None, cursor, "superseded"))
-        return {s.id: Position.after(self.entries[s.id].position, cursor), **taken}
+        taken = {e.id: position_after(e.position, e.cursor, "superseded", step=step) for e in live}
+        taken |= dict.fromkeys(skipped, position_after(None, cursor, "superseded", step=step))
+        return {s.id: position_after(self._position_of(s.id), cursor, step=step), **taken}
 
     def _check_unambiguous(
         self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
@@ -1052,10 +1066,11 @@ class Planner:
 
     def _in_one_save(self, actions: list[Action]) -> list[Action]:
         """Merge the saves of a first start: each position is saved once, as its first."""
+        step = model.draw_step()
         positions = {
             e.id: e.position
             if e.position.replaces is None
-            else self._decide(e, Position.after(None, e.cursor, e.position.status))
+            else self._decide(e, position_after(None, e.cursor, e.position.status, step=step))
             for e in self.entries.values()
             if e.position is not None
         }

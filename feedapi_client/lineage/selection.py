@@ -54,6 +54,8 @@ class Selection:
 
     def load(self, positions: Mapping[int, Position]) -> dict[int, Position]:
         """Return the stored positions of selected partitions; keep those of the others."""
+        if self.chosen is None:
+            return dict(positions)
         self.others = {id: position for id, position in positions.items() if id not in self}
         return {id: position for id, position in positions.items() if id in self}
 

@@ -114,6 +114,7 @@ class Entry:
         position: what is committed; None when nothing ever was.
         stored: whether the store is known to have had a position of it.
         saved_at: the moment at which `position` was saved here; infinite until it is.
+        loaded_at: the moment at which `position` was found in the store, saved by another instance.
         reopened: it was drained, and is to show its end anew. Nothing was committed since.
         finished: it was drained when its cursor was transferred.
         gone: how many discoveries in a row did not list it, up to 2.
@@ -129,6 +130,7 @@ class Entry:
     position: Position | None = None
     stored: bool = False
     saved_at: float = 0
+    loaded_at: int = 0
     reopened: bool = False
     finished: bool = False
     gone: int = 0

@@ -10,7 +10,7 @@ from feedapi_client.errors import AmbiguousLineageError, LineageError, StoreErro
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Partition, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import OperationError, check_cursor, check_unused
-from feedapi_client.protocol.text import names, printable, shown
+from feedapi_client.protocol.text import names, quoted, shown
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
 from feedapi_client.stores.journal import check_rewind
 
@@ -113,11 +113,11 @@ def _state(listed: Partition | None) -> str:
     if not listed.closed:
         return "is open"
     end = listed.last_cursor
-    return "is closed" + ("" if end is None else f" and ends at '{printable(end)}'")
+    return "is closed" + ("" if end is None else f" and ends at '{quoted(end)}'")
 
 
 def _cursor(stored: Position | None) -> str:
-    return "no cursor" if stored is None else f"the cursor '{printable(stored.cursor)}'"
+    return "no cursor" if stored is None else f"the cursor '{quoted(stored.cursor)}'"
 
 
 async def restore(

@@ -187,6 +187,7 @@ async def move(
     *,
     name: str | None = None,
     selection: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
+    partitions: Collection[int] | None = None,
     overwrite: bool = False,
     force: bool = False,
     dry_run: bool = False,
@@ -201,6 +202,8 @@ async def move(
         name: only of this consumer.
         selection: only those of the first of these selections of events, which become those of the
             second one; as `FetchOptions.selection` returns them. The URLs may be the same then.
+        partitions: only those of these partitions. They are saved under `new`, then deleted under
+            `old`: in two steps, so that an interruption leaves them under both.
         overwrite: delete what is stored under `new`.
 
     Returns the positions as saved.
@@ -229,7 +232,9 @@ async def move(
         raise OperationError(
             f"the store holds no cursors of {FeedKey(old).url}: see 'feedapi cursors ls'"
         )
-    return await _move(store, keys, stored, overwrite=overwrite, force=force, dry_run=dry_run)
+    return await _move(
+        store, keys, stored, partitions, overwrite=overwrite, force=force, dry_run=dry_run
+    )
 
 
 async def rename(
@@ -238,6 +243,7 @@ async def rename(
     new: str,
     *,
     feed: str | None = None,
+    partitions: Collection[int] | None = None,
     force: bool = False,
     dry_run: bool = False,
 ) -> list[FeedPositions]:
@@ -247,6 +253,7 @@ async def rename(
 
     Arguments:
         feed: only of the feeds whose URL holds this text.
+        partitions: only those of these partitions, as in `move`.
 
     Returns the positions as saved.
 
@@ -267,13 +274,16 @@ async def rename(
         raise OperationError(
             f"the store holds no cursors{of} of a consumer {old}: see 'feedapi cursors ls'"
         )
-    return await _move(store, keys, stored, overwrite=False, force=force, dry_run=dry_run)
+    return await _move(
+        store, keys, stored, partitions, overwrite=False, force=force, dry_run=dry_run
+    )
 
 
 async def _move(
     store: AdministrableStore,
     keys: Mapping[FeedKey, FeedKey],
     stored: list[FeedKey],
+    partitions: Collection[int] | None,
     *,
     overwrite: bool,
     force: bool,
@@ -281,14 +291,38 @@ async def _move(
 ) -> list[FeedPositions]:
     if not force:
         await check_unused(store, [*keys, *keys.values()])
-    taken = [key for key in keys.values() if key in stored]
+    chosen = {old: _some(await store.load(old), partitions) for old in keys}
+    if partitions is not None:
+        keys = {old: new for old, new in keys.items() if chosen[old]}
+        if not keys:
+            raise OperationError(
+                f"nothing is stored there for partition {', '.join(map(str, partitions))}"
+            )
+    taken = [
+        new
+        for new in keys.values()
+        if new in stored and (partitions is None or _some(await store.load(new), partitions))
+    ]
     if taken and not overwrite:
         raise OperationError(
             f"{taken[0]}: there are cursors already, nothing was moved: --overwrite of 'cursors "
             "move' deletes them, and so does 'cursors reset'"
         )
     if dry_run:
-        return [FeedPositions(new, await store.load(old)) for old, new in keys.items()]
-    # Checks again in its transaction.
-    moved = await store.move(keys, overwrite=overwrite)
-    return [FeedPositions(key, positions) for key, positions in moved.items()]
+        return [FeedPositions(new, chosen[old]) for old, new in keys.items()]
+    if partitions is None:
+        moved = await store.move(keys, overwrite=overwrite)  # checks again in its transaction
+        return [FeedPositions(key, positions) for key, positions in moved.items()]
+    found = []
+    for old, new in keys.items():
+        found.append(FeedPositions(new, await store.replace(new, chosen[old])))
+        await store.delete(old, chosen[old].keys())
+    return found
+
+
+def _some(
+    positions: Mapping[int, Position], partitions: Collection[int] | None
+) -> Mapping[int, Position]:
+    if partitions is None:
+        return positions
+    return {id: positions[id] for id in sorted(positions.keys() & set(partitions))}

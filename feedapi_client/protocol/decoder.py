@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import BytesIO
+from itertools import islice
 from operator import sub
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -21,7 +23,7 @@ import orjson
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import NO_PAYLOAD, Event, EventOrigin, without_lone_surrogates
 from feedapi_client.protocol.dialects import Dialect, V1Line
-from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, printable, problem
+from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, problem, quoted
 
 PART_BYTES = 64 * 1024
 PART_LINES = 1024
@@ -86,20 +88,21 @@ def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
     """
     start = 0
     while start < len(data):
-        end = min(start + PART_BYTES, len(data))
-        lines = PART_LINES if decoder is None or not decoder.slow else _SLOW_LINES
-        while end - start > 2 * _SMALL and data.count(b"\n", start, end) > lines:
-            end = start + (end - start) // 2
-        yield data[start:end] if end - start < len(data) else data
-        start = end
+        part = data[start : start + PART_BYTES]
+        most = _SLOW_LINES if decoder is not None and decoder.slow else PART_LINES
+        lines = BytesIO(part)
+        deque(islice(lines, most), maxlen=0)  # takes a third of the time of a count
+        part = part[: max(lines.tell(), 2 * _SMALL)]
+        yield part
+        start += len(part)
 
 
 class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events and errors; only
     how many lines may say nothing depends on it.
 
-    `decoder` is what the events' `json()` uses, `quote` makes an excerpt of a publisher's text for
-    a message. With `any_payload` a payload may be any JSON, which the protocol forbids.
+    `decoder` is what the events' `json()` uses. With `any_payload` a payload may be any JSON, which
+    the protocol forbids.
     """
 
     def __init__(
@@ -110,7 +113,6 @@ class PageDecoder:
         partition: int,
         decoder: Callable[[bytes], Any] = orjson.loads,
         max_line_bytes: int,
-        quote: Callable[[bytes], str] = excerpt,
         any_payload: bool = False,
     ) -> None:
         self.asked: str | None = None
@@ -128,7 +130,6 @@ class PageDecoder:
         self._origin = EventOrigin(partition, decoder)
         self._own = {None, partition, str(partition)}
         self._max_line_bytes = max_line_bytes
-        self._quote = quote
         self._any_payload = any_payload
         self._heads: list[bytes] = []
         self._tail = bytearray()
@@ -164,7 +165,8 @@ class PageDecoder:
         """Decode the last line, which may have no ``\\n``. Raises as `feed` does."""
         line = bytes(self._tail)
         self._tail.clear()
-        self._decode(line, receive)
+        if line:
+            self._decode(line, receive)
 
     def _decode(self, block: bytes, receive: Callable[[Decoded], None]) -> None:
         if block.isspace():  # heartbeats, or a flood of them
@@ -236,11 +238,12 @@ class PageDecoder:
             records = decoder.decode_lines(block)
         except (ValueError, RecursionError):
             return None
-        if block.count(b"\n") != len(records):
-            block = _BLANK_LINES.sub(b"\n", block.lstrip())
         lines = BytesIO(block).readlines()  # splits on b"\n" only
         if len(records) != len(lines):
-            return None
+            block = _BLANK_LINES.sub(b"\n", block.lstrip())
+            lines = BytesIO(block).readlines()
+            if len(records) != len(lines):
+                return None
         if len(block) > self._max_line_bytes and max(map(len, lines)) > self._max_line_bytes:
             return None
         if not large:
@@ -365,7 +368,7 @@ class PageDecoder:
             headers = self._value(given, "headers", line)
             named = self._value(given, "partition", line)
             if named not in self._own:
-                wrong = f"the response holds a line of partition {printable(str(named))}"
+                wrong = f"the response holds a line of partition {quoted(str(named))}"
                 self._fail(ProtocolError, wrong)
         return b"" if payload is None else as_sent(payload), cursor, headers
 
@@ -443,12 +446,12 @@ class PageDecoder:
         # Plain text is shown, up to where a JSON payload may begin.
         text = line.lstrip(b"\xef\xbb\xbf \t\r")
         text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
-        quoted = f": '{self._quote(text)}'" if text else ""
+        shown = f": '{excerpt(text)}'" if text else ""
         reason = ". It is nested too deeply" if isinstance(error, RecursionError) else ""
         if isinstance(error, msgspec.MsgspecError):
             reason = f". {error}{where}"
         return self._error(
-            TornResponseError, f"the response {what} ({len(line)} bytes){quoted}{reason}"
+            TornResponseError, f"the response {what} ({len(line)} bytes){shown}{reason}"
         )
 
 

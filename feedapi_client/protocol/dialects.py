@@ -12,7 +12,7 @@ import msgspec
 from feedapi_client.errors import ProtocolError
 from feedapi_client.model import NO_PAYLOAD, DialectName, Event, FeedInfo
 from feedapi_client.options import FetchOptions
-from feedapi_client.protocol.text import printable
+from feedapi_client.protocol.text import quoted
 
 Params = list[tuple[str, str]]
 OWN_PARAMS = re.compile(
@@ -173,5 +173,5 @@ def _instead(info: FeedInfo) -> str:
 def _names(names: Iterable[str]) -> str:
     """Return names for a message: escaped and cut. A publisher may list any, and any number."""
     listed = list(names)
-    shown = ", ".join(printable(name, _NAME_SHOWN) for name in listed[:_NAMES_SHOWN])
+    shown = ", ".join(quoted(name)[:_NAME_SHOWN] for name in listed[:_NAMES_SHOWN])
     return f"{shown} and others" if len(listed) > _NAMES_SHOWN else shown

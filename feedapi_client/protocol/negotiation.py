@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,7 +12,7 @@ import msgspec
 
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
 from feedapi_client.model import MAX_PARTITION, NO_PAYLOAD, FeedInfo, Partition
-from feedapi_client.protocol.text import are_valid, excerpt, problem
+from feedapi_client.protocol.text import are_valid, excerpt, hidden, problem
 
 MOST_EDGES = 8 * (MAX_PARTITION + 1)
 """Ancestors that a discovery may list, of all partitions together. There are 7 of each in the tree
@@ -70,7 +69,6 @@ def negotiate(
     *,
     feed: str,
     v1_partitions: int | None = None,
-    quote: Callable[[bytes], str] = excerpt,
 ) -> FeedInfo:
     """Return what the feed is, by its response to an argument-less GET.
 
@@ -81,7 +79,6 @@ def negotiate(
         status, body: of the response.
         feed: for messages.
         v1_partitions: the number of partitions, in case the feed speaks dialect v1.
-        quote: makes an excerpt of the body for a message.
 
     Raises:
         NegotiationError: this is no feed, or a v1 feed without `v1_partitions`.
@@ -97,7 +94,7 @@ def negotiate(
             "the feed answers 400 to discovery, as a ZeroEventHub (v1) feed does: give "
             "v1_partitions, the number of partitions that its publisher documents "
             "(FeedConsumer(url, v1_partitions=4)), or check the URL if it is not one: "
-            f"'{quote(body)}'",
+            f"'{excerpt(body)}'",
             feed=feed,
         )
     what = ""
@@ -110,7 +107,7 @@ def negotiate(
         except (ValueError, RecursionError):
             what = " with a body that is not JSON"
     raise NegotiationError(
-        f"no feed answers here: status {status}{what}: '{quote(body)}'. Check the URL", feed=feed
+        f"no feed answers here: status {status}{what}: '{excerpt(body)}'. Check the URL", feed=feed
     )
 
 
@@ -261,4 +258,6 @@ def partition_id(value: Any) -> int | None:
 
 
 def _shown(value: Id) -> str:
-    return ascii(value if isinstance(value, int) and abs(value) < 1 << 64 else str(value)[:40])
+    if isinstance(value, int) and abs(value) < 1 << 64:
+        return str(value)
+    return ascii(hidden(str(value))[:40])

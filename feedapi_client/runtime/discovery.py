@@ -271,7 +271,7 @@ class Discovery:
         # A partition that is refused from here on needs a discovery that begins later, because this
         # one may describe the time before the refusal.
         refused = [p for p in driver.partitions.values() if p.failures.refused]
-        before = driver.discovered
+        before, began = driver.discovered, driver.planner.begin_load()
         info = await self._paced(self._client.discover_once)
         ends = await self._present_ends(driver.planner.unresolved(info))
         if not await self._load_positions_of_others():
@@ -279,7 +279,7 @@ class Discovery:
         self._timer.succeeded()
         if self._waits_for_partitions(info):
             return
-        actions = self._planned(info, ends)
+        actions = self._planned(info, ends, began)
         driver.update_info(info)
         driver.decisions.rediscovered(before, info)
         await driver.apply(actions)
@@ -293,10 +293,10 @@ class Discovery:
         elif driver.sharing is not None:
             driver.sharing.nudge()
 
-    def _planned(self, info: FeedInfo, ends: dict[int, str]) -> list[Action]:
+    def _planned(self, info: FeedInfo, ends: dict[int, str], began: int) -> list[Action]:
         """Let the planner take the topology. Raises `LineageError` where it can't be used (R12)."""
         try:
-            actions = self._driver.planner.discover(info, ends=ends)
+            actions = self._driver.planner.discover(info, ends=ends, began=began)
         except LineageError:
             if info.partitions and not self._has_topology and self._unusable_since is None:
                 self._unusable_since = self._driver.clock()

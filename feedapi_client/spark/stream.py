@@ -275,7 +275,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         keys = [staging.data_key(epoch.number, group) for group in groups]
         with ThreadPoolExecutor(min(_HEADER_READERS, len(keys) or 1)) as pool:
             headers = list(pool.map(partial(_header, staging), keys))
-        return [result for header in headers for result in results_in(header)]
+        found = zip(headers, keys, strict=True)
+        return [result for header, key in found for result in results_in(header, key)]
 
     def _plan(self, epoch: Epoch) -> EpochPlan:
         if epoch not in self._plans:

@@ -16,6 +16,8 @@ from feedapi_client.stores import Journal
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 
+Words = Callable[[str], list[object]]
+
 
 @pytest.fixture
 def publisher(feedapi_publisher_factory: Callable[..., Publisher]) -> Publisher:
@@ -62,23 +64,31 @@ COMMANDS = {
 }
 
 
-@pytest.mark.usefixtures("short_waits")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_what_changes_positions_refuses_beside_a_living_instance(
-    feedapi: Feedapi, publisher: Publisher, shared: Path, tmp_path: Path, command: str
-) -> None:
+@pytest.fixture
+def words(feedapi: Feedapi, publisher: Publisher, shared: Path, tmp_path: Path) -> Words:
+    """Return a function that gives the command line of a command, with the present positions."""
     export = tmp_path / "export.json"
     export.write_bytes(feedapi("cursors", "export", "--store", shared).stdout_bytes)
     now = datetime.now(UTC).isoformat()
-    words = {"STORE": shared, "URL": publisher.url, "EXPORT": export, "NOW": now}
-    arguments = ["cursors", *(words.get(str(each), each) for each in COMMANDS[command])]
+    known = {"STORE": shared, "URL": publisher.url, "EXPORT": export, "NOW": now}
+    return lambda command: [
+        "cursors",
+        *(known.get(str(each), each) for each in COMMANDS[command]),
+    ]
+
+
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_changes_positions_refuses_beside_a_living_instance(
+    feedapi: Feedapi, publisher: Publisher, shared: Path, words: Words, command: str
+) -> None:
     before = anyio.run(_load, shared, publisher)
-    refused = feedapi(*arguments)
+    refused = feedapi(*words(command))
     assert refused.exit_code == 1, refused.output
     assert "1 instances that share this feed are alive (alive): stop them" in refused.stderr
     assert "--force" in refused.stderr
     assert anyio.run(_load, shared, publisher) == before
-    forced = feedapi(*arguments, "--force")
+    forced = feedapi(*words(command), "--force")
     assert forced.exit_code == 0, forced.output
     assert anyio.run(_load, shared, publisher) != before
 
@@ -86,21 +96,16 @@ def test_what_changes_positions_refuses_beside_a_living_instance(
 @pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
-    feedapi: Feedapi, publisher: Publisher, shared: Path, tmp_path: Path, command: str
+    feedapi: Feedapi, publisher: Publisher, shared: Path, words: Words, command: str
 ) -> None:
     anyio.run(_leave, shared, publisher)
-    export = tmp_path / "export.json"
-    export.write_bytes(feedapi("cursors", "export", "--store", shared).stdout_bytes)
-    now = datetime.now(UTC).isoformat()
-    words = {"STORE": shared, "URL": publisher.url, "EXPORT": export, "NOW": now}
-    arguments = ["cursors", *(words.get(str(each), each) for each in COMMANDS[command])]
     before = anyio.run(_load, shared, publisher)
-    dry = feedapi(*arguments, "--dry-run")
+    dry = feedapi(*words(command), "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert "(dry run: nothing is changed)\n" in dry.stdout
-    planned = orjson.loads(feedapi(*arguments, "--dry-run", "--json").stdout)["feeds"]
+    planned = orjson.loads(feedapi(*words(command), "--dry-run", "--json").stdout)["feeds"]
     assert anyio.run(_load, shared, publisher) == before
-    done = orjson.loads(feedapi(*arguments, "--json").stdout)["feeds"]
+    done = orjson.loads(feedapi(*words(command), "--json").stdout)["feeds"]
     assert list(map(_ids, done)) == list(map(_ids, planned))
     assert all(map(_ids, done))
     assert anyio.run(_load, shared, publisher) != before
@@ -110,26 +115,56 @@ def _ids(feed: dict[str, Any]) -> list[int]:
     return [row["partition"] for row in feed["positions"]]
 
 
-@pytest.mark.parametrize("command", ["reset", "import", "rewind"])
-def test_a_change_of_one_partition_leaves_the_others(
-    feedapi: Feedapi, publisher: Publisher, shared: Path, tmp_path: Path, command: str
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("reset", {1: "c5"}),
+        ("import", {0: "_first", 1: "c5", 7: "c5"}),
+        ("rewind", {0: "_first", 1: "c5"}),
+        ("move", {1: "c5"}),
+        ("rename", {1: "c5"}),
+    ],
+)
+def test_a_change_of_some_partitions_leaves_the_others(
+    feedapi: Feedapi,
+    publisher: Publisher,
+    shared: Path,
+    words: Words,
+    command: str,
+    left: dict[int, str],
 ) -> None:
-    export = tmp_path / "export.json"
-    export.write_bytes(feedapi("cursors", "export", "--store", shared).stdout_bytes)
-    now = datetime.now(UTC).isoformat()
+    arguments = (*words(command), "-p", 0, "-p", 7, "--force")
     for partition in (0, 1, 7):
-        assert (
-            feedapi("cursors", "set", partition, "c5", "--store", shared, "--force").exit_code == 0
-        )
-    words = {"STORE": shared, "EXPORT": export, "NOW": now}
-    arguments = ["cursors", *(words.get(str(each), each) for each in COMMANDS[command])]
-    done = feedapi(*arguments, "-p", 0, "-p", 7, "--force")
-    assert done.exit_code == 0, done.output
+        assert not feedapi(
+            "cursors", "set", partition, "c5", "--store", shared, "--force"
+        ).exit_code
+    planned = orjson.loads(feedapi(*arguments, "--dry-run", "--json").stdout)["feeds"]
+    done = orjson.loads(feedapi(*arguments, "--json").stdout)["feeds"]
+    assert list(map(_ids, done)) == list(map(_ids, planned))
     after = {id: at.cursor for id, at in anyio.run(_load, shared, publisher).items()}
-    others = {1: "c5"} | ({7: "c5"} if command == "import" else {})
-    assert after == others | ({} if command == "reset" else {0: "_first"})
-    listed = feedapi("cursors", "ls", "--store", shared, "-p", 1, "--json").stdout
-    assert list(map(_ids, orjson.loads(listed)["feeds"])) == [[1]]
+    assert after == left
+    listed = orjson.loads(feedapi("cursors", "ls", "--store", shared, "-p", 1, "--json").stdout)
+    assert [ids for ids in map(_ids, listed["feeds"]) if ids] == [[1]]
+    if command in ("move", "rename"):
+        assert done[0]["positions"][0]["cursor"] == "c5"
+        assert _exported(feedapi, shared)[done[0]["url"], done[0]["name"]] == [0, 7]
+        again = feedapi(*words(command), "-p", 7, "--force")
+        assert (again.exit_code, "nothing is stored" in again.stderr) == (1, True)
+        anyio.run(_save, shared, publisher, 7)
+        again = feedapi(*words(command), "-p", 7, "--force")
+        assert (again.exit_code, "there are cursors already" in again.stderr) == (1, True)
+        assert feedapi(*words(command), "-p", 1, "--force").exit_code == 0
+        assert _exported(feedapi, shared)[done[0]["url"], done[0]["name"]] == [0, 1, 7]
+
+
+async def _save(path: Path, publisher: Publisher, partition: int) -> None:
+    async with SQLiteCursorStore(path) as store:
+        await store.replace(FeedKey(str(publisher.url)), {partition: Position("c9")})
+
+
+def _exported(feedapi: Feedapi, store: Path) -> dict[tuple[str, str], list[int]]:
+    feeds = orjson.loads(feedapi("cursors", "export", "--store", store).stdout)["feeds"]
+    return {(each["url"], each["name"]): _ids(each) for each in feeds}
 
 
 def test_a_restoration_is_refused_too(feedapi: Feedapi, publisher: Publisher, shared: Path) -> None:

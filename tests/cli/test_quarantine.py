@@ -126,6 +126,30 @@ def test_replay_calls_the_handler_with_each_event(
     assert _ids(feedapi, quarantined) == []
 
 
+def test_replay_and_drop_print_their_results_as_json(
+    feedapi: Feedapi, quarantined: Path, handlers: str
+) -> None:
+    one, other = _ids(feedapi, quarantined)
+    where = ("--store", quarantined, "--json")
+
+    def replay(handler: str) -> tuple[int, Any]:
+        words = ("quarantine", "replay", one, "--handler", f"{handlers}:{handler}", *where)
+        result = feedapi(*words)
+        return result.exit_code, orjson.loads(result.stdout)
+
+    code, failed = replay("refuse")
+    (event,) = failed["events"]
+    assert (code, failed["handled"], failed["failed"], event["id"]) == (1, 0, 1, one)
+    assert "ValueError" in event["error"]
+    assert "secret" not in event["error"]
+    handled = {"handled": 1, "failed": 0, "events": [{"id": one, "error": None}]}
+    assert replay("handle") == (0, handled)
+    asked = feedapi("quarantine", "drop", other, *where, input="n\n")
+    assert (asked.exit_code, "Delete 1 events for good?" in asked.stderr) == (1, True)
+    dropped = feedapi("quarantine", "drop", other, *where, "--yes")
+    assert (dropped.exit_code, orjson.loads(dropped.stdout)) == (0, {"deleted": 1})
+
+
 def test_events_that_fail_again_stay(feedapi: Feedapi, quarantined: Path, handlers: str) -> None:
     id = _ids(feedapi, quarantined)[0]
     result = feedapi(

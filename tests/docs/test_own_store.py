@@ -14,6 +14,7 @@ from feedapi_client import CursorStore, FeedKey, FencedError, Position, StoreErr
 from feedapi_client.model import Status
 from feedapi_client.testing import CursorStoreContract
 from tests.docs.snippets import python_blocks
+from tests.stores.sqlite_transactions import SQLiteTransactions
 
 PROGRAM = python_blocks("docs/pages/guides/own-store.md")[0].partition("async def main")[0]
 
@@ -88,7 +89,7 @@ class TestTheStoreOfTheGuide(CursorStoreContract):
         return cast("CursorStore", names["JsonCursorStore"](tmp_path / "cursors.json"))
 
 
-class TestAStoreOnADatabase(CursorStoreContract):
+class TestAStoreOnADatabase(SQLiteTransactions, CursorStoreContract):
     supports_transactions = True
     supports_second_handle = True
     supports_failure_injection = False
@@ -99,14 +100,3 @@ class TestAStoreOnADatabase(CursorStoreContract):
 
     def second_handle(self, store: Any) -> AbstractAsyncContextManager[CursorStore]:
         return nullcontext(SqlCursorStore(store.path))
-
-    async def begin(self, store: Any) -> sqlite3.Connection:
-        return sqlite3.connect(store.path)
-
-    async def commit(self, transaction: sqlite3.Connection) -> None:
-        transaction.commit()
-        transaction.close()
-
-    async def rollback(self, transaction: sqlite3.Connection) -> None:
-        transaction.rollback()
-        transaction.close()

@@ -218,6 +218,7 @@ class Instance:
                 (
                     *(e.id, e.state, e.position, e.waits_for, e.end),
                     *(e.gone, e.caught_up, e.stored, e.reopened, e.finished),
+                    e.loaded_at < planner._listed,
                 )
                 for e in planner.entries.values()
             ),

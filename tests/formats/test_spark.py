@@ -72,7 +72,7 @@ def test_a_plan_of_every_version_is_read(golden: Path) -> None:
 @pytest.mark.parametrize("name", spark.STAGED)
 def test_staged_events_of_every_version_are_read(golden: Path, name: str) -> None:
     stored = staged(golden, name)
-    (result,) = results_in(unpack(stored, "data")[0])
+    (result,) = results_in(unpack(stored, "data")[0], "data")
     assert (result.partition, result.start, result.events) == (0, "_first", 3)
     batches = list(rows_of(stored, "data", 1000))
     rows = [row for batch in batches for row in batch.to_pylist()]

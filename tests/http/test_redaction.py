@@ -17,8 +17,9 @@ import pytest
 
 from feedapi_client import OAuthClientCredentials
 from feedapi_client.errors import FeedError, TransportError
-from feedapi_client.http.redaction import LONGEST_TEXT, hide_secrets, redact_http_logs
+from feedapi_client.http.redaction import redact_http_logs
 from feedapi_client.http.transport import Exchange
+from feedapi_client.protocol.text import LONGEST_TEXT, hide_secrets
 from tests.client.wire import Reply, Request, ok, start, wire
 from tests.http.helpers import (
     LINE,

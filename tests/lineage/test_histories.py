@@ -50,6 +50,10 @@ def successor(id: int, *ancestors: int) -> Partition:
     return Partition(id, cursor_from=ancestors)
 
 
+def of_open(listed: FeedInfo) -> set[int]:
+    return {p.id for p in listed.partitions.values() if not p.closed} - {1}
+
+
 def broken(partition: int) -> ProtocolError:
     return ProtocolError("broken", partition=partition)
 
@@ -170,16 +174,41 @@ def test_r06_a_drained_partition_that_is_read_on_is_open_in_the_store() -> None:
     assert of(Start, again.discover(info(CLOSED))) == [Start(0, "z")]
 
 
-def test_r06_a_list_that_is_older_than_the_store_opens_nothing_again() -> None:
-    """Another instance has drained it. The next discovery tells which of the two is newer."""
+@pytest.mark.parametrize("owned", [{0, 1}, {1}])
+def test_r06_a_list_that_is_older_than_the_store_opens_nothing_again(owned: set[int]) -> None:
+    """Another instance has drained it. The next discovery tells whether it is open again."""
     stored = {0: Position("z", "drained", 3)}
-    for listed in (0, CLOSED):
+    for later in (info(0, CHILD), info(CLOSED, CHILD)):
         made = planner({0: Position("a")}, shared=True)
-        made.discover(info(0))
-        actions = made.refresh(stored, owned={0}, others=())
-        assert of(Start, actions) == [Start(0, "z")]
-        assert of(Save, actions) == []
-        assert bool(of(Save, made.discover(info(listed)))) is (listed == 0)
+        made.discover(info(0, CHILD))
+        actions = made.refresh(stored, owned=owned, others=())
+        assert actions == [Start(1, FIRST), Rediscover()]
+        made.refresh(stored, owned={0, 1}, others=())
+        assert made.ended(0, "z", asked_closed=False) == []
+        actions = made.discover(later)
+        assert made.listed_again().keys() == of_open(later)
+        assert {start.partition for start in of(Start, actions)} == of_open(later)
+        assert {id for save in of(Save, actions) for id in save.positions} == of_open(later)
+
+
+def test_r06_a_discovery_that_began_before_the_drained_position_was_loaded_is_older() -> None:
+    made = planner({0: Position("a")}, shared=True)
+    made.discover(info(CLOSED, CHILD))
+    began = made.begin_load()
+    made.refresh({0: Position("z", "drained", 3)}, owned={0, 1}, others=())
+    assert made.discover(info(0, CHILD), began=began) == []
+    assert made.entries[0].state is State.DRAINED
+    assert Start(0, "z") in made.discover(info(0, CHILD))
+
+
+def test_r06_a_partition_that_is_open_when_its_end_is_saved_shows_its_end_anew() -> None:
+    made = end_in_flight()
+    position = made.checkpoint(0, "z")  # a slow save
+    made.discover(info(0, CHILD))  # an event is published
+    actions = made.released(0, position)
+    assert [save.positions[0].status for save in of(Save, actions)] == ["open"]
+    made.discover(info(CLOSED, CHILD))
+    assert made.entries[0].state is State.READING
 
 
 def test_r08_one_hole_in_one_discovery_is_not_final() -> None:

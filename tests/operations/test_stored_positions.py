@@ -22,6 +22,7 @@ from feedapi_client.operations import (
     set_position,
 )
 from feedapi_client.stores import AdministrableStore, LeaseStore
+from tests.positions import stand
 
 pytestmark = pytest.mark.anyio
 HERE, THERE = FeedKey("https://here.test/feed"), FeedKey("https://there.test/feed")
@@ -90,6 +91,22 @@ async def test_a_move_replaces_nothing_unless_it_is_told_to(store: Administrable
     assert await store.load(THERE) == {0: Position("there")}
     await move(store, HERE.url, THERE.url, overwrite=True)
     assert (await store.load(THERE))[0].cursor == "a"
+
+
+async def test_some_partitions_are_moved_and_the_others_stay(store: AdministrableStore) -> None:
+    await store.save(HERE, STORED)
+    await store.save(THERE, {0: Position("there")})
+    for partition, problem in ((7, "nothing is stored there for partition 7"), (0, "was moved")):
+        with pytest.raises(OperationError, match=problem):
+            await move(store, HERE.url, THERE.url, partitions=[partition])
+    planned = await move(store, HERE.url, THERE.url, partitions=[1, 7], dry_run=True)
+    assert await store.load(HERE) == STORED
+    done = await move(store, HERE.url, THERE.url, partitions=[1, 7])
+    assert [stand(each.positions) for each in (*planned, *done)] == [{1: ("b", "drained")}] * 2
+    assert stand(await store.load(HERE)) == {0: ("a", "open")}
+    assert stand(await store.load(THERE)) == {0: ("there", "open"), 1: ("b", "drained")}
+    (renamed,) = await rename(store, "default", "new", feed=HERE.url, partitions=[0])
+    assert renamed.key == FeedKey(HERE.url, "new")
 
 
 async def test_a_consumer_is_renamed_in_one_feed_or_in_all(store: AdministrableStore) -> None:

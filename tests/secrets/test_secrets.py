@@ -9,20 +9,32 @@ from pathlib import Path
 
 import anyio
 import httpx
+import orjson
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from feedapi_client import FeedConsumer, FeedError, SQLiteCursorStore, SyncFeedClient
+from feedapi_client import (
+    FeedClient,
+    FeedConsumer,
+    FeedError,
+    FetchOptions,
+    NoProgressError,
+    ProtocolError,
+    RetryPolicy,
+    SQLiteCursorStore,
+    SyncFeedClient,
+)
 from feedapi_client.telemetry import observe
 from tests.faults.drive import LIMITS, RETRY, SAFETY_LIMIT
-from tests.faults.feed import FaultyFeed, Operation, Spoil
+from tests.faults.feed import FaultyFeed, Operation, Spoil, lines
 from tests.faults.matrix import FAULTS
 from tests.faults.responses import whole
 from tests.faults.server import RawServer, Request, Script
 from tests.secrets.capture import Shown, capture
 from tests.secrets.echoes import (
     ECHOES,
+    HEADER,
     HEADERS,
     PARAMETERS,
     PAYLOAD,
@@ -158,6 +170,56 @@ async def test_r19_no_redirect_shows_a_secret(server: RawServer, tmp_path: Path)
     cells = [(operation, _responding(operation, redirect)) for operation in OPERATIONS]
     shown = await run_all(server, cells, tmp_path)
     assert shown.leaks() == []
+
+
+FIELDS: dict[str, dict[str, object]] = {
+    "id": {"partitions": [{"id": HEADER}]},
+    "long id": {"partitions": [{"id": "x" * 30 + HEADER}]},
+    "startsAfterPartition": {"partitions": [{"id": "0", "startsAfterPartition": HEADER}]},
+    "cursorFromPartitions": {"partitions": [{"id": "0", "cursorFromPartitions": [HEADER]}]},
+    "lastCursor": {"partitions": [{"id": "0", "lastCursor": f"é{HEADER}"}]},
+    "token": {"partitions": [], "token": f"{HEADER}é"},
+    "filters": {"partitions": [], "filters": [HEADER]},
+}
+"""What a discovery says, with something that was sent."""
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_r19_no_field_of_a_discovery_shows_a_secret(server: RawServer, field: str) -> None:
+    url = server.add(lambda _: whole(orjson.dumps(FIELDS[field]))).url
+    select = FetchOptions(filters={"kind": "a"} if field == "filters" else {})
+    with capture() as shown:
+        async with (
+            httpx.AsyncClient(headers=HEADERS, verify=TRUST) as http,
+            FeedClient(url, http=http, fetch=select) as client,
+        ):
+            with pytest.raises(ProtocolError, match=r"\*\*\*") as caught:
+                await client.discover()
+            shown.error("error", caught.value)
+    assert shown.leaks() == []
+
+
+@pytest.mark.parametrize("last", [HEADER, "x" * 70 + HEADER], ids=["short", "cut"])
+async def test_r19_no_last_cursor_shows_a_secret(server: RawServer, last: str) -> None:
+    listed = [{"id": "0", "closed": True, "lastCursor": last}]
+    discovery = orjson.dumps({"token": "t", "partitions": listed})
+    url = server.add(
+        lambda asked: whole(lines({"cursor": "c"}) if "events" in asked.path else discovery)
+    ).url
+    retry = RetryPolicy(base_delay=0.01, max_delay=0.02, give_up_after=0.0)
+    with capture() as shown:
+        async with httpx.AsyncClient(headers=HEADERS, verify=TRUST) as http:
+            consumer = FeedConsumer(url, http=http, retry=retry)
+            with pytest.raises(NoProgressError, match=r"\*\*\*") as caught:
+                await _read_all(consumer)
+        shown.error("error", caught.value)
+    assert shown.leaks() == []
+
+
+async def _read_all(consumer: FeedConsumer) -> None:
+    async with consumer:
+        async for batch in consumer.batches():
+            await batch.commit()
 
 
 @pytest.mark.slow

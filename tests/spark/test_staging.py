@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import threading
+import tracemalloc
+import zlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedapi_client.spark.plan.epoch import decode
 from feedapi_client.spark.source_options import OptionError
+from feedapi_client.spark.staging import format as staged_format
 from feedapi_client.spark.staging import location
+from feedapi_client.spark.staging.first_fetch import rows_of
 from feedapi_client.spark.staging.format import (
     Section,
     compress,
@@ -111,6 +118,78 @@ def test_pieces_of_any_size_hold_whole_lines(lines: list[bytes], size: int) -> N
     pieces = list(decompress_lines(memoryview(b"".join(section.finish())), "key", size))
     assert b"".join(pieces) == b"".join(lines)
     assert all(piece.endswith(b"\n") for piece in pieces)
+
+
+_RESULT = {"partition": 0, "events": 2, "depth": 0, "sequence": 0}
+
+
+def _staged(events: bytes, checkpoints: bytes = b'[[2,"a"]]', header: Any = _RESULT) -> bytes:
+    return pack([header], [[compress(checkpoints)], [compress(events)], []])
+
+
+@pytest.mark.parametrize(
+    "staged",
+    [
+        _staged(b"{}\n" * (32 << 20)),
+        _staged(b" " * (96 << 20) + b"\n"),
+        _staged(b"{}\n{}\n", b"[" + b" " * (96 << 20) + b"]"),
+    ],
+    ids=["events", "a line", "checkpoints"],
+)
+def test_r16_an_object_that_inflates_beyond_what_it_says_is_an_error(
+    staged: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_format, "MOST_INFLATED", 16 << 20)
+    assert len(staged) < 32_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(StagingError, match="run/x is torn or damaged"):
+            list(rows_of(staged, "run/x", 1 << 20))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "staged",
+    [
+        _staged(b"{}\n{}\n", header={}),
+        _staged(b"{}\n{}\n", header=[1]),
+        _staged(b"{}\n{}\n", header=_RESULT | {"partition": "x"}),
+        _staged(b"{}\n{}\n", b"{}"),
+        _staged(b"{}\n{}\n", b"[[1]]"),
+        _staged(b"{}\n{}\n", b'[["x", 2]]'),
+        _staged(b"{}\n{}\n", b"no JSON"),
+        _staged(b"{}\n"),
+        _staged(b"{}\n{}\n{}\n"),
+        pack([_RESULT], [[compress(b"[]")]]),
+        pack({}, []) + b"more",
+    ],
+    ids=[
+        *("no header", "a number", "a partition", "an object", "no cursor", "other types"),
+        *("no JSON", "too few", "too many", "no sections", "more bytes"),
+    ],
+)
+def test_an_object_damaged_behind_a_valid_checksum_is_an_error(staged: bytes) -> None:
+    with pytest.raises(StagingError, match="staged object run/x"):
+        list(rows_of(staged, "run/x", 1 << 20))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"version":"x"}', b'{"version":1}'], ids=str
+)
+def test_a_plan_damaged_behind_a_valid_checksum_is_an_error(content: bytes) -> None:
+    with pytest.raises(StagingError, match="run/plan is torn or damaged"):
+        decode(pack({"kind": "plan"}, [[compress(content)]]), "run/plan")
+    with pytest.raises(StagingError, match="run/plan is torn or damaged"):
+        decode(pack({"kind": "plan"}), "run/plan")
+
+
+def test_a_header_damaged_behind_a_valid_checksum_is_an_error() -> None:
+    for text in (b"[]", b'{"header":1}', b'{"header":1,"sections":"x"}', b"no JSON"):
+        head = struct.pack("<4sII", b"FAS1", len(text), zlib.crc32(text))
+        with pytest.raises(StagingError, match="run/x is torn or damaged"):
+            unpack(head + text, "run/x")
 
 
 def test_only_earlier_epochs_of_the_same_run_are_deleted(staging: Staging, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from feedapi_client.testing.contracts import (
 )
 from tests.positions import counted
 from tests.stores.journal_contract import AGING, JournalContract, Make
+from tests.stores.sqlite_transactions import SQLiteTransactions
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
@@ -41,7 +42,7 @@ TRIGGER = (
 )
 
 
-class TestSQLiteCursorStore(AdministrableStoreContract, DoneStoreContract):
+class TestSQLiteCursorStore(SQLiteTransactions, AdministrableStoreContract, DoneStoreContract):
     supports_transactions = True
     supports_second_handle = True
     supports_failure_injection = True
@@ -55,17 +56,6 @@ class TestSQLiteCursorStore(AdministrableStoreContract, DoneStoreContract):
     async def second_handle(self, store: SQLiteCursorStore) -> AsyncIterator[SQLiteCursorStore]:
         async with SQLiteCursorStore(store.path) as second:
             yield second
-
-    async def begin(self, store: SQLiteCursorStore) -> sqlite3.Connection:
-        return sqlite3.connect(store.path)
-
-    async def commit(self, transaction: sqlite3.Connection) -> None:
-        transaction.commit()
-        transaction.close()
-
-    async def rollback(self, transaction: sqlite3.Connection) -> None:
-        transaction.rollback()
-        transaction.close()
 
     @asynccontextmanager
     async def failing(self, store: SQLiteCursorStore) -> AsyncIterator[None]:

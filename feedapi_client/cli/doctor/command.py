@@ -6,9 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli.command import FAILURE, UNREACHABLE, USAGE, CommandError, command, option
+from feedapi_client.cli.command import (
+    FAILURE,
+    UNREACHABLE,
+    USAGE,
+    CommandError,
+    command,
+    flag,
+    option,
+)
 from feedapi_client.cli.doctor import Bounds
-from feedapi_client.cli.options import AskedFeed
+from feedapi_client.cli.options import AskedFeed, some_partitions
 from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -25,17 +33,13 @@ class Doctor:
     """Options of ``feedapi doctor``."""
 
     asked: AskedFeed
-    json: bool = option(help="Print JSON.", default=False)
-    show_all: bool = option(help="Show the checks that passed, too.", default=False, flags="--all")
-    strict: bool = option(
-        help="Exit with code 1 for every finding, not only for a MUST.", default=False
-    )
+    json: bool = flag("Print JSON.")
+    show_all: bool = flag("Show the checks that passed, too.", "--all")
+    strict: bool = flag("Exit with code 1 for every finding, not only for a MUST.")
     ignored: list[str] | None = option(
         "CHECK", "Leave out this check. Repeatable.", flags="--ignore"
     )
-    partitions: list[int] | None = option(
-        "ID", "Only this partition. Repeatable.", flags="--partition -p", min=0, max=32767
-    )
+    partitions: list[int] | None = some_partitions()
     max_requests: int = option("N", "Requests in total.", default=Bounds().max_requests, min=1)
     timeout: float = option("SECONDS", "Time for one request.", default=Bounds().timeout, min=0.1)
 
@@ -101,27 +105,21 @@ def _check_reached(e: Examination) -> None:
     """Raise an error unless the first discovery says something about the publisher."""
     from feedapi_client.cli.doctor.prober import Problem
 
-    feed = f"feed {e.prober.feed}"
+    answer, code, text = e.discoveries[0].answer if e.discoveries else None, UNREACHABLE, ""
     if e.wrong_count:  # no fault of the publisher
-        raise CommandError(
-            f"{feed}: --v1-partitions is not the number of its partitions: {e.wrong_count}. Give "
-            "the number that its publisher documents",
-            USAGE,
-        )
-    if not e.discoveries:
-        raise CommandError(f"{feed}: nothing could be asked", UNREACHABLE)
-    answer = e.discoveries[0].answer
-    if answer.status in (401, 403):
-        way = "Give credentials with --auth-env or --header-env"
-        raise CommandError(f"{feed}: {answer}. {way}", UNREACHABLE)
-    if answer.may_pass and answer.problem is not Problem.BROKEN:
-        raise CommandError(f"{feed}: {answer}", UNREACHABLE)
-    if answer.status == 400 and e.info is None:
-        raise CommandError(
-            f"{feed}: {answer}. That is how a ZeroEventHub (v1) feed answers discovery: give "
-            "--v1-partitions, the number of partitions that its publisher documents",
-            UNREACHABLE,
-        )
+        code, text = USAGE, f"--v1-partitions is not the number of its partitions: {e.wrong_count}."
+        text += " Give the number that its publisher documents"
+    elif answer is None:
+        text = "nothing could be asked"
+    elif answer.status in (401, 403):
+        text = f"{answer}. Give credentials with --auth-env or --header-env"
+    elif answer.may_pass and answer.problem is not Problem.BROKEN:
+        text = str(answer)
+    elif answer.status == 400 and e.info is None:
+        text = f"{answer}. That is how a ZeroEventHub (v1) feed answers discovery: give "
+        text += "--v1-partitions, the number of partitions that its publisher documents"
+    if text:
+        raise CommandError(f"feed {e.prober.feed}: {text}", code)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,10 @@ from feedapi_client.causes import network_problem
 from feedapi_client.cli.doctor import Bounds
 from feedapi_client.errors import FeedError
 from feedapi_client.http.decompression import ACCEPT_ENCODING, CodingError, Decompressor
-from feedapi_client.http.redaction import hide_secrets
 from feedapi_client.http.transport import retry_after
 from feedapi_client.http.urls import FeedURL
 from feedapi_client.options import Limits
-from feedapi_client.protocol.text import excerpt
+from feedapi_client.protocol.text import excerpt, hide_secrets
 
 _MAX_REDIRECTS = 5
 _NO_SECRETS = {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}

@@ -11,7 +11,7 @@ import msgspec
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.source_options import OptionError, SourceOptions
-from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
+from feedapi_client.spark.staging.format import compress, decompress, pack, unpack, whole
 from feedapi_client.spark.staging.staging_errors import StagingError, newer_format
 from feedapi_client.spark.target import Target
 
@@ -112,11 +112,13 @@ def encode(plan: EpochPlan) -> bytes:
 
 def decode(content: bytes, key: str) -> EpochPlan:
     """Return the plan in a staged object. Raises `StagingError`: torn, or of a newer version."""
-    text = decompress(unpack(content, key)[1][0], key)
-    version = msgspec.json.decode(text)["version"]
-    if version > PLAN_VERSION:
-        raise StagingError(newer_format(f"the plan {key}", version, PLAN_VERSION))
-    return msgspec.json.decode(text, type=EpochPlan)
+    sections = unpack(content, key)[1]
+    with whole(key):
+        text = decompress(sections[0], key)
+        version = msgspec.convert(msgspec.json.decode(text)["version"], int)
+        if version > PLAN_VERSION:
+            raise StagingError(newer_format(f"the plan {key}", version, PLAN_VERSION))
+        return msgspec.json.decode(text, type=EpochPlan)
 
 
 # ---------------------------------------------------------------------- option partitions

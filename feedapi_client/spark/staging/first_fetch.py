@@ -28,7 +28,9 @@ from feedapi_client.spark.staging.format import (
     decompress,
     decompress_lines,
     pack,
+    torn,
     unpack,
+    whole,
 )
 from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
@@ -122,35 +124,45 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
     return pack(header, [section for one in fetched for section in one.sections()])
 
 
-def results_in(header: Any) -> list[FetchResult]:
-    """Return the results of a task from the header of its staged object."""
-    return msgspec.convert(header, list[FetchResult])
+def results_in(header: Any, key: str) -> list[FetchResult]:
+    """Return the results of a task from the header of its staged object. Raises `StagingError`."""
+    with whole(key):
+        return msgspec.convert(header, list[FetchResult])
+
+
+class _Rows(msgspec.Struct):
+    """What a header says of the rows of a partition."""
+
+    partition: int
+    events: int
+    depth: int
+    sequence: int
 
 
 def rows_of(staged: bytes, key: str, size: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a staged object in Arrow batches of about `size` bytes.
 
-    Raises `StagingError` for a torn object.
+    Raises `StagingError` for a torn object, and one that holds other rows than its header says.
     """
     header, sections = unpack(staged, key)
-    for number, partition in enumerate(header):
-        checkpoints, events, headers = sections[3 * number : 3 * number + 3]
-        if not partition["events"]:
+    with whole(key):
+        rows = msgspec.convert(header, list[_Rows])
+        parts = list(zip(rows, *(sections[n::3] for n in range(3)), strict=True))
+    for expected, checkpoints, events, headers in parts:
+        if not expected.events:
             continue
-        builder = RowBuilder(
-            partition["partition"],
-            partition["depth"],
-            partition["sequence"],
-            orjson.loads(decompress(checkpoints, key)),
-        )
+        with whole(key):
+            found = msgspec.json.decode(decompress(checkpoints, key), type=list[tuple[int, str]])
+        builder = RowBuilder(expected.partition, expected.depth, expected.sequence, found)
         header_lines = (
             line for lines in decompress_lines(headers, key, size) for line in lines.splitlines()
         )
         for lines in decompress_lines(events, key, size):
             count = lines.count(b"\n") if len(headers) else 0
-            yield builder.build(lines, list(islice(header_lines, count)))
-        if builder.built != partition["events"]:
-            raise StagingError(
-                f"staged object {key} holds {builder.built} events of partition "
-                f"{partition['partition']}, its header says {partition['events']}"
-            )
+            with whole(key):
+                batch = builder.build(lines, list(islice(header_lines, count)))
+            if builder.built > expected.events:
+                break
+            yield batch
+        if builder.built != expected.events:
+            raise torn(key)

@@ -15,8 +15,10 @@ import io
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import orjson
 import zstandard
 
@@ -26,6 +28,8 @@ MAGIC = b"FAS1"
 _PREFIX = struct.Struct("<4sII")
 _LEVEL = 1
 _PIECE = 4 * 1024 * 1024
+MOST_INFLATED = 256 * 1024 * 1024
+"""Bytes of a line, and of a section that is read as a whole: others may write to the location."""
 
 
 def pack(header: Any, sections: Sequence[Iterable[bytes]] = ()) -> bytes:
@@ -46,7 +50,7 @@ def header_size(start: bytes, key: str) -> int:
             "with that version again"
         )
     if len(start) < _PREFIX.size or start[:4] != MAGIC:
-        raise _torn(key)
+        raise torn(key)
     return _PREFIX.size + int(_PREFIX.unpack_from(start)[1])
 
 
@@ -55,16 +59,17 @@ def unpack_header(content: bytes, key: str) -> tuple[Any, list[int], int]:
     end = header_size(content, key)
     text = content[_PREFIX.size : end]
     if len(content) < end or zlib.crc32(text) != _PREFIX.unpack_from(content)[2]:
-        raise _torn(key)
-    whole = orjson.loads(text)
-    return whole["header"], whole["sections"], end
+        raise torn(key)
+    with whole(key):
+        found = msgspec.json.decode(text, type=_Header)
+    return found.header, found.sections, end
 
 
 def unpack(content: bytes, key: str) -> tuple[Any, list[memoryview]]:
     """Return the header and the sections, still compressed. Raises `StagingError`."""
     header, lengths, at = unpack_header(content, key)
     if len(content) != at + sum(lengths):
-        raise _torn(key)
+        raise torn(key)
     view, sections = memoryview(content), []
     for length in lengths:
         sections.append(view[at : at + length])
@@ -72,12 +77,27 @@ def unpack(content: bytes, key: str) -> tuple[Any, list[memoryview]]:
     return header, sections
 
 
-def _torn(key: str) -> StagingError:
+class _Header(msgspec.Struct):
+    header: Any
+    sections: list[int]
+
+
+def torn(key: str) -> StagingError:
+    """Return the error for an object that is not what was written."""
     return StagingError(
-        f"staged object {key} is torn: the storage lost a part of what was written. Rows may have "
+        f"staged object {key} is torn or damaged: it is not what was written there. Rows may have "
         "been delivered from it before, so it is not fetched again. If the sink has not committed "
         "this micro-batch, delete the object and restart the query"
     )
+
+
+@contextmanager
+def whole(key: str) -> Iterator[None]:
+    """Raise `StagingError` where the block can't read what an object holds."""
+    try:
+        yield
+    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
+        raise torn(key) from error
 
 
 class Section:
@@ -113,19 +133,30 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(section: memoryview, key: str) -> bytes:
-    """Return the bytes of a section. Raises `StagingError` for a torn one."""
-    return b"".join(decompress_lines(section, key, _PIECE))
+    """Return the bytes of a section. Raises `StagingError` for a torn one, and a too large one."""
+    with whole(key), _reader(section) as reader:
+        data = reader.read(MOST_INFLATED + 1)
+    if len(data) > MOST_INFLATED:
+        raise torn(key)
+    return data
 
 
 def decompress_lines(section: memoryview, key: str, size: int) -> Iterator[bytes]:
     """Yield the section in pieces of about `size` bytes; each but the last ends with a newline.
 
-    Raises `StagingError` for a torn one.
+    Raises `StagingError` for a torn one, and for a line that is too long.
     """
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(section, read_size=1 << 20) as reader:
-            buffered = io.BufferedReader(reader)
-            while piece := buffered.read(size):
-                yield piece + buffered.readline()
-    except zstandard.ZstdError as error:
-        raise _torn(key) from error
+    with _reader(section) as reader:
+        while True:
+            with whole(key):
+                piece = reader.read(size)
+                rest = reader.readline(MOST_INFLATED + 1) if piece else b""
+            if len(rest) > MOST_INFLATED:
+                raise torn(key)
+            if not piece:
+                return
+            yield piece + rest
+
+
+def _reader(section: memoryview) -> io.BufferedReader:
+    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(section, read_size=1 << 20))

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
 
+from feedapi_client.model import Position
 from feedapi_client.spark.plan.epoch import decode
 from feedapi_client.spark.staging.first_fetch import results_in
 from feedapi_client.spark.staging.lease import delete_lease
@@ -48,6 +49,8 @@ class RunOffsets(NamedTuple):
     epoch: int
     before: dict[int, str]
     after: dict[int, str]
+    planned: dict[int, Position]
+    """The positions of `before`, with their statuses."""
 
 
 def read_offsets(location: str, run: str) -> RunOffsets:
@@ -60,10 +63,10 @@ def read_offsets(location: str, run: str) -> RunOffsets:
     key = staging.plan_key(epoch)
     plan = decode(staging.read(key), key)
     before = {partition: position.cursor for partition, position in plan.positions.items()}
-    found = RunOffsets(plan.name, epoch, before, dict(before))
+    found = RunOffsets(plan.name, epoch, before, dict(before), plan.positions)
     for number in range(len(plan.groups)):
         with suppress(MissingObjectError):  # not fetched yet
-            header = staging.read_header(staging.data_key(epoch, number))
-            for result in results_in(header):
+            key = staging.data_key(epoch, number)
+            for result in results_in(staging.read_header(key), key):
                 found.after[result.partition] = result.cursor
     return found
