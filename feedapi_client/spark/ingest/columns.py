@@ -15,7 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 from feedapi_client.spark.ingest.ingest_errors import plain_message
-from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError
+from feedapi_client.spark.ingest.job import (
+    CORRUPT,
+    FOLDER_BYTES,
+    NO_VALUE,
+    Ingest,
+    IngestError,
+)
 
 EVENT = ("partition", "cursor", "sequence", "depth", "headers")
 REASON = "reason"
@@ -42,9 +48,6 @@ _FRACTION = r"[:,\[]\s*-?\d+(\.\d|[eE])"
 _DATE = r"^\s*(?!0000)\d{4}-\d{1,2}-\d{1,2}"
 _SECONDS = (-62135596800, 253402300799)
 """Of the years 1 to 9999."""
-_FOLDER_BYTES = 255
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""What the name of a folder has for NULL."""
 
 
 def payload_schema(job: Ingest) -> T.StructType | None:
@@ -245,9 +248,9 @@ def _is_read_otherwise(kind: T.DataType) -> bool:
 
 def _names_folder(name: str, value: Column) -> Column:
     """Return whether text can be in the name of a folder, and is not read back as NULL."""
-    longest = _FOLDER_BYTES - len(f"{quote(name, safe='')}=")
+    longest = FOLDER_BYTES - len(f"{quote(name, safe='')}=")
     escaped = F.regexp_replace(value, r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]", "%00")
-    sound = ~value.isin("", _NO_VALUE) & ~value.contains("\0")
+    sound = ~value.isin("", NO_VALUE) & ~value.contains("\0")
     return value.isNull() | (sound & (F.octet_length(escaped) <= longest))
 
 

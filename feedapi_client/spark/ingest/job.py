@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import product
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pyspark.sql import DataFrame
 
@@ -26,6 +26,10 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 _COLON = re.compile(rf"file://[^/]|(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:")
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
 _NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
+FOLDER_BYTES = 255
+"""Of the longest name of a folder."""
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What the name of a folder has for NULL."""
 _UNITS = {
     "ms": ("milliseconds", 1),
     "s": ("seconds", 1000),
@@ -180,6 +184,12 @@ class Ingest:
             if name != other and f"{place}/".startswith(f"{table}/") and not hidden:
                 yield f"{other} lies inside of {name}, where readers would take it for rows"
         hidden = self.is_files and any(name.startswith(".") for name in self.partition_by)
+        folder = f"{self.prefix}feed={in_folder(self.feed_name)}".encode()
+        if self.is_files and (len(folder) > FOLDER_BYTES or self.feed_name == NO_VALUE):
+            yield (
+                f"the feed's name names a folder, of at most {FOLDER_BYTES} bytes, and {NO_VALUE} "
+                "is read as NULL: give another one with --feed"
+            )
         if hidden or _NOT_IN_FOLDER.search(self.prefix):
             yield (
                 "prefix and partition_by name folders: they must not begin with a dot, which hides "
@@ -250,6 +260,11 @@ def as_url(path: str) -> str:
     if _SCHEME.match(path):
         return f"s3{path[3:]}" if path.startswith("s3a:") else path
     return Path(path or "/").resolve().as_uri()
+
+
+def in_folder(text: str) -> str:
+    """Return a text as the name of a folder has it: Spark reads `%C3` as one character."""
+    return "".join(quote(one, safe="") if one.isascii() else one for one in text)
 
 
 @dataclass

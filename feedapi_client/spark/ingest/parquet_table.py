@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 import obstore
@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 from feedapi_client.spark.ingest.checkpoint import READING, WRITING, checked_note, contents
 from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.ingest_table import Identity, Table, identified
-from feedapi_client.spark.ingest.job import IngestError, as_url
+from feedapi_client.spark.ingest.job import IngestError, as_url, in_folder
 from feedapi_client.spark.source import is_connect
 from feedapi_client.spark.staging.location import harmless, listed, open_store
 from feedapi_client.spark.staging.staging_errors import newer_format
@@ -413,18 +413,13 @@ class ParquetTable(Table):
             self.folder.create(f"{_COLUMNS}/{number + 1}", text)
 
 
-def _in_folder(text: str) -> str:
-    """Return a text as the name of a folder has it: Spark reads `%C3` as one character."""
-    return "".join(quote(one, safe="") if one.isascii() else one for one in text)
-
-
 def _folder_of(who: Identity) -> str:
     """Return the folder of a query's micro-batches within the table."""
-    return f"{who.column('feed')}={_in_folder(who.feed)}/{who.column('query')}={who.query}"
+    return f"{who.column('feed')}={in_folder(who.feed)}/{who.column('query')}={who.query}"
 
 
 def _owners(who: Identity) -> str:
-    return f"{_OWNERS}/feed={_in_folder(who.feed)}"
+    return f"{_OWNERS}/feed={in_folder(who.feed)}"
 
 
 def _columns(spark: SparkSession, folder: str) -> tuple[int, dict[str, Any]]:
