@@ -74,6 +74,7 @@ SOUND: list[tuple[str, Any, str]] = [
     ("STRING", Fragment('{"a": 1, "a": 2}'), '{"a":1,"a":2}'),
     ("STRING", Fragment(r'"\\\\\ud83d\uDE00"'), "\\\\\U0001f600"),
     ("VARIANT", {"a": "Infinity", "b": 1.5}, '{"a":"Infinity","b":1.5}'),
+    ("VARIANT", Fragment("1e40"), "1.0E40"),
     ("STRING", Fragment("12.10"), "12.1"),
     ("STRING", Fragment("-0.0"), "-0.0"),
     (
@@ -113,6 +114,9 @@ UNSOUND: list[tuple[str, Any]] = [
     ("STRING", Fragment("100000000000000000000.5")),
     ("STRING", Fragment("1e400")),
     ("STRING", Fragment('{"a": [12345678901234567890.123456789]}')),
+    ("STRING", Fragment('{"a": 1e400}')),
+    ("VARIANT", Fragment("1e400")),
+    ("VARIANT", Fragment('{"a": [-1e400]}')),
     ("STRING", Fragment('{"a": 1, "a": 2, "b": 1.123456789012345678901234}')),
     ("DOUBLE", "NaN"),
     ("DOUBLE", Fragment("1" + "0" * 400)),

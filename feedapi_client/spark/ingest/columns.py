@@ -45,6 +45,7 @@ _READ_OTHERWISE = (T.TimestampType, T.TimestampNTZType, T.DateType, T.DecimalTyp
 """Types of which Spark takes texts and numbers that mean something else."""
 _FRACTION = r"[:,\[]\s*-?\d+(\.\d|[eE])"
 """Of numbers that a STRING gets by way of DOUBLE."""
+_TOO_LARGE = r"\d[eE]\+?\d{3}|\d{309}"
 _DATE = r"^\s*(?!0000)\d{4}-\d{1,2}-\d{1,2}"
 _SECONDS = (-62135596800, 253402300799)
 """Of the years 1 to 9999."""
@@ -197,7 +198,8 @@ def _same(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
     - A DECIMAL is rounded, and ``1,5`` read as 15.
     - A TINYINT takes 128 to 255 for -128 to -1.
     - A STRING gets numbers with a fraction, also those in lists and objects, by way of DOUBLE.
-    - A number that is too large for DOUBLE or FLOAT becomes infinite.
+    - A number that is too large for DOUBLE or FLOAT becomes infinite, and in a VARIANT, or in an
+      object in a STRING, the text "Infinity".
     """
     text = sent.cast("string")
     if isinstance(kind, T.StructType):
@@ -209,7 +211,10 @@ def _same(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
         again = (text == F.try_parse_json(parsed).cast("string")) & ~parsed.startswith('"')
         # No VARIANT holds a name twice.
         unknown = text.isNull() & ~parsed.rlike(_FRACTION)
-        found = unknown | (text == parsed) | again
+        infinite = parsed.rlike(r"^[\[{]") & _is_infinite(parsed)
+        found = (unknown | (text == parsed) | again) & ~infinite
+    elif isinstance(kind, T.VariantType):
+        found = ~F.coalesce(_is_infinite(parsed.cast("string")), F.lit(False))
     elif isinstance(kind, T.ByteType):
         found = text.try_cast("tinyint") == parsed
     elif isinstance(kind, T.DecimalType):
@@ -227,6 +232,11 @@ def _same(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
     else:
         return None
     return F.coalesce(found, F.lit(False))
+
+
+def _is_infinite(text: Column) -> Column:
+    """Return whether text says that a number is infinite, where one was sent that is too large."""
+    return text.contains("Infinity") & F.col("data").rlike(_TOO_LARGE)
 
 
 def _same_struct(struct: T.StructType, parsed: Column, sent: Column) -> Column:
