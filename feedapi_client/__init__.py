@@ -164,11 +164,13 @@ _HOME = {
 _MODULE_OF = {name: f"feedapi_client.{module}" for module, names in _HOME.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-    return value
+if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

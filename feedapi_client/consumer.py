@@ -43,8 +43,8 @@ from feedapi_client.model import MAX_PARTITION, Batch, Event, FeedKey, Partition
 from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.by_event import EventFailures
+from feedapi_client.quarantine.handling import NoFurtherAttempt, retrying_handler
 from feedapi_client.quarantine.policy import OnFailure
-from feedapi_client.quarantine.retrying_handler import NoFurtherAttempt, retrying_handler
 from feedapi_client.retry import gives_up_after
 from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey

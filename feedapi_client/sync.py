@@ -45,7 +45,7 @@ from feedapi_client.model import (
     remembers,
 )
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
-from feedapi_client.quarantine.bisection import DryRunPassed
+from feedapi_client.quarantine.handling import DryRunPassed
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.runtime.loop_thread import LoopThread, NotOpenError
 from feedapi_client.runtime.observers import Observers

@@ -141,7 +141,7 @@ PUBLIC = {
     feedapi_client.stores: """
         AdministrableStore Claim CursorStore DoneEvent DoneStore Instance Journal JournalledStore
         Lease LeaseStore MemoryCursorStore PostgresCursorStore RedisCursorStore
-        SQLAlchemyCursorStore SQLiteCursorStore in_callers_thread
+        SQLAlchemyCursorStore SQLiteCursorStore View in_callers_thread
     """,
     feedapi_client.testing: """
         AdministrableStoreContract CursorStoreContract DoneStoreContract Fault FaultRule

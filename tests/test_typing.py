@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,16 @@ async def plain() -> None:
         await consumer.run(untyped)
 """
 WRONG = PROGRAM.replace("[event.json().n for", "[event.json().m for")
+MISSPELLED = """
+from feedapi_client import FeedConsmer
+from feedapi_client.quarantine import MemoryQuarantneStore
+from feedapi_client.stores import PostgresCursrStore
+from feedapi_client.testing import Publishr
+from feedapi_client.testing.simulator import simulat
+
+print(FeedConsmer, MemoryQuarantneStore, PostgresCursrStore, Publishr, simulat)
+"""
+"""What a program gets wrong on each of these lines is said."""
 
 
 def mypy(folder: Path, text: str) -> str:
@@ -108,3 +119,12 @@ def test_payloads_have_the_type_of_the_decoder(check: object, passes: str, tmp_p
     output = check(tmp_path, PROGRAM)
     assert passes in output, output
     assert passes not in check(tmp_path, WRONG)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("check", [mypy, pyright])
+def test_a_name_that_is_none_is_told(check: object, tmp_path: Path) -> None:
+    assert callable(check)
+    output = check(tmp_path, MISSPELLED)
+    for name in re.findall(r"import (\w+)", MISSPELLED):
+        assert f'"{name}"' in output, output

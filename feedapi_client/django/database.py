@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -26,13 +25,6 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 1.0
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
-
-
-class OwnTransaction(NamedTuple):
-    """An open transaction of a store's own."""
-
-    alias: str
-    connection: Any
 
 
 class DjangoDatabase:
@@ -58,10 +50,7 @@ class DjangoDatabase:
     # In the application's transaction
 
     async def run_within(self, transaction: Any, script: Script[T]) -> T:
-        """Run a script in the open transaction of the calling thread, or in one of `begin`."""
-        if isinstance(transaction, OwnTransaction):
-            self._check_alias(transaction.alias)
-            return await in_thread(partial(_run, transaction.connection, script))
+        """Run a script in the open transaction of the calling thread."""
         here = partial(self._run_here, transaction, script)
         return await in_callers_thread(here, otherwise=lambda call: sync_to_async(call)())
 
@@ -135,22 +124,6 @@ class DjangoDatabase:
 
         # The thread ends the transaction also when nobody waits for it any more.
         return await in_thread(work, abandon=True)
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[OwnTransaction]:
-        """Give a transaction of the store's own, for `run_within`."""
-        await in_thread(self._lock.acquire)
-        try:
-            connection = await in_thread(self._begin)
-            try:
-                yield OwnTransaction(self.using, connection)
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await in_thread(partial(_roll_back, connection))
-                raise
-            await in_thread(partial(_execute, connection, "COMMIT"))
-        finally:
-            self._lock.release()
 
     async def aclose(self) -> None:
         """Close the store's own connection. The next use opens another one."""

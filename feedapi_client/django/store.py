@@ -1,32 +1,23 @@
 """Cursors, and quarantined events, in a database of Django. Needs the extra ``django``."""
 
-# ruff: noqa: S608 - the statements are made of constants
-
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from django.db import Error
-
-from feedapi_client.django.database import DjangoDatabase, OwnTransaction
+from feedapi_client.django.database import DjangoDatabase
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
+from feedapi_client.quarantine.quarantine_store import QUARANTINE, ScriptedQuarantine
 from feedapi_client.stores.base import CursorStore, asyncio_operation
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.scripted import JournalledScripts, Run
-from feedapi_client.stores.scripts import CountedChange, Query, Script, just
+from feedapi_client.stores.scripts import Script
 
 T = TypeVar("T")
-
-_NAMES = ", ".join(COLUMNS)
-_INSERT = f"INSERT INTO feedapi_quarantine ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))})"
-_SELECT = f"SELECT {_NAMES} FROM feedapi_quarantine"
-_REMOVE = "DELETE FROM feedapi_quarantine WHERE id = ?"
 
 
 class DjangoCursorStore(JournalledScripts):
@@ -126,7 +117,7 @@ class DjangoCursorStore(JournalledScripts):
         return f"<DjangoCursorStore {self.database}>"
 
 
-class DjangoQuarantineStore:
+class DjangoQuarantineStore(ScriptedQuarantine):
     """Keeps events in a table of a database of Django, which ``manage.py migrate`` creates.
 
     The table is that of the other SQL stores. A `transaction` is what `DjangoCursorStore` takes.
@@ -138,80 +129,20 @@ class DjangoQuarantineStore:
 
     def __init__(self, using: str | DjangoDatabase = "default") -> None:
         self.database = DjangoDatabase(using) if isinstance(using, str) else using
-
-    async def prepare(self) -> None:
-        """See `QuarantineStore.prepare`: raises if there is no table."""
-        await self._run(just(Query(f"{_SELECT} WHERE 1 = 0")))
-
-    def joins(self, cursors: CursorStore) -> bool:
-        """See `QuarantineStore.joins`: True for a `DjangoCursorStore` of the same alias."""
-        return isinstance(cursors, DjangoCursorStore) and cursors.using == self.database.using
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[OwnTransaction]:
-        """See `QuarantineStore.begin`."""
-        try:
-            async with self.database.begin() as transaction:
-                yield transaction
-        except Error as error:
-            raise self._failed(error) from None
-
-    async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
-        """See `QuarantineStore.add`."""
-        if events:
-            await self._run(_add(events), transaction)
-
-    async def page(
-        self,
-        feed: FeedKey | None = None,
-        *,
-        partition: int | None = None,
-        after: str = "",
-        limit: int = 100,
-    ) -> list[QuarantinedEvent]:
-        """See `QuarantineStore.page`."""
-        given = {"id >": after, "feed_id =": feed and feed.id, "partition_id =": partition}
-        chosen = {column: value for column, value in given.items() if value is not None}
-        where = " AND ".join(f"{column} ?" for column in chosen)
-        query = Query(f"{_SELECT} WHERE {where} ORDER BY id LIMIT ?", (*chosen.values(), limit))
-        return [from_row(row) for row in await self._run(just(query))]
-
-    async def get(self, id: str) -> QuarantinedEvent | None:
-        """See `QuarantineStore.get`."""
-        rows = await self._run(just(Query(f"{_SELECT} WHERE id = ?", (id,))))
-        return from_row(rows[0]) if rows else None
-
-    async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
-        """See `QuarantineStore.remove`."""
-        return await self._run(_remove(sorted(set(ids))), transaction)
+        super().__init__(self.database.vendor, QUARANTINE, str(self.database))
 
     async def aclose(self) -> None:
         """Close the store's own connection. A later use opens another one."""
         await self.database.aclose()
 
-    async def _run(self, script: Script[T], transaction: Any = None) -> T:
-        try:
-            if transaction is None:
-                return await self.database.transact(script)
-            return await self.database.run_within(transaction, script)
-        except Error as error:
-            # Without the cause, whose text may hold a payload (R19).
-            raise self._failed(error) from None
+    async def _transact(self, script: Script[T]) -> T:
+        return await self.database.transact(script)
 
-    def _failed(self, error: Error) -> StoreError:
-        return StoreError(f"the quarantine {self.database} failed: {self.database.reason(error)}")
+    async def _within(self, transaction: Any, script: Script[T]) -> T:
+        return await self.database.run_within(transaction, script)
 
-    def __repr__(self) -> str:
-        return f"<DjangoQuarantineStore {self.database}>"
+    def _is_beside(self, cursors: CursorStore) -> bool:
+        return isinstance(cursors, DjangoCursorStore) and cursors.using == self.database.using
 
-
-def _add(events: Sequence[QuarantinedEvent]) -> Script[None]:
-    for event in events:
-        yield Query(_INSERT, to_row(event))
-
-
-def _remove(ids: list[str]) -> Script[int]:
-    removed = 0
-    for id in ids:
-        removed += yield CountedChange(_REMOVE, (id,))
-    return removed
+    def _reason(self, error: Exception) -> str:
+        return self.database.reason(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,10 +143,10 @@ async def open_quarantine(where: str, *, create: bool = True) -> AsyncIterator[Q
         )
     if not url:
         exists = QUARANTINE in _tables(where, required=not create)
-        file = SQLiteQuarantineStore(where)
-        if create:
-            await file.prepare()
-        yield file if exists or create else MemoryQuarantineStore()
+        async with aclosing(SQLiteQuarantineStore(where)) as file:
+            if create:
+                await file.prepare()
+            yield file if exists or create else MemoryQuarantineStore()
         return
     async with _database(where, "", (QUARANTINE,)) as (engine, found):
         from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore

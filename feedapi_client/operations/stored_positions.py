@@ -91,9 +91,9 @@ async def list_leases(
     found = []
     for key in await store.feeds():
         if chooses is None or chooses(key):
-            leases = (await store.leases(key)).values()
-            own = tuple(lease for lease in leases if lease.partition >= 0)
-            found.append(FeedLeases(key, tuple(await store.instances(key)), own))
+            instances, leases = await store.look(key)
+            own = tuple(lease for lease in leases.values() if lease.partition >= 0)
+            found.append(FeedLeases(key, tuple(instances), own))
     return found
 
 
@@ -106,7 +106,7 @@ async def check_unused(store: CursorStore, keys: Iterable[FeedKey]) -> None:
     if not isinstance(store, LeaseStore):
         return
     for key in keys:
-        alive = [each.name for each in await store.instances(key) if each.alive]
+        alive = [each.name for each in (await store.look(key)).instances if each.alive]
         if alive:
             raise OperationError(
                 f"{key}: {len(alive)} instances that share this feed are alive "

@@ -9,11 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.quarantine.bisection import DryRunPassed
-from feedapi_client.quarantine.operations import Replayed, drop, list_events, replay, show
+from feedapi_client.quarantine.handling import DryRunPassed
+from feedapi_client.quarantine.operations import Replayed, drop, replay, show
 from feedapi_client.quarantine.policy import Quarantine, Retry
 from feedapi_client.quarantine.quarantine_location import open_quarantine, quarantine_beside
-from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore, QuarantineStore
+from feedapi_client.quarantine.quarantine_store import (
+    MemoryQuarantineStore,
+    QuarantineStore,
+    list_events,
+)
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 
@@ -50,7 +54,9 @@ _OF_EXTRAS = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _OF_EXTRAS:
-        return getattr(import_module(_OF_EXTRAS[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _OF_EXTRAS:
+            return getattr(import_module(_OF_EXTRAS[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,34 +16,21 @@ from feedapi_client.arguments import NotAsyncError, awaitable_of, check_async_fu
 from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch, Decoder, FeedKey, make_event
+from feedapi_client.quarantine.held_keys import HeldKeys
 from feedapi_client.quarantine.policy import Handler
-from feedapi_client.quarantine.quarantine_store import QuarantineStore
-from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent, earlier_of
+from feedapi_client.quarantine.quarantine_store import PAGE_SIZE, QuarantineStore, list_events
+from feedapi_client.quarantine.record import (
+    EarlierEventQuarantined,
+    QuarantinedEvent,
+    first_of_key,
+)
 
 log = logging.getLogger(__name__)
 
-_PAGE_SIZE = 100
 _HANDLER = "async def handle(batch): ..."
 
 Report = Callable[[QuarantinedEvent, Exception | None], object]
 """Called after each replayed event with its error, or None if it was handled."""
-
-
-async def list_events(
-    store: QuarantineStore, feed: FeedKey | None = None, *, partition: int | None = None
-) -> AsyncIterator[QuarantinedEvent]:
-    """Yield the events in the order in which they were quarantined, of one feed or of all.
-
-    They are read in pages. Events may be added and removed meanwhile.
-
-    Raises:
-        StoreError
-    """
-    after = ""
-    while page := await store.page(feed, partition=partition, after=after, limit=_PAGE_SIZE):
-        for event in page:
-            yield event
-        after = page[-1].id
 
 
 async def show(store: QuarantineStore, id: str) -> QuarantinedEvent:
@@ -75,7 +62,7 @@ async def drop(
     if ids is not None:
         return await store.remove(ids)
     dropped = 0
-    while page := await store.page(feed, partition=partition, limit=_PAGE_SIZE):
+    while page := await store.page(feed, partition=partition, limit=PAGE_SIZE):
         dropped += await store.remove([event.id for event in page])
     return dropped
 
@@ -119,11 +106,12 @@ async def replay(
     check_async_function("the handler", handle, _HANDLER)
     handled = failed = 0
     events = list_events(store, feed, partition=partition) if ids is None else _chosen(store, ids)
-    keys = _Keys(store)
+    held: dict[FeedKey, HeldKeys] = {}
     async for event in events:
-        error = await keys.held_back(event) or await _replay_event(store, handle, event, decoder)
-        if error is not None:
-            keys.stays(event)
+        if event.feed not in held:
+            held[event.feed] = HeldKeys(store, event.feed, first_of_key)
+        error = await _held_back(held[event.feed], event)
+        error = error or await _replay_event(store, handle, event, decoder)
         handled, failed = handled + (error is None), failed + (error is not None)
         if error is not None:
             log.warning(
@@ -138,31 +126,13 @@ async def replay(
     return Replayed(handled, failed)
 
 
-class _Keys:
-    """Tells the events that follow one of their key which has stayed."""
-
-    def __init__(self, store: QuarantineStore) -> None:
-        self._store = store
-        self._firsts: dict[str, str] = {}
-        """The first event of the key, by the events that followed it."""
-        self._stayed: dict[str, str] = {}
-        """The earliest event that has stayed, by the first of its key."""
-
-    async def held_back(self, event: QuarantinedEvent) -> Exception | None:
-        earlier = earlier_of(event)
-        if earlier is None:
-            return None
-        first = self._firsts[event.id] = self._firsts.get(earlier, earlier)
-        if (
-            self._stayed.get(first, event.id) < event.id
-            or await self._store.get(earlier) is not None
-        ):
-            return EarlierEventQuarantined(first)
+async def _held_back(held: HeldKeys, event: QuarantinedEvent) -> Exception | None:
+    """Return why an event has to wait, if an earlier one of its key is in quarantine."""
+    if (first := first_of_key(event)) == event.id:
         return None
-
-    def stays(self, event: QuarantinedEvent) -> None:
-        first = self._firsts.get(event.id, event.id)
-        self._stayed[first] = min(event.id, self._stayed.get(first, event.id))
+    holding = await held.holding(first)
+    earlier = holding is not None and holding < event.id
+    return EarlierEventQuarantined(first) if earlier else None
 
 
 async def _chosen(store: QuarantineStore, ids: Iterable[str]) -> AsyncIterator[QuarantinedEvent]:

@@ -11,7 +11,7 @@ of the other events, the quarantined events and the cursor have to become durabl
   its own and calls ``batch.commit(transaction=tx)`` there as its last step. Or it has no such
   transaction and leaves the commit to `run`.
 - When a batch fails, the failing event is found by *dry runs*, see
-  `feedapi_client.quarantine.bisection`.
+  `feedapi_client.quarantine.handling`.
 - Then the handler gets the batch once more without that event. Its
   ``batch.commit(transaction=tx)`` saves the cursor and the quarantined event in that same
   transaction. Events are handled exactly once, whatever the dry runs found.

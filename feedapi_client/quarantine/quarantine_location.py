@@ -29,7 +29,7 @@ def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
     if isinstance(cursors, MemoryCursorStore):
         return _in_memory.setdefault(cursors, MemoryQuarantineStore())
     if isinstance(cursors, SQLiteCursorStore):
-        return SQLiteQuarantineStore(cursors.path)
+        return SQLiteQuarantineStore(cursors.file)
     if hasattr(cursors, "pool"):
         from feedapi_client.quarantine.postgres_quarantine import PostgresQuarantineStore
         from feedapi_client.stores.postgres import PostgresCursorStore

@@ -25,13 +25,12 @@ _FOLLOWS = "an earlier event of its key is in quarantine: "
 class EarlierEventQuarantined(Exception):  # noqa: N818 - the reason that a record shows
     """An earlier event of the same key is in quarantine (``Quarantine(whole_key=True)``).
 
-    Attributes:
-        id: of the first one.
+    Arguments:
+        id: of the one that was the first, and may have left meanwhile.
     """
 
     def __init__(self, id: str) -> None:
         super().__init__(_FOLLOWS + id)
-        self.id = id
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,10 @@ class QuarantinedEvent:
     time: datetime
 
 
-def earlier_of(event: QuarantinedEvent) -> str | None:
-    """Return the id of the event of its key that it waits for; None: it is the first."""
+def first_of_key(event: QuarantinedEvent) -> str:
+    """Return the id of the event for which its key is held back: its own, if it is the first."""
     if event.error_type != EarlierEventQuarantined.__name__:
-        return None
+        return event.id
     return event.error.removeprefix(_FOLLOWS)
 
 
@@ -95,29 +94,8 @@ def _text(error: BaseException) -> str:
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
-COLUMNS = (
-    "id",
-    "feed_id",
-    "feed_url",
-    "consumer",
-    "filters",
-    "partition_id",
-    "feed_cursor",
-    "event_index",
-    "payload",
-    "headers",
-    "error_type",
-    "error",
-    "quarantined_at",
-)
-"""The columns of the table ``feedapi_quarantine``, the same in all SQL stores.
-
-`quarantined_at` is in microseconds since 1970 UTC.
-"""
-
-
 def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
-    """Return the values of `COLUMNS`."""
+    """Return the values of the table's columns, see `feedapi_client.stores.tables`."""
     feed = event.feed
     return (
         event.id,
@@ -137,7 +115,7 @@ def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
 
 
 def from_row(row: Sequence[Any]) -> QuarantinedEvent:
-    """Return the event of the values of `COLUMNS`."""
+    """Return the event of these values."""
     id, _, url, name, filters, partition, cursor, index, raw, headers, error_type, error, at = row
     return QuarantinedEvent(
         id=id,

@@ -14,9 +14,9 @@ from feedapi_client.errors import AlreadyDoneError, LeaseLostError
 from feedapi_client.model import Batch
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
+from feedapi_client.quarantine.handling import NoFurtherAttempt
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
-from feedapi_client.quarantine.retrying_handler import NoFurtherAttempt
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Set
 
 import anyio
 from anyio.abc import TaskGroup
@@ -47,12 +47,12 @@ class Callbacks:
 
     def assign(self, partitions: Collection[int]) -> None:
         """Call `on_assigned` with partitions that were claimed."""
+        if self._share.on_release is not None:
+            self._told.update(partitions)
         if self._share.on_assigned is not None and self._tasks is not None:
             call = frozenset(partitions)
             self._assigning |= dict.fromkeys(call, call)
             self._tasks.start_soon(self._assign, call)
-        if self._share.on_release is not None:
-            self._told.update(partitions)
 
     async def _assign(self, partitions: frozenset[int]) -> None:
         assert self._share.on_assigned is not None
@@ -60,19 +60,17 @@ class Callbacks:
             await self._share.on_assigned(partitions)
         except BaseException as error:  # noqa: BLE001 - the application's, raised by its iteration
             self._driver.fail(failure_of(error, "on_assigned", own_task=True))
-        else:
-            for partition in partitions:
-                # One that was lost and claimed again meanwhile waits for the later call.
-                if self._assigning.get(partition) is partitions:
-                    del self._assigning[partition]
-            self._changed()
+            return
+        # One that was lost and claimed again meanwhile waits for the later call.
+        self._assigning = {p: call for p, call in self._assigning.items() if call is not partitions}
+        self._changed()
 
     def is_over(self, partition: int) -> bool:
         """Whether the application has let go of the partition, so that it can be given away."""
         pending = (self.arriving, self._told, self._releasing)
         return not any(partition in those for those in pending)
 
-    def release(self, partitions: Iterable[int]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         """Call `on_release` with partitions that are to be given away or were lost."""
         told = frozenset(self._told.intersection(partitions) - self.arriving)
         if told and self._tasks is not None:
@@ -82,7 +80,8 @@ class Callbacks:
 
     async def _release(self, partitions: frozenset[int]) -> None:
         assert self._share.on_release is not None
-        scope = anyio.move_on_after(self._share.handover_seconds)
+        seconds = self._share.handover_seconds
+        scope = anyio.move_on_after(seconds)
         try:
             with scope:
                 await self._share.on_release(partitions)
@@ -91,17 +90,15 @@ class Callbacks:
             log.exception("feed %s: on_release failed", self._driver.feed)
             self._driver.report(None, f"on_release failed with {type(failed).__name__}")
         if scope.cancelled_caught:
-            seconds = self._share.handover_seconds
             self._driver.report(None, f"on_release has not returned within {seconds:g} s")
         self._releasing -= partitions
         self._changed()
 
-    def forget(self, partitions: Iterable[int]) -> None:
+    def forget(self, partitions: Collection[int]) -> None:
         """Note that these leases are gone. Whoever was told is told that, too."""
-        gone = frozenset(partitions)
-        for partition in gone:
+        for partition in partitions:
             self._assigning.pop(partition, None)
-        self.release(gone)
+        self.release(partitions)
 
     async def leave(self) -> None:
         """Call `on_release` with all that is left, at the end. It is not cancelled meanwhile."""

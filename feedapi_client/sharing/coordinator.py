@@ -1,4 +1,4 @@
-"""Keeps the leases of one instance: joins, renews, claims its share, gives the rest away.
+"""Divides the partitions with other instances: looks, claims its share, gives the rest away.
 
 Leases avoid double work. What makes it safe is that a save is refused unless it follows the stored
 one (R17): a decision of this module that is late or wrong costs work, never correctness.
@@ -10,7 +10,7 @@ import logging
 import random
 import secrets
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import anyio
 
@@ -25,18 +25,14 @@ from feedapi_client.runtime.sharing import Begin, Load
 from feedapi_client.sharing.assignment import Plan, Unit, merged, plan
 from feedapi_client.sharing.callbacks import Callbacks
 from feedapi_client.sharing.ends import Ends
-from feedapi_client.sharing.feed_leases import Leases, different_options, published_options
-from feedapi_client.sharing.membership import Membership
-from feedapi_client.stores.leases import Instance, Lease, LeaseStore
-
-log = logging.getLogger(__name__)
+from feedapi_client.sharing.membership import Membership, different_options, published_options
+from feedapi_client.stores.leases import Lease, LeaseStore, View
 
 BOOTSTRAP = -1
 """The lease of the first start. No partition has this number."""
 _LEAVE_SECONDS = 5.0
 _COMMIT_LOOK = 0.02
 """Seconds between two looks whether the commits under way are through."""
-_CLAIMED_AT_ONCE = 4096
 _SETTLE_PART = 5
 """A part of `Share.rebalance_seconds`: an instance that joins waits for others that start, too."""
 _LOADED_PART = 0.75
@@ -48,19 +44,6 @@ _NUDGE_PART = 20
 def instance_name(share: Share) -> str:
     """Return a name that no other process has, also not one that had the same host before."""
     return f"{share.instance or socket.gethostname()[:100]}-{secrets.token_hex(4)}"
-
-
-def _version() -> str:
-    from feedapi_client import __version__
-
-    return __version__
-
-
-def _in_slices(epochs: dict[int, int]) -> Iterator[dict[int, int]]:
-    """Yield a part at a time, so that a renewal can come between two transactions."""
-    items = sorted(epochs.items())
-    for start in range(0, len(items), _CLAIMED_AT_ONCE):
-        yield dict(items[start : start + _CLAIMED_AT_ONCE])
 
 
 class Coordinator:
@@ -79,45 +62,43 @@ class Coordinator:
     ) -> None:
         self.name = name
         self._share = share
-        self._options = published_options(driver.settings, _version())
-        self._store = Leases(store, key, name, self._options)
         self._driver = driver
-        self._membership = Membership(share, self._store, key, name, lost=self._lose_all)
+        self._options = published_options(driver.settings)
+        self._member = Membership(share, store, key, name, self._options, lost=self._lose_all)
+        self._callbacks = Callbacks(share, driver, self.suspect)
+        self._ends = Ends(driver)
+        self._view = View((), {})
+        """What the last look has shown."""
+        self._stale = True
+        """Whether the next one has to read all leases."""
         self._owned: dict[int, int] = {}
         """The epochs of the leases that this instance holds."""
         self._leaving: dict[int, float] = {}
         """What of it is given away once its batch is committed, and the time to wait until."""
-        self._leases: dict[int, Lease] = {}
-        self._owners: dict[int, str] = {}
-        self._seen: tuple[object, ...] | None = None
         self._left: set[int] = set()
         """Partitions with an old mark that nobody had claimed at the last look."""
-        self._looked = 0
-        """When the last look began, as `Planner.begin_load` counts."""
         self._loaded_at = 0.0
         """When the positions were last loaded, on the clock of the event loop."""
         self._wake = anyio.Event()
-        self._ends = Ends(driver)
-        self._callbacks = Callbacks(share, driver, self.suspect)
         self._others: set[str] = set()
-        """Instances whose options were compared with its own."""
+        """Living instances at the last look, without this one."""
+        self._compared: set[str] = set()
         self._takes_part = False
         """Whether it divides partitions with others, and has not only joined to save first."""
 
     # ------------------------------------------------------------------ the first start
 
     async def first_start(self, load: Load, begin: Begin) -> None:
-        """See `Sharing.first_start`. Raises `StoreError`, and what `begin` raises."""
         try:
             positions = await self._first_positions(load)
-            if not self._membership.joined:
+            if self._member.joined:
+                # The ends of 32,768 partitions may take longer than a lease: without a heartbeat
+                # another instance would ask for all of them, too.
+                await beside(self._member.run, begin(positions))
+            else:
                 await begin(positions)
-                return
-            # The ends of 32,768 partitions may take longer than a lease: without a heartbeat
-            # another instance would ask for all of them, too.
-            await beside(self._membership.run, begin(positions))
         finally:
-            if self._membership.joined:
+            if self._member.joined:
                 await self.leave()
 
     async def _first_positions(self, load: Load) -> Mapping[int, Position]:
@@ -134,15 +115,13 @@ class Coordinator:
         return positions
 
     async def _claims_first_start(self) -> bool:
-        lease = (await self._store.all()).get(BOOTSTRAP)
-        if lease is not None and lease.owner not in (None, self.name):
-            instances = await self._store.instances()
-            if any(each.alive for each in instances if each.name == lease.owner):
-                self._driver.entry_waits = f"for {lease.owner}, which saves the first positions"
-                return False  # without a statement that writes, however many wait
-        await self._membership.join()
-        epoch = 0 if lease is None else lease.epoch
-        if await self._store.claim({BOOTSTRAP: epoch}):
+        instances, leases = await self._member.look()
+        lease = leases.get(BOOTSTRAP, Lease(BOOTSTRAP, None, 0))
+        if lease.owner in {each.name for each in instances if each.alive} - {self.name}:
+            self._driver.entry_waits = f"for {lease.owner}, which saves the first positions"
+            return False  # without a statement that writes, however many wait
+        await self._member.beat()
+        if await self._member.put([Lease(BOOTSTRAP, self.name, lease.epoch + 1)]):
             return True
         await self.leave()
         return False
@@ -150,46 +129,39 @@ class Coordinator:
     # ------------------------------------------------------------------ the whole life
 
     async def run(self) -> None:
-        """See `Sharing.run`. An error of the store is reported, and the next round tries again."""
         async with anyio.create_task_group() as tasks:
             self._callbacks.use(tasks)
-            tasks.start_soon(self._membership.run)
-            await self._membership.wait_until_joined()
+            tasks.start_soon(self._member.run)
+            await self._member.wait_until_joined()
             self._takes_part = True
-            self._membership.log("joined")
+            self._member.log("joined")
             # Those that wait for the first positions join up to one such part later.
             await anyio.sleep(self._interval / _SETTLE_PART * random.uniform(1, 1.5))
             while True:
                 self._wake = anyio.Event()
                 try:
                     with self._driver.positions.noted("looking at the leases"):
-                        await self._look()
+                        await self._round()
                 except StoreError as error:
+                    self._stale = True
                     self._driver.report_failure(None, f"the leases are not looked at: {error}")
                 await anyio.sleep(self._share.rebalance_seconds / _NUDGE_PART)
                 with anyio.move_on_after(self._pause()):
                     await self._wake.wait()
 
     async def leave(self) -> None:
-        """See `Sharing.leave`."""
-        if self._membership.joined and self._commits:
+        if self._member.joined and self._commits:
             with anyio.move_on_after(self._driver.limits.commit_timeout, shield=True):
-                await beside(self._membership.run, self._committed())
+                await beside(self._member.run, self._committed())
         await self._callbacks.leave()
-        self._membership.left()
         with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
             try:
-                await self._store.leave()
+                await self._member.leave()
             except StoreError as error:
-                log.warning(
-                    "%s: its leases expire by themselves: %s",
-                    self.name,
-                    error,
-                    extra={"feed": self._driver.feed},
-                )
+                self._member.log(f"its leases expire by themselves: {error}", level=logging.WARNING)
             else:
                 if self._takes_part:
-                    self._membership.log("left")
+                    self._member.log("left")
         self._tell_released(self._owned, lost=False)
         self._owned.clear()
 
@@ -203,28 +175,26 @@ class Coordinator:
             await anyio.sleep(_COMMIT_LOOK)
 
     async def reload(self) -> list[Action]:
-        """See `Sharing.reload`."""
         began = self._driver.planner.begin_load()
         positions = await self._driver.positions.load()
         return self._driver.planner.refresh(positions, began=began)
 
     def suspect(self) -> None:
-        """See `Sharing.suspect`."""
-        self._seen = None
+        self._stale = True
         self._wake.set()
 
     def released(self, partition: int) -> None:
-        """See `Sharing.released`."""
         if partition in self._leaving:
             self._wake.set()
 
     def nudge(self) -> None:
-        """See `Sharing.nudge`."""
         self._wake.set()
 
     def owner(self, partition: int) -> str | None:
-        """See `Sharing.owner`."""
-        return self.name if partition in self._owned else self._owners.get(partition)
+        if partition in self._owned:
+            return self.name
+        lease = self._view.leases.get(partition)
+        return lease.owner if lease is not None and lease.owner in self._others else None
 
     # ------------------------------------------------------------------ one round
 
@@ -239,78 +209,45 @@ class Coordinator:
         deadlines = [deadline - anyio.current_time() for deadline in self._leaving.values()]
         return max(0.0, min([pause, *deadlines]))
 
-    async def _look(self) -> None:
+    async def _round(self) -> None:
         """Look at the other instances, and act. Raises `StoreError`."""
-        driver = self._driver
-        await driver.apply()
-        if not self._membership.joined:
+        await self._driver.apply()
+        if not self._member.joined:
             return
         await self._release_settled()
-        self._looked = driver.planner.begin_load()
-        instances = await self._store.instances()
-        self._ends.saw_instances(instances)
-        self._compare_options(instances)
-        # Its own changes, too: a store that went back may name it as an owner without its claim.
-        seen = tuple((i.name, i.changes) for i in instances if i.alive)
-        if seen != self._seen:
-            self._seen = seen  # before the next await: `suspect` may reset it meanwhile
-            try:
-                await self._read_leases(instances)
-            except StoreError:
-                self._seen = None
-                raise
-        elif anyio.current_time() - self._loaded_at >= self._share.lease_seconds * _LOADED_PART:
-            await self._refresh()  # what others have committed, for `status`
+        await self._look()
         await self._mark_ends()
-        alive = [instance.name for instance in instances if instance.alive]
-        if driver.applying or not self._membership.joined or self.name not in alive:
+        alive = {each.name for each in self._view.instances if each.alive}
+        if self._driver.applying or not self._member.joined or self.name not in alive:
             return
-        decided = self._decide(alive)
+        # Of a claim whose reply was lost, of the time before the heartbeat expired, or of a store
+        # that went back.
+        leases = self._view.leases
+        strays = {p for p in leases if leases[p].owner == self.name} - self._owned.keys()
+        decided = self._decide(alive, strays)
         await self._give(decided.give)
-        await self._claim(decided.claim)
+        await self._member.put([self._free(p) for p in strays - decided.claim])
+        if await self._claim(decided.claim):
+            await self._look()
 
-    def _compare_options(self, instances: Iterable[Instance]) -> None:
-        """Report once of each instance which options are not the same as here."""
-        for other in instances:
-            if not other.alive or other.name in self._others:
-                continue
-            self._others.add(other.name)
-            if different := different_options(self._options, other.options):
-                self._driver.report(
-                    None,
-                    f"the instance {other.name} has other options than this one "
-                    f"({', '.join(different)}): all instances that share a feed need the same",
-                )
-
-    async def _read_leases(self, instances: Iterable[Instance]) -> None:
-        """Read all leases, drop what was lost, and load the positions that others saved."""
-        self._leases = await self._store.all()
-        self._ends.saw_leases(self._leases)
-        alive = {instance.name for instance in instances if instance.alive}
-        lost = [p for p, epoch in self._owned.items() if not self._holds(p, epoch)]
-        if lost:
+    async def _look(self) -> None:
+        """Drop what was lost, and load the positions that others saved. After any claim."""
+        driver, stale = self._driver, self._stale
+        looked = driver.planner.begin_load()
+        self._stale = False  # before the next await: `suspect` may set it meanwhile
+        view = await self._member.look(None if stale else self._view)
+        changed, self._view = view.leases is not self._view.leases, view
+        self._others = {each.name for each in view.instances if each.alive} - {self.name}
+        self._ends.saw(view)
+        self._compare_options()
+        if lost := [p for p in self._owned if not self._holds(p)]:
             self._lose(lost, "claimed by others")
-        strays = [
-            lease.partition
-            for lease in self._leases.values()
-            if lease.owner == self.name and lease.partition not in self._owned
-        ]
-        if strays:  # of a claim whose reply was lost, or of the time before the heartbeat expired
-            await self._store.release(strays)
-            self._note(dict.fromkeys(strays))
-        self._owners = {
-            lease.partition: lease.owner
-            for lease in self._leases.values()
-            if lease.owner in alive and lease.owner is not None
-        }
-        await self._refresh()
+        period = self._share.lease_seconds * _LOADED_PART
+        if changed or anyio.current_time() >= self._loaded_at + period:
+            await self._refresh(looked)
 
-    def _holds(self, partition: int, epoch: int) -> bool:
-        lease = self._leases.get(partition)
-        return lease is not None and lease.owner == self.name and lease.epoch == epoch
-
-    async def _refresh(self) -> None:
-        """Give the planner what is stored, and which leases are held. After any claim."""
+    async def _refresh(self, looked: int) -> None:
+        """Give the planner what is stored, and which leases are held."""
         driver, self._loaded_at = self._driver, anyio.current_time()
         began = driver.planner.begin_load()
         positions = await driver.positions.load()
@@ -320,139 +257,133 @@ class Coordinator:
         actions = driver.planner.refresh(
             positions,
             began=began,
-            looked=self._looked,
+            looked=looked,
             owned=self._owned.keys() - self._leaving.keys() - self._callbacks.arriving,
-            others={p for p, owner in self._owners.items() if owner != self.name},
-            ended=self._ends.of(self._leases),
+            others={p for p, each in self._view.leases.items() if each.owner in self._others},
+            ended=self._ends.of(self._view.leases),
         )
         await driver.apply(actions)
         driver.wake()
 
-    def _decide(self, alive: list[str]) -> Plan:
-        units: list[Unit] = self._driver.planner.leasable()
+    def _holds(self, partition: int) -> bool:
+        lease = self._view.leases.get(partition)
+        return lease is not None and (lease.owner, lease.epoch) == (
+            self.name,
+            self._owned.get(partition),
+        )
+
+    def _compare_options(self) -> None:
+        """Report once of each instance which options are not the same as here."""
+        for other in self._view.instances:
+            if other.name not in self._others or other.name in self._compared:
+                continue
+            self._compared.add(other.name)
+            if different := different_options(self._options, other.options):
+                self._driver.report(
+                    None,
+                    f"the instance {other.name} has other options than this one "
+                    f"({', '.join(different)}): all instances that share a feed need the same",
+                )
+
+    def _decide(self, alive: Collection[str], strays: Collection[int]) -> Plan:
+        planner, leases = self._driver.planner, self._view.leases
+        units: list[Unit] = planner.leasable()
         if any(len(unit) > 1 for unit in units):
             units = merged(units)
-        pinned = self._driver.planner.parked()
-        if not self._driver.settings.follow:
-            ended = self._ends.of(self._leases)
-            units = [unit for unit in units if not ended.issuperset(unit)]
-            pinned |= ended
-        owners = {p: le.owner for p, le in self._leases.items() if p != BOOTSTRAP}
-        decided = plan(self.name, alive, owners, units, pinned=pinned | self._leaving.keys())
+        ended = self._ends.of(leases)
+        units = [unit for unit in units if not ended.issuperset(unit)]
+        pinned = planner.parked() | ended | self._leaving.keys()
+        owners = {p: None if p in strays else lease.owner for p, lease in leases.items()}
+        owners.pop(BOOTSTRAP, None)
+        decided = plan(self.name, alive, owners, units, pinned=pinned)
         # Those that believe a mark divide without its partition. Whoever does not reads it itself,
         # if nobody has claimed it since the last look.
-        marked = {p for unit in units for p in unit if p in owners and self._leases[p].ended}
+        marked = {p for unit in units for p in unit if p in leases and leases[p].ended}
         free = set() if decided.claim else {p for p in marked if owners[p] not in alive}
         left, self._left = sorted(free & self._left), free
         return Plan(frozenset(left[:1]), decided.give) if left else decided
 
-    async def _claim(self, partitions: Iterable[int]) -> None:
-        wanted = {p: self._leases[p].epoch if p in self._leases else 0 for p in partitions}
-        if not wanted:
-            return
-        claimed: dict[int, int] = {}
-        expired = self._membership.expired
-        for some in _in_slices(wanted):
-            claimed |= await self._store.claim(some)
-        if len(claimed) < len(wanted):
-            self._seen = None  # others were faster, or the view is old
-        if expired != self._membership.expired:
-            # Others may have claimed the same since. What is still its own, it gives back.
-            self._seen = None
-            return
-        if not claimed or not self._membership.joined:
-            return
-        self._owned |= claimed
-        self._callbacks.assign(claimed)
+    async def _claim(self, partitions: Collection[int]) -> bool:
+        """Claim partitions. Return whether one was claimed."""
+        if not partitions:
+            return False
+        none, expired = Lease(BOOTSTRAP, None, 0), self._member.expired
+        epochs = {p: self._view.leases.get(p, none).epoch + 1 for p in partitions}
+        put = await self._member.put([Lease(p, self.name, epochs[p]) for p in epochs])
+        # Others may have claimed the same since the heartbeat has expired.
+        if not put or expired != self._member.expired or not self._member.joined:
+            return False
+        self._owned |= {p: epochs[p] for p in put}
+        self._callbacks.assign(put)
         if self._driver.listeners:
-            for partition in claimed:
+            for partition in sorted(put):
                 self._driver.listeners.tell(PartitionAssigned(partition))
-        self._note(dict.fromkeys(claimed, self.name), claimed)
-        self._membership.log("claimed", claimed)
-        await self._refresh()
+        self._member.log("claimed", put)
+        return True
 
     async def _mark_ends(self) -> None:
         """Tell the others what was read to its end, without `follow`."""
-        owned = self._owned.keys() - self._leaving.keys()
-        ended = self._ends.to_mark(owned, self._leases)
-        if ended:
-            await self._store.end(ended)
-            for p in ended:
-                lease = self._leases[p]
-                self._leases[p] = Lease(p, lease.owner, lease.epoch, True, 0.0)
+        owned, leases = self._owned.keys() - self._leaving.keys(), self._view.leases
+        if ended := self._ends.to_mark(owned, leases):
+            await self._member.put([Lease(p, self.name, self._owned[p], ended=True) for p in ended])
 
     # ------------------------------------------------------------------ giving away, losing
 
-    async def _give(self, partitions: frozenset[int]) -> None:
+    def _free(self, partition: int) -> Lease:
+        """Return the lease that gives a partition away. The mark of its end stays."""
+        stored = self._view.leases[partition]
+        return Lease(partition, None, stored.epoch, stored.ended)
+
+    async def _give(self, partitions: Collection[int]) -> None:
         """Stop reading them, and release them as soon as no batch is in flight."""
-        if not partitions:
-            return
-        until = anyio.current_time() + self._share.handover_seconds
-        self._leaving |= dict.fromkeys(partitions, until)
-        await self._driver.apply(self._driver.planner.revoke(partitions))
-        await self._release_settled()
+        if partitions:
+            until = anyio.current_time() + self._share.handover_seconds
+            self._leaving |= dict.fromkeys(partitions, until)
+            await self._driver.apply(self._driver.planner.revoke(partitions))
+            await self._release_settled()
 
     async def _release_settled(self) -> None:
-        driver, now = self._driver, anyio.current_time()
-        self._callbacks.release([p for p in self._leaving if self._is_committed(p)])
-        late = {p for p, until in self._leaving.items() if now >= until and not self._settled(p)}
-        released = late | {p for p in self._leaving if self._settled(p)}
-        if not released:
+        now = anyio.current_time()
+        committed = {p for p in self._leaving if self._is_committed(p)}
+        self._callbacks.release(committed)
+        settled = {p for p in committed if self._callbacks.is_over(p)}
+        late = {p for p, until in self._leaving.items() if now >= until} - settled
+        if not (gone := settled | late):
             return
-        for p in released:
-            driver.lose_delivered(p)
+        for p in gone:
+            self._driver.lose_delivered(p)
         if late:
-            self._membership.log("does not wait any longer for the batches of", late)
-        await self._store.release(released)
-        self._forget(released, lost=False)
-        self._note(dict.fromkeys(released))
-        self._membership.log("gave away", released)
-
-    def _settled(self, partition: int) -> bool:
-        return self._is_committed(partition) and self._callbacks.is_over(partition)
+            self._member.log("does not wait any longer for the batches of", late)
+        await self._member.put([self._free(p) for p in gone])
+        self._forget(gone, lost=False)
+        self._member.log("gave away", gone)
 
     def _is_committed(self, partition: int) -> bool:
         found = self._driver.partitions.get(partition)
         return found is None or found.is_settled
 
-    def _lose(self, partitions: Iterable[int], why: str) -> None:
-        lost = list(partitions)
+    def _lose(self, partitions: Collection[int], why: str) -> None:
         driver = self._driver
-        driver.defer(driver.planner.revoke(lost))
-        for p in lost:
+        driver.defer(driver.planner.revoke(partitions))
+        for p in partitions:
             driver.lose_delivered(p)
-        self._forget(lost, lost=True)
-        if lost:
-            self._membership.log(f"lost, {why}:", lost, level=logging.WARNING)
+        self._forget(partitions, lost=True)
+        if partitions:
+            self._member.log(f"lost, {why}:", partitions, level=logging.WARNING)
         driver.wake()
 
     def _lose_all(self, why: str) -> None:
         self._lose(list(self._owned), why)
-        self._seen = None
-        self._wake.set()
+        self.suspect()
 
     def _forget(self, partitions: Collection[int], *, lost: bool) -> None:
-        self._tell_released(self._owned.keys() & set(partitions), lost=lost)
+        self._tell_released(self._owned.keys() & partitions, lost=lost)
         self._callbacks.forget(partitions)
         for p in partitions:
             self._owned.pop(p, None)
             self._leaving.pop(p, None)
-            self._owners.pop(p, None)
 
     def _tell_released(self, partitions: Iterable[int], *, lost: bool) -> None:
         if self._driver.listeners:
             for partition in sorted(partitions):
                 self._driver.listeners.tell(PartitionReleased(partition, lost))
-
-    def _note(
-        self, owners: Mapping[int, str | None], epochs: Mapping[int, int] | None = None
-    ) -> None:
-        """Change the view of the leases by what this instance has done itself."""
-        for p, owner in owners.items():
-            before = self._leases.get(p)
-            epoch = (epochs or {}).get(p, before.epoch if before else 0)
-            ended = before is not None and before.ended and owner is None  # a claim deletes it
-            self._leases[p] = Lease(p, owner, epoch, ended, 0.0)
-            self._owners.pop(p, None)
-            if owner is not None:
-                self._owners[p] = owner

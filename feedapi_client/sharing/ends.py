@@ -7,12 +7,12 @@ it was made before that instance took part, or by an answer from before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from feedapi_client.lineage.states import State
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
-from feedapi_client.stores.leases import Instance, Lease
+from feedapi_client.stores.leases import Lease, View
 
 
 class Ends:
@@ -29,17 +29,14 @@ class Ends:
         self._asked: dict[int, tuple[str, float]] = {}
         """The ends that are asked for again: their cursors, and since when."""
 
-    def saw_instances(self, instances: Iterable[Instance]) -> None:
-        """Note who takes part. Before anything is marked."""
-        names = {instance.name for instance in instances}
+    def saw(self, view: View) -> None:
+        """Note who takes part, and at first which marks are there. Before anything is marked."""
+        names = {instance.name for instance in view.instances}
         if not names <= self._members:
             self._members |= names
             self._last_joined = self._driver.clock()
-
-    def saw_leases(self, leases: Mapping[int, Lease]) -> None:
-        """Note which marks were there before this instance took part, at the first call."""
         if self._old is None:
-            self._old = {p: lease.epoch for p, lease in leases.items() if lease.ended}
+            self._old = {p: lease.epoch for p, lease in view.leases.items() if lease.ended}
 
     def of(self, leases: Mapping[int, Lease]) -> set[int]:
         """Return the partitions that were read to their end; none with `follow`.
@@ -49,18 +46,11 @@ class Ends:
         and its children to be read. Nor that of one that is not listed any more: its cursor may
         have to be transferred.
         """
-        driver, old = self._driver, self._old or {}
-        if driver.settings.follow:
+        planner, old = self._driver.planner, self._old or {}
+        if self._driver.settings.follow:
             return set()
-        planner = driver.planner
-        return {
-            p
-            for p, lease in leases.items()
-            if lease.ended
-            and old.get(p) != lease.epoch
-            and p in planner.graph
-            and not planner.is_closed(p)
-        }
+        new = [p for p, lease in leases.items() if lease.ended and old.get(p) != lease.epoch]
+        return {p for p in new if p in planner.graph and not planner.is_closed(p)}
 
     def to_mark(self, owned: Collection[int], leases: Mapping[int, Lease]) -> list[int]:
         """Return the owned partitions that are at their end, or parked, and not marked.
@@ -70,7 +60,7 @@ class Ends:
         """
         if self._driver.settings.follow:
             return []
-        return [p for p in owned if p in leases and not leases[p].ended and self._is_over(p)]
+        return [p for p in owned if not leases[p].ended and self._is_over(p)]
 
     def _is_over(self, partition: int) -> bool:
         driver = self._driver
@@ -81,16 +71,13 @@ class Ends:
             return False
         if found.entry.state is State.READING and self._keeps_failing(found):
             driver.leave_at_end(found)
-        elif self._is_at_end(found):
+        elif _is_at_end(found):
             self._asked.pop(partition, None)
             if found.requested_at <= self._last_joined:
                 self._asked[partition] = found.read_cursor, driver.clock()
                 driver.planner.progressed(partition)
                 driver.scheduler.schedule(found)
-        return self._is_at_end(found)
-
-    def _is_at_end(self, found: RuntimePartition) -> bool:
-        return found.entry.state is State.CAUGHT_UP and found.is_caught_up
+        return _is_at_end(found)
 
     def _keeps_failing(self, found: RuntimePartition) -> bool:
         """Whether an end is asked for again, and nothing but failures came for a while."""
@@ -100,3 +87,7 @@ class Ends:
         if not fails or found.fetching or driver.planner.is_closed(found.id):
             return False
         return driver.clock() >= since + driver.limits.settle_time
+
+
+def _is_at_end(found: RuntimePartition) -> bool:
+    return found.entry.state is State.CAUGHT_UP and found.is_caught_up

@@ -1,32 +1,40 @@
-"""The heartbeat of one instance."""
+"""One instance among others: its heartbeat, its leases in the store, and what it tells."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import anyio
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.options import Share
-from feedapi_client.sharing.feed_leases import Leases
+from feedapi_client.runtime.driver import ConsumerSettings
+from feedapi_client.stores.foreign_errors import translated
+from feedapi_client.stores.leases import Lease, LeaseStore, View
 
 log = logging.getLogger(__name__)
 
-_RENEWALS_PER_LEASE = 4
-_RETRIES_PER_RENEWAL = 10
+_BEATS_PER_LEASE = 4
+_RETRIES_PER_BEAT = 10
+_PUT_AT_ONCE = 4096
 _SHOWN = 20
 
 
 class Membership:
-    """Joins, renews, and joins again after the heartbeat has expired.
+    """Keeps the heartbeat of an instance, and speaks to the store for it.
 
-    Whether it has expired is decided by the database. Before it answers, this instance's monotonic
-    clock counts, from the moment before the last successful renewal was sent.
+    Whether the heartbeat has expired is decided by the database. Before it answers, this instance's
+    monotonic clock counts, from the moment before the last successful beat was sent.
+
+    Raises: every method raises `StoreError`, and nothing else. A store of one's own may let the
+    errors of its driver through: an outage must not end an instance.
 
     Arguments:
+        options: what the others are told.
         lost: called with the reason when all leases are lost.
 
     Attributes:
@@ -37,9 +45,10 @@ class Membership:
     def __init__(
         self,
         share: Share,
-        store: Leases,
+        store: LeaseStore,
         key: FeedKey,
         name: str,
+        options: str,
         *,
         lost: Callable[[str], object],
     ) -> None:
@@ -49,23 +58,37 @@ class Membership:
         self._store = store
         self._key = key
         self._name = name
+        self._options = options
         self._lost = lost
         self._deadline = 0.0
         self._failing = False
         self._changed = anyio.Event()
 
-    async def join(self) -> None:
-        """Write the heartbeat. Raises `StoreError`."""
-        sent = anyio.current_time()
-        await self._store.join(self._seconds)
-        self._deadline = sent + self._seconds
-        self.joined = True
-        self._changed.set()
+    async def look(self, last: View | None = None) -> View:
+        looking = self._store.look(self._key, last)
+        return await translated(looking, "looking at the leases", self._key.url)
 
-    def left(self) -> None:
-        """Note that the instance leaves."""
+    async def put(self, leases: Collection[Lease]) -> set[int]:
+        put: set[int] = set()
+        for some in _in_slices(leases):
+            putting = self._store.put(self._key, self._name, some)
+            put |= await translated(putting, "writing leases", self._key.url)
+        return put
+
+    async def leave(self) -> None:
         self.joined = False
         self._changed = anyio.Event()
+        await translated(self._store.leave(self._key, self._name), "leaving", self._key.url)
+
+    async def beat(self) -> None:
+        """Write the heartbeat."""
+        sent = anyio.current_time()
+        beating = self._store.beat(self._key, self._name, self._seconds, self._options)
+        if not await translated(beating, "writing the heartbeat", self._key.url):
+            self._expire("its heartbeat has expired")
+        self._deadline = max(self._deadline, sent + self._seconds)
+        self.joined = True
+        self._changed.set()
 
     async def wait_until_joined(self) -> None:
         """Wait until the heartbeat is written for the first time."""
@@ -76,30 +99,22 @@ class Membership:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
             while True:
+                pause = self._seconds / _BEATS_PER_LEASE
                 try:
-                    await (self._renew() if self.joined else self.join())
-                    pause = self._seconds / _RENEWALS_PER_LEASE
+                    await self.beat()
                     self._failing = False
                 except StoreError as error:
                     if not self._failing:  # once for each outage
-                        self.log(f"could not renew its heartbeat: {error}", level=logging.WARNING)
+                        self.log(f"could not write its heartbeat: {error}", level=logging.WARNING)
                     self._failing = True
-                    pause = self._seconds / _RENEWALS_PER_LEASE / _RETRIES_PER_RENEWAL
+                    pause /= _RETRIES_PER_BEAT
                 await anyio.sleep(pause * random.uniform(0.8, 1.0))
-
-    async def _renew(self) -> None:
-        sent = anyio.current_time()
-        if await self._store.renew(self._seconds):
-            self._deadline = max(self._deadline, sent + self._seconds)
-        else:
-            self._expire("its heartbeat has expired")
-            await self.join()
 
     async def _watch(self) -> None:
         """Stop reading by the own clock, although the database may not answer at all."""
         while True:
-            if self.joined and anyio.current_time() >= self._deadline:
-                self._expire("its heartbeat could not be renewed in time")
+            if anyio.current_time() >= self._deadline:
+                self._expire("its heartbeat could not be written in time")
             pause = self._deadline - anyio.current_time() if self.joined else self._seconds
             await anyio.sleep(max(pause, self._seconds / 100))
 
@@ -115,18 +130,50 @@ class Membership:
         """Log a change of this instance."""
         shown = ", ".join(map(str, sorted(partitions)[:_SHOWN]))
         more = f" and {len(partitions) - _SHOWN} more" if len(partitions) > _SHOWN else ""
-        text = f"{text} " if shown else text
         log.log(
             level,
-            "feed %s, instance %s: %s%s%s",
+            "feed %s, instance %s: %s",
             self._key.url,
             self._name,
-            text,
-            shown,
-            more,
+            f"{text} {shown}{more}".rstrip(),
             extra={
                 "feed": self._key.url,
                 "feedapi_instance": self._name,
                 "feedapi_partitions": len(partitions),
             },
         )
+
+
+def _in_slices(leases: Collection[Lease]) -> Iterator[list[Lease]]:
+    """Yield a part at a time, so that a heartbeat can come between two transactions of SQLite."""
+    ordered = sorted(leases, key=lambda lease: lease.partition)
+    for start in range(0, len(ordered), _PUT_AT_ONCE):
+        yield ordered[start : start + _PUT_AT_ONCE]
+
+
+def published_options(settings: ConsumerSettings) -> str:
+    """Return what an instance tells the others: options that have to be the same in all."""
+    from feedapi_client import __version__
+
+    chosen = settings.partitions
+    options = {
+        "follow": int(settings.follow),
+        "ordered": int(settings.ordered),
+        "partitions": "all" if chosen is None else _digest(sorted(chosen)),
+        "lineage": _digest(sorted(settings.lineage.items())),
+        "version": __version__,
+    }
+    return " ".join(f"{name}={value}" for name, value in options.items())[:200]
+
+
+def different_options(one: str, other: str) -> list[str]:
+    """Return the names of the options that both have told and that differ."""
+    mine, theirs = (
+        dict(part.split("=", 1) for part in options.split() if "=" in part)
+        for options in (one, other)
+    )
+    return [name for name in mine if name in theirs and mine[name] != theirs[name]]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]

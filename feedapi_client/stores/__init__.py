@@ -9,7 +9,7 @@ from feedapi_client.stores.base import AdministrableStore, CursorStore, Journall
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.leases import Instance, Lease, LeaseStore
+from feedapi_client.stores.leases import Instance, Lease, LeaseStore, View
 from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "RedisCursorStore",
     "SQLAlchemyCursorStore",
     "SQLiteCursorStore",
+    "View",
     "in_callers_thread",
 ]
 
@@ -43,7 +44,9 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            return getattr(import_module(_LAZY[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

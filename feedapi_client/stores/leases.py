@@ -1,13 +1,38 @@
-"""What a store of leases is: which instance of a consumer reads which partition."""
+"""Leases: which instance of a consumer reads which partition. What keeps them, and their scripts.
+
+One paused process never stops the others. Each statement commits itself, so that an instance that
+is paused between two of them holds no lock; in SQLite, which has one writer at a time, a script is
+one transaction. Statements change rows by their keys, in their order, and pass by rows that another
+transaction holds; where a database can't, they wait for a part of a lease and no longer.
+"""
+
+# ruff: noqa: S608 - the statements are made of constants, numbers and quoted names
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from feedapi_client.model import FeedKey
+from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
+from feedapi_client.stores.sql_dialects import (
+    DIALECTS,
+    SKIPS_LOCKED,
+    feed_condition,
+    is_lock_timeout,
+    listed,
+    milliseconds,
+)
+
+SECOND = 1_000_000
+"""Times are stored in microseconds since 1970 UTC, by the clock of the database."""
+KEPT_SECONDS = 3600
+"""Dead instances are deleted from the store after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +43,9 @@ class Instance:
         name: its name, unique for each process.
         expires_in: seconds until its heartbeat expires, by the store's clock. It is dead at 0.
         age: seconds since it joined.
-        changes: a number that grows with every change of its leases. After `LeaseStore.leave` and
-            `LeaseStore.join` it is another one than ever before.
-        options: what it told the others when it joined, see `LeaseStore.join`.
+        changes: a number that is another one after every change of its leases, and that it never
+            had before.
+        options: what it told the others when it joined, see `LeaseStore.beat`.
     """
 
     name: str
@@ -44,23 +69,47 @@ class Lease:
         owner: the name of an instance, alive or not; None when it was released.
         epoch: a number that grows with every claim.
         ended: whether it was read to its end by a consumer without `follow`.
-        age: seconds since the owner or `ended` changed.
+        age: seconds since it was put.
     """
 
     partition: int
     owner: str | None
     epoch: int
-    ended: bool
-    age: float
+    ended: bool = False
+    age: float = 0.0
+
+    def follows(self, owner: str | None, epoch: int, instance: str, alive: Collection[str]) -> bool:
+        """Return whether an instance may put this one in place of what is stored.
+
+        It changes what is its own, or claims what is nobody's.
+        """
+        mine = owner == instance
+        free = mine or owner not in alive
+        return (mine and self.epoch == epoch) or (free and self.epoch == epoch + 1)
 
 
-def first_change() -> int:
-    """Return a number for `Instance.changes` of an instance that joins.
+class View(NamedTuple):
+    """What is stored of a feed: all instances, by name, dead ones included, and all leases."""
 
-    Not always the same one: an instance that has bootstrapped leaves, joins again and claims. Who
-    looks at it before and after would see no change. Redis computes with 53 bits.
+    instances: Sequence[Instance]
+    leases: Mapping[int, Lease]
+
+    def repeats(self, instances: Iterable[Instance]) -> bool:
+        """Return whether the same instances are alive now, and none has changed its leases."""
+        return _changes(self.instances) == _changes(instances)
+
+
+def _changes(instances: Iterable[Instance]) -> list[tuple[str, int]]:
+    return [(each.name, each.changes) for each in instances if each.alive]
+
+
+def change_number(bits: int = 20) -> int:
+    """Return a step of `Instance.changes`, or with 40 bits its first value.
+
+    Drawn, so that no number comes again after a failover has lost some, or an instance has left and
+    joined again: who looks before and after would see no change. Redis computes with 53 bits.
     """
-    return secrets.randbits(48)
+    return 1 + secrets.randbits(bits)
 
 
 @runtime_checkable
@@ -69,12 +118,11 @@ class LeaseStore(Protocol):
 
     A cursor store that implements it too can be shared by several instances
     (`FeedConsumer(share=...)`). All times are those of the store's own clock, never of the caller.
-    An instance without a row is dead, a partition without a row has no owner.
+    An instance without a row is dead, a partition without a row has no owner and the epoch 0.
 
     Concurrency: all methods may be called concurrently, by several tasks and processes. What each
-    does to one partition is atomic, and `Instance.changes` grows after it. None takes part in a
-    transaction of the caller. None waits for a row that another process has locked longer than a
-    part of a lease; `claim` passes by such a row.
+    does to one partition is atomic. None takes part in a transaction of the caller. None waits for
+    a row that another process has locked longer than a part of a lease; `put` passes by such a row.
 
     Raises: every method raises `StoreError` when the store fails. Whether it took effect is then
     unknown.
@@ -82,20 +130,29 @@ class LeaseStore(Protocol):
     `feedapi_client.testing.LeaseStoreContract` is the test suite that every such store passes.
     """
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
-        """Write the heartbeat of an instance, which may have expired; it holds for `seconds`.
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        """Return the instances and the leases as they are now.
 
-        `options` is kept for the others to read: at most 200 characters of ASCII.
-
-        Leases that still name the instance are its own again. When no other instance is alive,
-        the marks of `end` are deleted: a new round begins.
+        `last` is what this method has returned before. While it `repeats` the instances of now, its
+        leases may be returned again.
         """
         ...
 
-    async def renew(self, feed: FeedKey, instance: str, seconds: float) -> bool:
-        """Let the heartbeat hold for `seconds` from now. One statement.
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """Let the heartbeat of an instance hold for `seconds` from now.
 
-        Returns False, and changes nothing, if it has expired or is not there.
+        Returns True if it had not expired; that is one statement. Otherwise the instance joins, and
+        False is returned: leases that still name it are its own again, and others may have been
+        claimed meanwhile. `options` is kept from then on for the others to read: at most 200
+        characters of ASCII. When no other instance is alive, all marks `Lease.ended` are deleted: a
+        new round begins.
+        """
+        ...
+
+    async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
+        """Store leases, each for itself, if the instance is alive and `Lease.follows` says so.
+
+        Returns the partitions whose leases are stored as given.
         """
         ...
 
@@ -103,31 +160,232 @@ class LeaseStore(Protocol):
         """Release all leases of the instance and delete its heartbeat."""
         ...
 
-    async def instances(self, feed: FeedKey) -> list[Instance]:
-        """Return all instances, dead ones included, sorted by name."""
-        ...
 
-    async def leases(self, feed: FeedKey) -> dict[int, Lease]:
-        """Return the leases of all partitions that were ever claimed."""
-        ...
+class LeaseScripts:
+    """Makes the scripts of `LeaseStore`.
 
-    async def claim(
-        self, feed: FeedKey, instance: str, epochs: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Claim partitions for an instance that is alive.
+    Arguments:
+        dialect: the kind of database, by SQLAlchemy's name.
+        named: returns the name of a table, quoted, see `PositionScripts`.
+        clock: the time, in microseconds, where it is not that of the database.
+    """
 
-        Each is claimed for itself: if its epoch is still the given one (0: it was never claimed),
-        and its owner is None, dead, or the instance itself. The mark of `end` of a claimed one is
-        deleted: its new owner reads it to its end itself.
+    def __init__(
+        self, dialect: str, named: Callable[[str], str], clock: Callable[[], int] | None = None
+    ) -> None:
+        self.lock_seconds = 1.0
+        """The longest wait of a statement for another's row lock, where a statement can say so."""
+        self._instances = named("_instances")
+        self._leases = named("_leases")
+        self._clock = clock
+        self._bounds = dialect == "postgresql"
+        self._keep = " ON CONFLICT DO NOTHING" if dialect in ("postgresql", "sqlite") else ""
+        self._dialect = DIALECTS[dialect]
+        self._feed = feed_condition(dialect)
+        self._mine = f"{self._feed} AND instance = ?"
+        self._skip = " FOR UPDATE SKIP LOCKED" if dialect in SKIPS_LOCKED else ""
 
-        Returns the new epochs of those that were claimed.
+    def look(self, feed: FeedKey, last: View | None) -> Script[View]:
+        """See `LeaseStore.look`."""
+        rows = yield Query(
+            f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, changes, options "
+            f"FROM {self._instances} WHERE {self._feed}",
+            (feed.id,),
+        )
+        instances = [
+            Instance(name, left / SECOND, age / SECOND, changes, options)
+            for name, left, age, changes, options in rows
+        ]
+        instances.sort(key=lambda each: each.name)  # not in the order of the database's collation
+        if last is not None and last.repeats(instances):
+            return View(instances, last.leases)
+        rows = yield Query(
+            f"SELECT partition_id, owner, epoch, ended, {self._now} - changed_at "
+            f"FROM {self._leases} WHERE {self._feed} ORDER BY partition_id",
+            (feed.id,),
+        )
+        return View(
+            instances,
+            {
+                partition: Lease(partition, owner, epoch, bool(ended), age / SECOND)
+                for partition, owner, epoch, ended, age in rows
+            },
+        )
+
+    def beat(self, feed: FeedKey, instance: str, seconds: float, options: str) -> Script[bool]:
+        """See `LeaseStore.beat`."""
+        length = int(seconds * SECOND)
+        renew = (
+            f"UPDATE {self._instances} SET expires_at = {self._now} + ? "
+            f"WHERE {self._mine} AND expires_at > {self._now}{self._bounded}"
+        )
+        if (yield CountedChange(renew, (length, feed.id, instance))):
+            return True
+        left = yield from self._left(feed)
+        yield from self._prune(feed, [name for name in left if left[name] < -KEPT_SECONDS * SECOND])
+        replace = self._dialect.replacing(
+            ("feed_id", "instance"), ("expires_at", "changes", "options")
+        )
+        join = (
+            f"INSERT INTO {self._instances} "
+            "(feed_id, instance, joined_at, expires_at, changes, options) "
+            f"VALUES (?, ?, {self._now} * {self._one}, {self._now} + ?, ?, ?) {replace}"
+        )
+        yield CountedChange(join, (feed.id, instance, length, change_number(40), options))
+        if not any(left[name] > 0 for name in left if name != instance):
+            yield from self._new_round(feed)
+        return False
+
+    def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> Script[set[int]]:
+        """See `LeaseStore.put`."""
+        alive = {name for name, left in (yield from self._left(feed)).items() if left > 0}
+        wanted = {lease.partition: lease for lease in leases} if instance in alive else {}
+        found: set[int] = set()
+        for some in in_parts(wanted):
+            stored = yield from self._rows(feed, some, self._skip)
+            # One that is there, and locked, is found by the insertion.
+            first = [p for p in some if p not in stored and wanted[p].epoch == 1]
+            yield from _without_locked(partial(self._insert, feed, wanted), first)
+            kinds: dict[tuple[str | None, bool, int], dict[int, int]] = defaultdict(dict)
+            for partition, (owner, epoch) in stored.items():
+                new = wanted[partition]
+                if new.follows(owner, epoch, instance, alive):
+                    kinds[new.owner, new.ended, new.epoch - epoch][partition] = epoch
+            for (owner, ended, step), epochs in kinds.items():
+                values = f"owner = ?, epoch = epoch + {step}, ended = {int(ended)}"
+                yield from self._change(feed, epochs, values, owner)
+            rows = yield from self._rows(feed, some)
+            found |= {p for p, row in rows.items() if row == (wanted[p].owner, wanted[p].epoch)}
+        count = f"UPDATE {self._instances} SET changes = changes + {change_number()}"
+        yield CountedChange(f"{count} WHERE {self._mine}{self._bounded}", (feed.id, instance))
+        return found
+
+    def leave(self, feed: FeedKey, instance: str) -> Script[None]:
+        """See `LeaseStore.leave`."""
+        rows = yield Query(
+            f"SELECT partition_id, epoch, ended FROM {self._leases} "
+            f"WHERE {self._feed} AND owner = ?",
+            (feed.id, instance),
+        )
+        free = [Lease(partition, None, epoch, bool(ended)) for partition, epoch, ended in rows]
+        yield from self.put(feed, instance, free)
+        gone = f"DELETE FROM {self._instances} WHERE {self._mine}{self._bounded}"
+        yield CountedChange(gone, (feed.id, instance))
+
+    def _left(self, feed: FeedKey) -> Script[dict[str, int]]:
+        """Return the time until the heartbeat of each instance expires."""
+        select = f"SELECT instance, expires_at - {self._now} FROM {self._instances}"
+        rows = yield Query(f"{select} WHERE {self._feed}", (feed.id,))
+        return dict(rows)
+
+    def _rows(
+        self, feed: FeedKey, partitions: Collection[int], lock: str = ""
+    ) -> Script[dict[int, tuple[str | None, int]]]:
+        """Return owner and epoch of these leases."""
+        rows = yield Query(
+            f"SELECT partition_id, owner, epoch FROM {self._leases} WHERE {self._feed} "
+            f"AND partition_id IN ({listed(partitions)}) ORDER BY partition_id{lock}",
+            (feed.id,),
+        )
+        return {partition: (owner, epoch) for partition, owner, epoch in rows}
+
+    def _insert(
+        self, feed: FeedKey, wanted: Mapping[int, Lease], partitions: list[int]
+    ) -> CountedChange:
+        """Insert leases of partitions that were never claimed, as far as nobody is faster."""
+        # One statement: one for each row would hold its locks over many of them.
+        epochs = [self._one, *"1" * (len(partitions) - 1)]
+        rows = ", ".join(
+            f"(?, {int(partition)}, ?, {epoch}, {int(wanted[partition].ended)}, {self._now})"
+            for partition, epoch in zip(partitions, epochs, strict=True)
+        )
+        owners = [value for p in partitions for value in (feed.id, wanted[p].owner)]
+        return CountedChange(
+            f"INSERT INTO {self._leases} (feed_id, partition_id, owner, epoch, ended, changed_at) "
+            f"VALUES {rows}{self._keep}",
+            owners,
+        )
+
+    def _change(
+        self, feed: FeedKey, epochs: Mapping[int, int], values: str, *parameters: str | None
+    ) -> Script[None]:
+        """Change leases that have these epochs: any other owner has raised them."""
+
+        def update(some: list[int]) -> CountedChange:
+            branches = " ".join(f"WHEN {int(p)} THEN {int(epochs[p])}" for p in some)
+            return CountedChange(
+                f"UPDATE {self._leases} SET {values}, changed_at = {self._now} "
+                f"WHERE {self._feed} AND partition_id IN ({listed(some)}) "
+                f"AND epoch = CASE partition_id {branches} END{self._bounded}",
+                (*parameters, feed.id),
+            )
+
+        yield from _without_locked(update, sorted(epochs))
+
+    def _prune(self, feed: FeedKey, dead: Collection[str]) -> Script[None]:
+        """Delete instances that died long ago. One whose row is locked is left for the next."""
+        for some in in_parts(dead):
+            old = f"expires_at < {self._now} - {KEPT_SECONDS * SECOND}"
+            named = ", ".join("?" * len(some))
+            delete = f"DELETE FROM {self._instances} WHERE {self._feed} AND instance IN ({named})"
+            with _passing_locks():
+                yield CountedChange(f"{delete} AND {old}{self._bounded}", (feed.id, *some))
+
+    def _new_round(self, feed: FeedKey) -> Script[None]:
+        """Delete the marks of an end. One that stays belongs to a lease that is claimed anew."""
+        ended = f"SELECT partition_id FROM {self._leases} WHERE {self._feed} AND ended = 1"
+        rows = yield Query(ended, (feed.id,))
+        for some in in_parts(partition for (partition,) in rows):
+            stored = yield from self._rows(feed, some, self._skip)
+            epochs = {partition: epoch for partition, (_, epoch) in stored.items()}
+            yield from self._change(feed, epochs, "ended = 0")
+
+    @property
+    def _now(self) -> str:
+        return self._dialect.clock if self._clock is None else str(self._clock())
+
+    @property
+    def _one(self) -> str:
+        """The number 1; in PostgreSQL its computation bounds the waits of this statement alone.
+
+        A setting of the session would pass to others through a pooler in transaction mode. It is
+        computed before the first row is locked.
         """
-        ...
+        if not self._bounds:
+            return "1"
+        bound = milliseconds(self.lock_seconds)
+        return f"(SELECT 1 FROM set_config('lock_timeout', '{bound}', true))"
 
-    async def release(self, feed: FeedKey, instance: str, partitions: Collection[int]) -> None:
-        """Release those of the partitions that the instance owns."""
-        ...
+    @property
+    def _bounded(self) -> str:
+        """A condition that is true, and bounds the waits of the statement."""
+        return f" AND 1 = {self._one}" if self._bounds else ""
 
-    async def end(self, feed: FeedKey, instance: str, partitions: Collection[int]) -> None:
-        """Mark those of the partitions that the instance owns as read to their end."""
-        ...
+
+@contextmanager
+def _passing_locks() -> Iterator[None]:
+    """Pass by a row that another transaction holds."""
+    try:
+        yield
+    except Exception as error:
+        if not is_lock_timeout(error):
+            raise
+
+
+def _without_locked(
+    change: Callable[[list[int]], CountedChange], partitions: list[int]
+) -> Script[None]:
+    """Change these rows in few statements, but for those that another transaction holds.
+
+    A statement that has waited for one of its rows is repeated with each half of them.
+    """
+    left = [partitions] if partitions else []
+    while left:
+        some = left.pop()
+        changed = False
+        with _passing_locks():
+            yield change(some)
+            changed = True
+        if not changed and len(some) > 1:
+            middle = len(some) // 2
+            left += [some[middle:], some[:middle]]

@@ -85,7 +85,7 @@ async def adopt(
     stored = await store.feeds()
     if new in stored or old not in stored:
         return 0
-    if leases is not None and any(each.alive for each in await leases.instances(old)):
+    if leases is not None and any(each.alive for each in (await leases.look(old)).instances):
         return None
     try:
         moved = await store.move({old: new})
@@ -128,7 +128,8 @@ def first_start(
         by_url: what the key would be without its `feed_name`; None where it has none.
 
     Returns the error that refuses the start; a text to report where several feeds are stored that
-    look like this one, so that it is taken for one more; None where none looks like it.
+    look like this one, or one at the same address with another query, so that it is taken for one
+    more; None where none looks like it.
     """
     by_url = by_url or key
     own = [each for each in stored if each.name == key.name and each != key]
@@ -136,27 +137,30 @@ def first_start(
     if same:
         return _refused(key, same)
     alike = [each for each in own if each.feed_name is None and _path(each) == _path(by_url)]
-    alike = [each for each in alike if _origin(each) != _origin(by_url)]
+    elsewhere = [each for each in alike if _origin(each) != _origin(by_url)]
     if not alike and key.feed_name is None and all(each.feed_name for each in own):
-        alike = own
-    origins = {_origin(each) for each in alike}
-    if len(origins) > 1:
-        return (
-            f"no cursor is stored for this feed; the consumer '{_shown(key.name)}' has some of "
-            f"{len(origins)} others that look like it, such as {_shown(alike[0].url)}: it is taken "
-            "for a feed of its own, and read from its beginning"
-        )
-    return _refused(key, alike) if alike else None
+        alike = elsewhere = own
+    if len({_origin(each) for each in elsewhere}) == 1:
+        return _refused(key, elsewhere)
+    if not alike:
+        return None
+    return (
+        f"no cursor is stored for this feed; the consumer '{_shown(key.name)}' has some of "
+        f"{len({_address(each) for each in alike})} others that look like it, such as "
+        f"{_shown(alike[0].url)}: it is taken for a feed of its own, and read from its beginning"
+    )
 
 
 def _refused(key: FeedKey, found: list[FeedKey]) -> StoreError:
     found = found[:_MAX_COMMANDS]
+    given_up = next((each.feed_name for each in found if each.feed_name != key.feed_name), None)
+    named = f", or give feed_name={_shown(given_up)!r} as before" if given_up else ""
     stored = "; ".join(_shown(str(each)) for each in found)
     commands = "; ".join(_command(each, key) for each in found)
     return StoreError(
         f"no cursor is stored for this feed, but the consumer '{_shown(key.name)}' has some of "
-        f"what looks like the same feed: {stored}. To go on from there, run: {commands}. To read "
-        'this feed from its beginning, give start="first" (feedapi run --from first; cat and '
+        f"what looks like the same feed: {stored}. To go on from there, run: {commands}{named}. To "
+        'read this feed from its beginning, give start="first" (feedapi run --from first; cat and '
         "relay --from first)",
         feed=key.url,
     )

@@ -18,7 +18,8 @@ from feedapi_client.stores.base import (
     operation,
 )
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.lease_scripts import LeaseScripts
+from feedapi_client.stores.lease_stores import KeptConnection, KeptLeases
+from feedapi_client.stores.leases import LeaseScripts
 from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.postgres_drivers import (
     Database,
@@ -28,7 +29,6 @@ from feedapi_client.stores.postgres_drivers import (
     run_on,
 )
 from feedapi_client.stores.scripted import Run
-from feedapi_client.stores.scripted_leases import KeptConnection, KeptLeases
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.stored_format import (
     FORMAT_TABLE,
@@ -145,15 +145,15 @@ class PostgresCursorStore(KeptLeases):
         """
         self._scripts.lock_waits[feed] = seconds
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
-        """See `LeaseStore.join`."""
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """See `LeaseStore.beat`."""
         if self.database.size is not None and self.database.size <= _LEASE_CONNECTIONS:
             raise StoreError(
                 f"the pool has at most {self.database.size} connections, and leases keep "
                 f"{_LEASE_CONNECTIONS} of them: give it a larger max_size",
                 feed=feed.url,
             )
-        await super().join(feed, instance, seconds, options)
+        return await super().beat(feed, instance, seconds, options)
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""

@@ -6,8 +6,8 @@ Neither driver is imported unless the caller uses it already, or gives a DSN.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ from feedapi_client.stores.scripts import (
     run_steps_async,
     with_placeholders,
 )
-from feedapi_client.stores.threads import entered_in_thread, in_thread, transact_in_thread
+from feedapi_client.stores.threads import in_thread, transact_in_thread
 
 T = TypeVar("T")
 
@@ -49,14 +49,9 @@ class Database:
         self.pool = pool
         self.size = size
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        """Return a transaction of the store's own; it gives the driver's connection."""
-        raise NotImplementedError
-
     async def transact(self, script: Script[T]) -> T:
         """Run a script in a transaction of the store's own."""
-        async with self.begin() as connection:
-            return await run_on(connection, script)
+        raise NotImplementedError
 
     async def acquire(self) -> Any:
         """Take a connection out of the pool, on which each statement commits itself."""
@@ -220,10 +215,9 @@ class _PsycopgPool(Database):
         super().__init__(pool, pool.max_size)
         self._restore: dict[int, bool] = {}
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
+    async def transact(self, script: Script[T]) -> T:
         async with self.pool.connection() as connection, connection.transaction():
-            yield connection
+            return await _run_psycopg(connection, script)
 
     async def acquire(self) -> Any:
         connection = await self.pool.getconn()
@@ -254,9 +248,6 @@ class _PsycopgThreadPool(Database):
         with self.pool.connection() as connection, connection.transaction():
             yield connection
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        return entered_in_thread(self._begun())
-
     async def transact(self, script: Script[T]) -> T:
         return await transact_in_thread(self._begun, partial(_run_psycopg_here, script=script))
 
@@ -283,10 +274,9 @@ class _AsyncpgPool(Database):
     def __init__(self, pool: Any) -> None:
         super().__init__(pool, pool.get_max_size())
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
+    async def transact(self, script: Script[T]) -> T:
         async with self.pool.acquire() as connection, connection.transaction():
-            yield connection
+            return await _run_asyncpg(connection, script)
 
     async def acquire(self) -> Any:
         return await self.pool.acquire()
@@ -314,10 +304,8 @@ class _OwnPool(Database):
         self._lock = anyio.Lock()
         self._opened: Database | None = None
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        async with (await self._open()).begin() as connection:
-            yield connection
+    async def transact(self, script: Script[T]) -> T:
+        return await (await self._open()).transact(script)
 
     async def acquire(self) -> Any:
         return await (await self._open()).acquire()

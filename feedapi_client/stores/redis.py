@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,8 +28,8 @@ from feedapi_client.stores.base import (
     stored_key,
     stored_position,
 )
+from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View, change_number
 from feedapi_client.stores.moving import already_stored, check_moves, moved_positions
-from feedapi_client.stores.redis_leases import RedisLeases, text_of
 from feedapi_client.stores.stored_format import STORE_FORMAT, check_format
 
 # KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
@@ -97,6 +97,103 @@ end
 return {'moved'}
 """
 
+# KEYS[1]: instances, KEYS[2]: leases. ARGV[1]: the name of an instance.
+_LEASES = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local function number(value) return string.format('%.0f', value) end
+local function heartbeat(name)
+    local found = redis.call('HGET', KEYS[1], name)
+    if not found then return nil end
+    local joined, expires, changes, options = string.match(found, '^(%d+) (%d+) (%d+) (.*)$')
+    return {joined = tonumber(joined), expires = tonumber(expires), changes = tonumber(changes),
+        options = options}
+end
+local function beat(name, h)
+    local times = number(h.joined) .. ' ' .. number(h.expires)
+    redis.call('HSET', KEYS[1], name, times .. ' ' .. number(h.changes) .. ' ' .. h.options)
+end
+local function alive(name)
+    local found = heartbeat(name)
+    return found ~= nil and found.expires > now
+end
+local function lease(partition)
+    local found = redis.call('HGET', KEYS[2], partition)
+    if not found then return nil end
+    local epoch, ended, owner = string.match(found, '^(%d+) (%d) %d+ (.*)$')
+    return {epoch = tonumber(epoch), ended = ended, owner = owner}
+end
+local function keep(partition, epoch, ended, owner)
+    local value = number(epoch) .. ' ' .. ended .. ' ' .. number(now) .. ' ' .. owner
+    redis.call('HSET', KEYS[2], partition, value)
+end
+"""
+# ARGV: the instance, the length of its lease, for how long the dead are kept, its first number of
+# changes, options.
+_BEAT_SCRIPT = """
+local mine = heartbeat(ARGV[1])
+local lives = mine ~= nil and mine.expires > now
+local expires = now + tonumber(ARGV[2])
+if lives then
+    mine.expires = expires
+    beat(ARGV[1], mine)
+    return 1
+end
+local others = false
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    local found = heartbeat(name)
+    if found.expires < now - tonumber(ARGV[3]) then
+        redis.call('HDEL', KEYS[1], name)
+    elseif found.expires > now then
+        others = true
+    end
+end
+if not others then
+    for _, partition in ipairs(redis.call('HKEYS', KEYS[2])) do
+        local found = lease(partition)
+        if found.ended == '1' then
+            keep(partition, found.epoch, '0', found.owner)
+        end
+    end
+end
+local joined = mine and mine.joined or now
+beat(ARGV[1], {joined = joined, expires = expires, changes = tonumber(ARGV[4]), options = ARGV[5]})
+return 0
+"""
+# ARGV: the instance, a step of its number of changes, then partition, epoch, "1" for an end, and
+# owner of each lease. Returns the partitions of those that are stored as given.
+_PUT_SCRIPT = """
+local put, mine = {}, heartbeat(ARGV[1])
+if not mine or mine.expires <= now then return put end
+for i = 3, #ARGV, 4 do
+    local found = lease(ARGV[i]) or {epoch = 0, owner = ''}
+    local own, step = found.owner == ARGV[1], tonumber(ARGV[i + 1]) - found.epoch
+    local free = own or not alive(found.owner)
+    if (own and step == 0) or (free and step == 1) then
+        keep(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3])
+        put[#put + 1] = ARGV[i]
+    end
+end
+mine.changes = mine.changes + tonumber(ARGV[2])
+beat(ARGV[1], mine)
+return put
+"""
+# ARGV: the instance.
+_LEAVE_SCRIPT = """
+for _, partition in ipairs(redis.call('HKEYS', KEYS[2])) do
+    local found = lease(partition)
+    if found.owner == ARGV[1] then
+        keep(partition, found.epoch, found.ended, '')
+    end
+end
+redis.call('HDEL', KEYS[1], ARGV[1])
+return 1
+"""
+# ARGV: the number of one of the hashes. Returns it, and the time.
+_LOOK_SCRIPT = """
+return {number(now), redis.call('HGETALL', KEYS[tonumber(ARGV[1])])}
+"""
+
 _FEED_FIELD = "feed"
 _CODES = {
     "BusyLoadingError": "LOADING",
@@ -110,13 +207,18 @@ _CODES = {
 """Of the errors whose class says it."""
 
 
-class RedisCursorStore(RedisLeases, Closable):
+class RedisCursorStore(Closable):
     """Keeps positions in Redis.
 
     Each feed has one hash, whose name is `prefix` and `FeedKey.id`. It has a field for each
     partition (``revision status cursor``) and the field ``feed``, which holds the feed key and the
     version of the format as JSON. A save is one Lua script: atomic, and one round trip whatever the
     number of positions.
+
+    Leases are in two more hashes, in one slot of a cluster: the instances (``joined expires changes
+    options``) and the leases (``epoch ended changed owner``). Times are those of Redis. Nothing
+    expires by itself: an epoch must not be forgotten. A failover of Redis can lose the last writes:
+    of leases, which costs work, and of cursors, which repeats events.
 
     Redis takes no part in the transactions of another database: `save` raises `StoreError` if a
     transaction is given. A consumer that crashes between its effects and the commit gets the batch
@@ -151,10 +253,13 @@ class RedisCursorStore(RedisLeases, Closable):
             )
         self._prefix = prefix
         self._timeout = timeout
-        super().__init__(self._client, prefix, self._operation)
         self._save = self._client.register_script(_SAVE_SCRIPT)
         self._delete = self._client.register_script(_DELETE_SCRIPT)
         self._move = self._client.register_script(_MOVE_SCRIPT)
+        self._lease_scripts = {
+            script: self._client.register_script(_LEASES + script)
+            for script in (_LOOK_SCRIPT, _BEAT_SCRIPT, _PUT_SCRIPT, _LEAVE_SCRIPT)
+        }
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
@@ -261,6 +366,55 @@ class RedisCursorStore(RedisLeases, Closable):
             await self.delete(old)
         return moved
 
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        """See `LeaseStore.look`."""
+        now, rows = await self._hash(feed, 1)
+        instances = []
+        for name, value in sorted(rows.items()):
+            joined, expires, changes, options = value.split(" ", 3)
+            left, age = (int(expires) - now) / SECOND, (now - int(joined)) / SECOND
+            instances.append(Instance(name, left, age, int(changes), options))
+        if last is not None and last.repeats(instances):
+            return View(instances, last.leases)
+        now, rows = await self._hash(feed, 2)
+        leases = {}
+        for partition, value in sorted((int(name), value) for name, value in rows.items()):
+            epoch, ended, changed, owner = value.split(" ", 3)
+            age = (now - int(changed)) / SECOND
+            leases[partition] = Lease(partition, owner or None, int(epoch), ended == "1", age)
+        return View(instances, leases)
+
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """See `LeaseStore.beat`."""
+        length, kept = int(seconds * SECOND), KEPT_SECONDS * SECOND
+        arguments = (instance, length, kept, change_number(40), options)
+        return bool(await self._lease(_BEAT_SCRIPT, feed, *arguments))
+
+    async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
+        """See `LeaseStore.put`."""
+        arguments: list[str | int] = [instance, change_number()]
+        for lease in leases:
+            arguments += [lease.partition, lease.epoch, int(lease.ended), lease.owner or ""]
+        return {int(each) for each in await self._lease(_PUT_SCRIPT, feed, *arguments)}
+
+    async def leave(self, feed: FeedKey, instance: str) -> None:
+        """See `LeaseStore.leave`."""
+        await self._lease(_LEAVE_SCRIPT, feed, instance)
+
+    async def _hash(self, feed: FeedKey, number: int) -> tuple[int, dict[str, str]]:
+        """Return the time, and the instances (1) or the leases (2)."""
+        now, fields = await self._lease(_LOOK_SCRIPT, feed, number)
+        texts = [text_of(field) for field in fields]
+        return int(now), dict(zip(texts[::2], texts[1::2], strict=True))
+
+    async def _lease(self, script: str, feed: FeedKey, *arguments: str | int) -> Any:
+        name = f"{self._prefix}{{{feed.id}}}"
+        async with self._operation(feed):
+            return await self._lease_scripts[script](
+                keys=[f"{name}:instances", f"{name}:leases"],
+                args=[str(argument).encode() for argument in arguments],
+            )
+
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
         if self._owned:
@@ -295,6 +449,11 @@ class RedisCursorStore(RedisLeases, Closable):
 
     def __repr__(self) -> str:
         return f"<RedisCursorStore, prefix {self._prefix!r}>"
+
+
+def text_of(value: Any) -> str:
+    """Return a text of Redis: the caller's client may or may not decode responses."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _sync_clients() -> tuple[type, ...]:

@@ -16,7 +16,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -46,6 +46,16 @@ T = TypeVar("T")
 
 Run = Callable[[Script[Any]], Awaitable[Any]]
 """Runs a script on a connection, within its transaction."""
+
+
+class Along(NamedTuple):
+    """What to pass as `transaction` for one of the store's own in which another script follows.
+
+    Attributes:
+        script: makes it, for each attempt.
+    """
+
+    script: Callable[[], Script[None]]
 
 
 class ScriptedStore(Closable):
@@ -107,10 +117,12 @@ class ScriptedStore(Closable):
     ) -> None:
         """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
+        along = transaction if isinstance(transaction, Along) else None
+        transaction = None if along else transaction
         async with self._within(feed, transaction):
             run = await self._runner(feed, transaction)
             if positions:
-                await self._save(feed, positions, passed, run)
+                await self._save(feed, positions, passed, run, along)
             elif run is not None:
                 await run(_nothing())
 
@@ -184,6 +196,7 @@ class ScriptedStore(Closable):
         positions: Mapping[int, Position],
         passed: Mapping[int, Collection[str]],
         within: Run | None,
+        along: Along | None,
     ) -> None:
         """Save in the caller's transaction, or in one of the store's own.
 
@@ -195,8 +208,9 @@ class ScriptedStore(Closable):
         deadline = math.inf if bound is None else anyio.current_time() + bound
         left = _SAVE_ATTEMPTS
         while True:
+            save = self._scripts.save(feed, positions, passed, within=within is not None)
             try:
-                await run(self._scripts.save(feed, positions, passed, within=within is not None))
+                await run(save if along is None else _one_after_the_other(save, along.script()))
             except HeldError as error:
                 if anyio.current_time() >= deadline:
                     raise held_elsewhere(feed, error.partition, bound or 0) from None
@@ -241,3 +255,8 @@ class JournalledScripts(ScriptedStore):
 
 def _nothing() -> Script[None]:
     yield from ()
+
+
+def _one_after_the_other(*scripts: Script[None]) -> Script[None]:
+    for script in scripts:
+        yield from script

@@ -27,10 +27,10 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import asyncio_operation
 from feedapi_client.stores.done import DoneEvent
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.lease_scripts import LeaseScripts
+from feedapi_client.stores.lease_stores import KeptConnection, KeptLeases
+from feedapi_client.stores.leases import LeaseScripts
 from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.scripted import Run
-from feedapi_client.stores.scripted_leases import KeptConnection, KeptLeases
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.sql_dialects import CLOCKS
 from feedapi_client.stores.sql_engines import (
@@ -130,13 +130,13 @@ class SQLAlchemyCursorStore(KeptLeases):
         self.lease_table = table_of("_leases")
         names = quoted_names(engine, table, schema)
         self._scripts = PositionScripts(dialect, names, journal)
-        renewing = KeptConnection(LeaseConnections(engine))
+        beating = KeptConnection(LeaseConnections(engine))
         # A file of SQLite may be in memory, where each connection has its own.
         self._in_file = dialect == "sqlite"
         super().__init__(
             LeaseScripts(dialect, names),
-            renewing,
-            renewing if self._in_file else KeptConnection(LeaseConnections(engine)),
+            beating,
+            beating if self._in_file else KeptConnection(LeaseConnections(engine)),
         )
         self._timeout = timeout
         self._foreign_errors = (
@@ -198,7 +198,7 @@ class SQLAlchemyCursorStore(KeptLeases):
         Cancellation: they are closed all the same.
         """
         with anyio.CancelScope(shield=True):
-            for connection in {self._renewing, self._leasing}:
+            for connection in {self._beating, self._leasing}:
                 await connection.close()
 
     # Transactions

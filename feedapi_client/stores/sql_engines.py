@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps
 from feedapi_client.stores.sql_dialects import MYSQL, lock_wait
 from feedapi_client.stores.stored_format import check_noted, note_format
 from feedapi_client.stores.tables import FORMATS, TABLES
-from feedapi_client.stores.threads import entered_in_thread, in_thread, transact_in_thread
+from feedapi_client.stores.threads import in_thread, transact_in_thread
 
 T = TypeVar("T")
 Engine = AsyncEngine | sa.Engine
@@ -139,17 +138,6 @@ async def within(transaction: Any, table: sa.Table, work: Work[T]) -> T:
         return work(transaction)
 
     return await in_callers_thread(call, otherwise=in_thread)
-
-
-@asynccontextmanager
-async def begun(engine: Engine) -> AsyncIterator[AnyConnection]:
-    """Give a connection with a transaction, for `within`. It is committed with the block."""
-    if isinstance(engine, AsyncEngine):
-        async with engine.begin() as connection:
-            yield connection
-        return
-    async with entered_in_thread(engine.begin()) as entered:
-        yield entered
 
 
 class LeaseConnections:

@@ -22,11 +22,10 @@ from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.lease_scripts import LeaseScripts
-from feedapi_client.stores.memory_leases import MemoryLeases
+from feedapi_client.stores.lease_stores import ScriptedLeases
+from feedapi_client.stores.leases import SECOND, LeaseScripts
 from feedapi_client.stores.positions import PositionScripts
 from feedapi_client.stores.scripted import JournalledScripts, Run, ScriptedStore
-from feedapi_client.stores.scripted_leases import ScriptedLeases
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.sqlite_connection import (
     SQLiteFile,
@@ -40,6 +39,7 @@ from feedapi_client.stores.tables import create_missing
 T = TypeVar("T")
 
 _TABLES = ("feedapi_cursors", "feedapi_cursors_done")
+_LEASE_TABLES = ("feedapi_cursors_instances", "feedapi_cursors_leases")
 
 
 class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
@@ -74,32 +74,30 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
         self.path = os.fspath(path)
         self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format, journal)
         self._journalled = journal is not None
-        self._file = SQLiteFile(self.path, busy_timeout, self._create)
+        self.file = SQLiteFile(self.path, busy_timeout, self._create)
         self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format)
         # On a connection of its own, so that no save delays a renewal.
         self._lease_file = SQLiteFile(
-            self.path,
-            busy_timeout,
-            partial(create_missing, "feedapi_cursors_instances", "feedapi_cursors_leases"),
+            self.path, busy_timeout, partial(create_missing, *_LEASE_TABLES)
         )
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
-        await self._file.aclose()
+        await self.file.aclose()
         await self._lease_file.aclose()
 
     async def _read(self, script: Script[T]) -> T:
-        return await self._file.run(partial(run_script, script=script))
+        return await self.file.run(partial(run_script, script=script))
 
     async def _run_alone(self, script: Script[T]) -> T:
-        return await self._file.run(partial(transact, script=script))
+        return await self.file.run(partial(transact, script=script))
 
     async def _lease(
         self,
         feed: FeedKey,
         script: Callable[[], Script[T]],
         *,
-        renewing: bool = False,  # noqa: ARG002
+        beats: bool = False,  # noqa: ARG002
         reads: bool = False,
     ) -> T:
         run = run_script if reads else transact
@@ -119,7 +117,7 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
         except FeedError:
             raise
         except Exception as error:
-            raise self._file.failure(feed, error) from error
+            raise self.file.failure(feed, error) from error
 
     # The caller's connection
 
@@ -163,7 +161,7 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
             # A transaction that has read fails at once when it writes beside another
             # writer; this one waits for it.
             yield Query("BEGIN IMMEDIATE")
-        if not self._file.is_open:
+        if not self.file.is_open:
             yield from self._create()
         return (yield from script)
 
@@ -182,11 +180,11 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
             )
 
     def __repr__(self) -> str:
-        state = "open" if self._file.is_open else "closed"
+        state = "open" if self.file.is_open else "closed"
         return f"<SQLiteCursorStore {self.path!r}, {state}>"
 
 
-class MemoryCursorStore(MemoryLeases, ScriptedStore):
+class MemoryCursorStore(ScriptedLeases, ScriptedStore):
     """Keeps positions for as long as the object lives.
 
     It takes part in no transaction. It keeps leases, too (`LeaseStore`), for several consumers in
@@ -194,14 +192,15 @@ class MemoryCursorStore(MemoryLeases, ScriptedStore):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format)
+        # By the clock of the event loop, which may be a virtual one.
+        self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format, _loop_clock)
         self._connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False
         )
         # A store that is never closed must not end with a ResourceWarning.
         weakref.finalize(self, self._connection.close)
-        run_script(self._connection, create_missing(*_TABLES))
+        run_script(self._connection, create_missing(*_TABLES, *_LEASE_TABLES))
 
     async def _read(self, script: Script[T]) -> T:
         return run_script(self._connection, script)
@@ -218,6 +217,18 @@ class MemoryCursorStore(MemoryLeases, ScriptedStore):
             )
         return None
 
+    async def _lease(
+        self,
+        feed: FeedKey,
+        script: Callable[[], Script[T]],
+        *,
+        beats: bool = False,  # noqa: ARG002
+        reads: bool = False,
+    ) -> T:
+        run = run_script if reads else transact
+        async with self._operation(feed):
+            return run(self._connection, script())
+
     def _operation(
         self,
         feed: FeedKey | None,
@@ -229,6 +240,10 @@ class MemoryCursorStore(MemoryLeases, ScriptedStore):
     def __repr__(self) -> str:
         rows = run_script(self._connection, self._scripts.feeds())
         return f"<MemoryCursorStore: {len(rows)} feeds>"
+
+
+def _loop_clock() -> int:
+    return int(anyio.current_time() * SECOND)
 
 
 class _InMemory:

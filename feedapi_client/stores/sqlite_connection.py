@@ -76,6 +76,13 @@ class SQLiteFile:
 
     def failure(self, feed: FeedKey | None, error: Exception) -> StoreError:
         """Return the error of a statement that failed."""
+        return StoreError(
+            f"the cursor database {self.path} failed: {self.reason(error)}",
+            feed=feed.url if feed else None,
+        )
+
+    def reason(self, error: Exception) -> str:
+        """Return why a statement failed, and what helps."""
         hint = ""
         if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
             hint = (
@@ -90,10 +97,7 @@ class SQLiteFile:
         text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
         if isinstance(error, OSError) and (problem := store_problem(error)) is not None:
             text += f": {problem}"
-        return StoreError(
-            f"the cursor database {self.path} failed: {text}{hint}",
-            feed=feed.url if feed else None,
-        )
+        return f"{text}{hint}"
 
     def _queue(self) -> anyio.CapacityLimiter:
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -82,19 +82,3 @@ async def transact_in_thread(
     except BaseException:
         left.set()
         raise
-
-
-@asynccontextmanager
-async def entered_in_thread(
-    context: AbstractContextManager[Connection],
-) -> AsyncIterator[Connection]:
-    """Enter a context manager, and leave it, in worker threads."""
-    connection = await in_thread(context.__enter__)
-    try:
-        yield connection
-    except BaseException as error:
-        leave = partial(context.__exit__, type(error), error, error.__traceback__)
-        with anyio.CancelScope(shield=True):
-            await in_thread(leave)
-        raise
-    await in_thread(partial(context.__exit__, None, None, None))

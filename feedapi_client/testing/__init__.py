@@ -79,9 +79,11 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Names are loaded at their first use. The pytest plugin is in this package and must cost
-    # nothing, the contracts need pytest, and the server needs uvicorn.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> Any:
+        # Names are loaded at their first use. The pytest plugin is in this package and must cost
+        # nothing, the contracts need pytest, and the server needs uvicorn.
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

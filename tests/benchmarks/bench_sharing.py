@@ -78,9 +78,9 @@ class Processes:
 
     async def owners(self) -> dict[int, str]:
         """Return which living process reads each partition."""
-        alive = {found.name for found in await self.store.instances(self.key) if found.alive}
-        leases = (await self.store.leases(self.key)).values()
-        return {le.partition: le.owner for le in leases if le.owner in alive and le.partition >= 0}
+        instances, leases = await self.store.look(self.key)
+        alive = {found.name for found in instances if found.alive}
+        return {p: lease.owner for p, lease in leases.items() if lease.owner in alive and p >= 0}
 
     async def divided(self, partitions: int) -> Counter[str]:
         """Wait until the processes that run have divided all partitions, and nothing moves.

@@ -35,8 +35,8 @@ def shared(publisher: Publisher, tmp_path: Path) -> Path:
     async def fill() -> None:
         async with SQLiteCursorStore(path, journal=Journal()) as store:
             await store.save(key, {0: Position("_first"), 1: Position("_first")})
-            await store.join(key, "dead", 0.001)
-            await store.join(key, "alive", 1000)
+            await store.beat(key, "dead", 0.001)
+            await store.beat(key, "alive", 1000)
 
     anyio.run(fill)
     return path

@@ -11,7 +11,9 @@ import orjson
 import pytest
 
 from feedapi_client import FeedKey, Position, SQLiteCursorStore
+from feedapi_client.stores import Lease
 from tests.cli.conftest import Feedapi
+from tests.leases import claims
 
 KEY = FeedKey("http://service.test/feed", "app")
 
@@ -24,11 +26,12 @@ def shared(tmp_path: Path) -> Path:
     async def save() -> None:
         async with SQLiteCursorStore(path) as store:
             await store.save(KEY, {0: Position("a")})
-            await store.join(KEY, "one\x1b[31m", 1000)
-            await store.join(KEY, "two", 0.001)
-            await store.claim(KEY, "one\x1b[31m", {-1: 0, 0: 0, 1: 0, 3: 0})
-            await store.release(KEY, "one\x1b[31m", [3])
-            while any(each.alive for each in (await store.instances(KEY))[1:]):  # noqa: ASYNC110
+            one = "one\x1b[31m"
+            await store.beat(KEY, one, 1000)
+            await store.beat(KEY, "two", 0.001)
+            await store.put(KEY, one, claims(one, dict.fromkeys((-1, 0, 1, 3), 0)))
+            await store.put(KEY, one, [Lease(3, None, 1)])
+            while (await store.look(KEY)).instances[1].alive:  # noqa: ASYNC110
                 await anyio.sleep(0.001)
 
     anyio.run(save)

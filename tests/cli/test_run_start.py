@@ -75,5 +75,5 @@ async def _members(path: Path, url: str) -> list[object]:
     """Return the instances, and the leases that have an owner."""
     key = FeedKey(url)
     async with SQLiteCursorStore(path) as store:
-        owned = [lease for lease in (await store.leases(key)).values() if lease.owner]
-        return [*await store.instances(key), *owned]
+        instances, leases = await store.look(key)
+        return [*instances, *(lease for lease in leases.values() if lease.owner)]

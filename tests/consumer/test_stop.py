@@ -343,11 +343,11 @@ async def test_r20_a_stop_during_the_start_is_a_clean_end(
                 await blocked.wait()
             return await super().load(feed)
 
-        async def claim(self, feed: FeedKey, instance: str, epochs: Any) -> dict[int, int]:
-            if waits_for == "leases" and -1 not in epochs:
+        async def put(self, feed: FeedKey, instance: str, leases: Any) -> set[int]:
+            if waits_for == "leases" and all(lease.partition >= 0 for lease in leases):
                 waiting.set()
                 await blocked.wait()
-            return await super().claim(feed, instance, epochs)
+            return await super().put(feed, instance, leases)
 
     if waits_for == "feed":
         publisher.fail(faults.Delay(SAFETY_LIMIT), times=None)
@@ -372,5 +372,6 @@ async def test_r20_a_stop_during_the_start_is_a_clean_end(
             async with consumer:
                 await consumer.run(handle)
     assert not delivered
-    assert await store.instances(consumer.key) == []
-    assert not any(lease.owner for lease in (await store.leases(consumer.key)).values())
+    instances, leases = await store.look(consumer.key)
+    assert not instances
+    assert not any(lease.owner for lease in leases.values())

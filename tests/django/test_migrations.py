@@ -173,7 +173,7 @@ def test_each_database_has_tables_of_its_own(tmp_path: Path) -> None:
         async with DjangoCursorStore("one") as one, DjangoCursorStore("two") as two:
             await one.save(FEED, opening())
             assert (await one.load(FEED), await two.load(FEED)) == (opening(), {})
-            assert not DjangoQuarantineStore("one").joins(two)
+            assert DjangoQuarantineStore("one").along(two, []) is None
 
     def database(name: str) -> dict[str, Any]:
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / name)}

@@ -17,7 +17,7 @@ from typing import Any
 
 from feedapi_client import FeedKey, Position
 from feedapi_client.quarantine import QuarantinedEvent
-from feedapi_client.stores import Journal
+from feedapi_client.stores import Journal, Lease
 from tests.positions import counted
 
 GOLDEN = Path(__file__).parent / "golden" / "1"
@@ -87,10 +87,9 @@ async def write(store: Any, quarantine: Any = None) -> None:
     await store.save(ORDERS, first)
     await store.save(ORDERS, {0: POSITIONS[ORDERS][0]})
     await store.save(PAYMENTS, POSITIONS[PAYMENTS])
-    await store.join(ORDERS, INSTANCE, 30.0, OPTIONS)
-    await store.claim(ORDERS, INSTANCE, {0: 0, 7: 0, 8: 0})
-    await store.end(ORDERS, INSTANCE, [7])
-    await store.release(ORDERS, INSTANCE, [8])
+    await store.beat(ORDERS, INSTANCE, 30.0, OPTIONS)
+    await store.put(ORDERS, INSTANCE, [Lease(partition, INSTANCE, 1) for partition in (0, 7, 8)])
+    await store.put(ORDERS, INSTANCE, [Lease(7, INSTANCE, 1, ended=True), Lease(8, None, 1)])
     if quarantine is not None:
         await quarantine.add([QUARANTINED])
 
@@ -100,12 +99,11 @@ async def check_store(store: Any) -> None:
     assert await store.feeds() == sorted([ORDERS, PAYMENTS], key=str)
     for key, positions in POSITIONS.items():
         assert await store.load(key) == positions
-    (instance,) = await store.instances(ORDERS)
+    (instance,), leases = await store.look(ORDERS)
     assert (instance.name, instance.options, instance.alive) == (INSTANCE, OPTIONS, True)
-    leases = await store.leases(ORDERS)
     found = {p: (each.owner, each.epoch, each.ended) for p, each in leases.items()}
     assert found == {0: (INSTANCE, 1, False), 7: (INSTANCE, 1, True), 8: (None, 1, False)}
-    assert await store.claim(ORDERS, INSTANCE, {8: 1}) == {8: 2}
+    assert await store.put(ORDERS, INSTANCE, [Lease(8, INSTANCE, 2)]) == {8}
     third = (await store.load(ORDERS))[0].advance("cursor-3")
     await store.save(ORDERS, {0: third})
     assert (await store.load(ORDERS))[0] == third

@@ -22,6 +22,7 @@ from feedapi_client.operations import (
     set_position,
 )
 from feedapi_client.stores import AdministrableStore, LeaseStore
+from tests.leases import claims
 from tests.positions import stand
 
 pytestmark = pytest.mark.anyio
@@ -165,8 +166,8 @@ def test_r06_what_no_store_may_hold_is_no_export(position: str) -> None:
 async def test_leases_are_listed_and_protect_positions(store: AdministrableStore) -> None:
     assert isinstance(store, LeaseStore)
     await store.save(HERE, STORED)
-    await store.join(HERE, "one", 1000)
-    await store.claim(HERE, "one", {0: 0})
+    await store.beat(HERE, "one", 1000)
+    await store.put(HERE, "one", claims("one", {0: 0}))
     (found,) = await list_leases(store)
     assert (found.key, [each.name for each in found.instances]) == (HERE, ["one"])
     assert [lease.partition for lease in found.of("one")] == [0]
@@ -185,7 +186,7 @@ async def test_leases_are_listed_and_protect_positions(store: AdministrableStore
         assert await store.load(HERE) == before
         await change(True)
         assert await store.load(HERE) != before
-    await store.join(FeedKey(HERE.url, "new"), "one", 1000)
+    await store.beat(FeedKey(HERE.url, "new"), "one", 1000)
     with pytest.raises(OperationError, match="are alive"):
         await refused[-1](False)
     await refused[-1](True)

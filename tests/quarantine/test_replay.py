@@ -97,9 +97,11 @@ async def test_two_replays_at_a_time_handle_each_event_once(
     assert await kept(quarantine) == []
 
 
-async def of_one_key(store: SQLiteCursorStore, names: str) -> Any:
+async def of_one_key(
+    store: SQLiteCursorStore, names: str, publisher: Publisher | None = None
+) -> Any:
     """A quarantine with events of one key in their order, of which the first has failed."""
-    publisher = Publisher()
+    publisher = publisher or Publisher()
     for name in names:
         publisher.append(0, {"key": "k", "name": name})
 
@@ -107,7 +109,9 @@ async def of_one_key(store: SQLiteCursorStore, names: str) -> Any:
         raise PoisonError
 
     with publisher.serve():
-        async with FeedConsumer(publisher.url, store=store, follow=False) as consumer:
+        async with FeedConsumer(
+            publisher.url, store=store, follow=False, feed_name="orders"
+        ) as consumer:
             await consumer.run_by_key(
                 handle,
                 key=lambda event: event.json()["key"],
@@ -145,6 +149,33 @@ async def test_what_follows_an_event_of_its_key_stays_as_long_as_that_one(
     done = await replay(quarantine, handle, [ids[name] for name in chosen])
     assert done == Replayed(len(handled), len(chosen) - len(handled))
     assert ("".join(seen), await names_of(quarantine)) == (handled, stay)
+
+
+async def test_what_stays_of_a_key_holds_the_later_ones_back_in_later_replays(
+    store: SQLiteCursorStore,
+) -> None:
+    publisher, fails, seen = Publisher(), {"b"}, []
+    quarantine = await of_one_key(store, "abc", publisher)
+
+    async def handle(batch: Batch) -> None:
+        name = batch.events[0].json()["name"]
+        if name in fails:
+            raise PoisonError
+        seen.append(name)
+
+    async def replayed(names: str) -> str:
+        ids = {orjson.loads(event.raw)["name"]: event.id for event in await kept(quarantine)}
+        await replay(quarantine, handle, [ids[name] for name in names])
+        return await names_of(quarantine)
+
+    assert await replayed("abc") == "bc"
+    await of_one_key(store, "d", publisher)
+    assert await replayed("c") == await replayed("d") == "bcd"
+    fails.clear()
+    assert await replayed("b") == await replayed("d") == "cd"
+    assert await replayed("dc") == "d"
+    assert await replayed("d") == ""
+    assert seen == ["a", "b", "c", "d"]
 
 
 async def test_what_followed_a_dropped_event_of_its_key_is_replayed(

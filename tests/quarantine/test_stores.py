@@ -1,13 +1,15 @@
-"""The quarantine stores, each alone and beside its cursor store."""
+"""The quarantine stores: each alone, and each with the cursors of every driver."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import anyio
 import anyio.lowlevel
 import pytest
@@ -19,6 +21,7 @@ from feedapi_client import (
     Batch,
     FeedKey,
     MemoryCursorStore,
+    PostgresCursorStore,
     SQLAlchemyCursorStore,
     SQLiteCursorStore,
     StoreError,
@@ -28,6 +31,7 @@ from feedapi_client.quarantine import (
     MemoryQuarantineStore,
     PostgresQuarantineStore,
     QuarantineStore,
+    SQLAlchemyQuarantineStore,
     SQLiteQuarantineStore,
     drop,
     list_events,
@@ -36,10 +40,9 @@ from feedapi_client.quarantine import (
     show,
 )
 from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
-from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
 from feedapi_client.testing import Publisher
 from tests.positions import counted
-from tests.postgres_pools import execute, opened
+from tests.postgres_pools import opened
 from tests.quarantine.helpers import PoisonError, kept, numbers, run
 
 pytestmark = pytest.mark.anyio
@@ -47,64 +50,162 @@ pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service/feed", "mine", {"event-types": "a;b"})
 OTHER = FeedKey("https://service/feed", "theirs")
 RAW = '{"text":"\u2028 \\u0000 \\ud800 ä"}'.encode()
+BAD = (7, 12)
+POOLS = ("psycopg", "psycopg in threads", "asyncpg")
+ENGINES = {
+    "SQLAlchemy, aiosqlite": ("sqlite+aiosqlite", create_async_engine),
+    "SQLAlchemy, sqlite3": ("sqlite", sa.create_engine),
+    "SQLAlchemy, psycopg": ("postgresql+psycopg", create_async_engine),
+    "SQLAlchemy, psycopg in threads": ("postgresql+psycopg", sa.create_engine),
+    "SQLAlchemy, asyncpg": ("postgresql+asyncpg", create_async_engine),
+    "SQLAlchemy, asyncmy": ("mysql+asyncmy", create_async_engine),
+}
+FILES = ("sqlite3", "aiosqlite", "SQLAlchemy, aiosqlite", "SQLAlchemy, sqlite3")
+SERVED = [pytest.param(each, marks=pytest.mark.slow) for each in (*POOLS, *list(ENGINES)[2:])]
+ON_TRIO = ("memory", "sqlite3", "psycopg in threads")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    __tablename__ = "effects"
+    __table_args__ = (sa.CheckConstraint("n NOT IN (7, 12)"),)
+    at: Mapped[int] = mapped_column(primary_key=True)
+    n: Mapped[int]
+
+
+class Application:
+    """One with its effects, its cursors and its quarantine in one database."""
+
+    def __init__(self, kind: str, url: sa.URL, cursors: Any, quarantine: Any) -> None:
+        self.cursors, self.quarantine = cursors, quarantine
+        self._kind, self._url = kind, url
+
+    def execute(self, statement: str) -> list[Any]:
+        engine = sa.create_engine(self._url, poolclass=sa.NullPool)
+        with engine.begin() as connection:
+            result = connection.execute(sa.text(statement))
+            return result.fetchall() if result.returns_rows else []
+
+    def rows(self) -> list[int]:
+        return [n for (n,) in self.execute("SELECT n FROM effects ORDER BY at")]
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Give what the application passes to a commit."""
+        engine: Any = getattr(self.cursors, "engine", None)
+        pool: Any = getattr(self.cursors, "pool", None)
+        async with AsyncExitStack() as stack:
+            if self._kind == "sqlite3":
+                connection = stack.enter_context(closing(sqlite3.connect(self.cursors.path)))
+                yield stack.enter_context(connection)
+            elif self._kind == "aiosqlite":
+                connection = await stack.enter_async_context(aiosqlite.connect(self.cursors.path))
+                yield connection
+                await connection.commit()
+            elif isinstance(engine, AsyncEngine):
+                yield await stack.enter_async_context(engine.begin())
+            elif engine is not None:
+                yield stack.enter_context(engine.begin())
+            elif self._kind == "psycopg in threads":
+                yield stack.enter_context(pool.connection())
+            elif self._kind == "psycopg":
+                yield await stack.enter_async_context(pool.connection())
+            else:
+                connection = await stack.enter_async_context(pool.acquire())
+                await stack.enter_async_context(connection.transaction())
+                yield connection
+
+    async def write(self, transaction: Any, effects: list[int]) -> None:
+        statement: Any = f"INSERT INTO effects (n) VALUES {', '.join(f'({n})' for n in effects)}"
+        done = transaction.execute(sa.text(statement) if "SQLA" in self._kind else statement)
+        if isawaitable(done):
+            await done
+
+
+@asynccontextmanager
+async def running(kind: str, folder: Path, served: Callable[[str], Any]) -> AsyncIterator[Any]:
+    """Give an application with its tables."""
+    scheme, create = ENGINES.get(kind, ("postgresql" if kind in POOLS else "sqlite", None))
+    if kind in FILES:
+        url = sa.make_url(f"sqlite:///{folder / 'app.db'}")
+    else:
+        server = served("mariadb" if "my" in scheme else "postgres")
+        url = sa.make_url(server.url("pymysql" if "my" in scheme else "psycopg"))
+        server.empty()
+    async with AsyncExitStack() as stack:
+        cursors: Any = None
+        quarantine: Any = None
+        if create is not None:
+            engine: Any = create(url.set(drivername=scheme))
+            dispose = engine.dispose
+            if isinstance(engine, AsyncEngine):
+                stack.push_async_callback(dispose)
+            else:
+                stack.callback(dispose)
+            cursors, quarantine = SQLAlchemyCursorStore(engine), SQLAlchemyQuarantineStore(engine)
+        elif kind in POOLS:
+            pool = await stack.enter_async_context(opened(kind, served("postgres").dsn))
+            cursors, quarantine = PostgresCursorStore(pool), PostgresQuarantineStore(pool)
+        else:
+            cursors = SQLiteCursorStore(folder / "app.db")
+            quarantine = SQLiteQuarantineStore(folder / "app.db")
+        await stack.enter_async_context(cursors)
+        if kind not in ("sqlite3", "aiosqlite"):
+            await cursors.create_tables()
+            await quarantine.create_tables()
+        if hasattr(quarantine, "aclose"):
+            stack.push_async_callback(quarantine.aclose)
+        await quarantine.prepare()
+        admin = sa.create_engine(url, poolclass=sa.NullPool)
+        Base.metadata.create_all(admin)
+        yield Application(kind, url, cursors, quarantine)
+
+
+@pytest.fixture(params=[*FILES, *SERVED])
+async def application(
+    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
+) -> AsyncIterator[Application]:
+    if anyio_backend == "trio" and request.param not in ON_TRIO:
+        pytest.skip("the driver runs on asyncio only")
+    async with running(request.param, tmp_path, request.getfixturevalue) as application:
+        yield application
+
+
+@pytest.fixture(params=["memory", "sqlite3", "SQLAlchemy, aiosqlite", *SERVED])
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
+) -> AsyncIterator[QuarantineStore]:
+    if anyio_backend == "trio" and request.param not in ON_TRIO:
+        pytest.skip("the driver runs on asyncio only")
+    if request.param == "memory":
+        yield MemoryQuarantineStore()
+    else:
+        async with running(request.param, tmp_path, request.getfixturevalue) as application:
+            yield application.quarantine
 
 
 def record(
     feed: FeedKey = FEED, partition: int = 3, index: int = 0, error: Exception | None = None
 ) -> QuarantinedEvent:
-    return quarantined(
-        feed,
-        make_event(partition, RAW, {"h": "\x00"}),
-        "c" * 10_000,
-        index,
-        error or ValueError("bad\x00 \ud800"),
-    )
+    event = make_event(partition, RAW, {"h": "\x00"})
+    error = error or ValueError("bad\x00 \ud800")
+    return quarantined(feed, event, "c" * 10_000, index, error)
 
 
-POOLS = ("psycopg", "psycopg in threads", "asyncpg")
-SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", *POOLS)]
-
-
-@pytest.fixture(params=["memory", "sqlite", "sqlite through SQLAlchemy", *SERVED])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
-) -> AsyncIterator[QuarantineStore]:
-    if request.param == "memory":
-        yield MemoryQuarantineStore()
-    elif request.param == "sqlite":
-        yield SQLiteQuarantineStore(tmp_path / "quarantine.db")
-    elif anyio_backend == "trio" and request.param != "psycopg in threads":
-        pytest.skip("the driver runs on asyncio only")
-    elif request.param in POOLS:
-        dsn = request.getfixturevalue("postgres").dsn
-        execute(dsn, "DROP TABLE IF EXISTS feedapi_quarantine")
-        async with opened(request.param, dsn) as pool:
-            through = PostgresQuarantineStore(pool)
-            await through.create_tables()
-            yield through
-            await through.aclose()
-    else:
-        url = (
-            request.getfixturevalue("postgres").url()
-            if request.param == "postgresql"
-            else f"sqlite+aiosqlite:///{tmp_path / 'quarantine.db'}"
-        )
-        engine = create_async_engine(url)
-        store = SQLAlchemyQuarantineStore(engine)
-        async with engine.begin() as connection:
-            await connection.run_sync(store.table.metadata.drop_all)
-        await store.create_tables()
-        yield store
-        await engine.dispose()
+# Each store alone
 
 
 async def test_an_event_is_stored_and_returned_unchanged(store: QuarantineStore) -> None:
-    await store.prepare()
     put = record()
     await store.add([put])
     assert await store.get(put.id) == put
-    assert put.raw == RAW
-    assert put.error == "bad\ufffd ?"
+    assert (put.raw, put.error) == (RAW, "bad\ufffd ?")
+    long = record(error=ValueError("x" * 1_000_000))
+    await store.add([long])
+    assert (await show(store, long.id)).error == "x" * 4000
 
 
 async def test_events_are_listed_in_the_order_of_quarantining(store: QuarantineStore) -> None:
@@ -132,48 +233,141 @@ async def test_dropped_events_are_gone(store: QuarantineStore) -> None:
         await show(store, put[0].id)
 
 
-async def test_a_transaction_that_is_rolled_back_adds_and_removes_nothing(
-    store: QuarantineStore,
+async def test_r19_the_same_id_twice_is_refused_without_a_payload(store: QuarantineStore) -> None:
+    put = record()
+    await store.add([put])
+    with pytest.raises(StoreError, match="the quarantine") as caught:
+        await store.add([put])
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert "text" not in str(caught.value)
+    assert await kept(store) == [put]
+
+
+# Each with the cursors of its database
+
+
+async def test_the_callers_transaction_holds_what_is_added_and_removed(
+    application: Application,
 ) -> None:
-    if isinstance(store, MemoryQuarantineStore):
-        pytest.skip("memory has no transactions")
-    put = [record(index=0), record(index=1)]
+    store, put = application.quarantine, [record(index=0), record(index=1)]
     await store.add(put[:1])
 
-    async def change() -> None:
-        async with store.begin() as transaction:
+    async def change(*, fails: bool) -> None:
+        async with application.transaction() as transaction:
+            await application.write(transaction, [1])
             await store.add(put[1:], transaction=transaction)
             assert await store.remove([put[0].id], transaction=transaction) == 1
-            raise PoisonError
+            if fails:
+                raise PoisonError
 
     with pytest.raises(PoisonError):
-        await change()
-    assert await kept(store) == put[:1]
+        await change(fails=True)
+    assert (await kept(store), application.rows()) == (put[:1], [])
+    await change(fails=False)
+    assert (await kept(store), application.rows()) == (put[1:], [1])
 
 
-async def test_a_transaction_is_committed_at_the_end_of_its_block(store: QuarantineStore) -> None:
-    put = record()
-    async with store.begin() as transaction:
-        await store.add([put], transaction=transaction)
-    assert await kept(store) == [put]
+async def test_r05_events_that_the_database_refuses_are_kept_and_the_others_there_once(
+    publisher: Publisher, application: Application
+) -> None:
+    async def handle(batch: Batch) -> None:
+        async with application.transaction() as transaction:
+            await application.write(transaction, numbers(batch))
+            await batch.commit(transaction=transaction)
+
+    await run(publisher, application.cursors, handle, "quarantine")
+    assert application.rows() == [n for n in range(20) if n not in BAD]
+    events = await kept(quarantine_beside(application.cursors))
+    assert [event.index for event in events] == list(BAD)
 
 
-async def test_the_same_id_twice_is_refused_or_one_event(store: QuarantineStore) -> None:
-    put = record()
-    await store.add([put])
-    if isinstance(store, MemoryQuarantineStore):
-        await store.add([put])
-    else:
-        with pytest.raises(StoreError) as caught:
-            await store.add([put])
-        assert "text" not in str(caught.value)
-    assert await kept(store) == [put]
+async def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(
+    publisher: Publisher, application: Application
+) -> None:
+    """The handler leaves the commit to `run`."""
+    breaks = True
+
+    async def handle(batch: Batch) -> None:
+        if set(numbers(batch)) & set(BAD):
+            raise PoisonError
+        if breaks:
+            application.execute("ALTER TABLE feedapi_quarantine RENAME TO elsewhere")
+
+    with pytest.raises(StoreError, match="the quarantine") as caught:
+        await run(publisher, application.cursors, handle, "quarantine")
+    assert caught.value.__cause__ is None  # it may hold a payload (R19)
+    (feed,) = await application.cursors.feeds()
+    assert (await application.cursors.load(feed))[0].cursor == "_first"
+    application.execute("ALTER TABLE elsewhere RENAME TO feedapi_quarantine")
+    breaks = False
+    await run(publisher, application.cursors, handle, "quarantine")
+    events = await kept(application.quarantine)
+    assert [event.index for event in events] == list(BAD)
+    assert (await application.cursors.load(feed))[0].cursor == publisher.end_cursor(0)
 
 
-async def test_a_long_error_is_cut(store: QuarantineStore) -> None:
-    put = record(error=ValueError("x" * 1_000_000))
-    await store.add([put])
-    assert len((await show(store, put.id)).error) == 4000
+async def test_a_missing_table_is_found_before_anything_is_read(
+    publisher: Publisher, application: Application
+) -> None:
+    if isinstance(application.cursors, SQLiteCursorStore):
+        pytest.skip("creates its tables")
+    application.execute("DROP TABLE feedapi_quarantine")
+
+    async def handle(batch: Batch) -> None:
+        raise AssertionError
+
+    with pytest.raises(StoreError, match=r"create_tables\(\)"):
+        await run(publisher, application.cursors, handle, "quarantine")
+
+
+async def test_a_transaction_of_something_else_is_refused(application: Application) -> None:
+    with pytest.raises(StoreError):
+        await application.quarantine.add([record()], transaction=object())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("create", [create_async_engine, sa.create_engine])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_dry_run_flushes_what_a_session_still_holds_back(
+    publisher: Publisher, postgres: Any, tmp_path: Path, create: Any
+) -> None:
+    kind = "SQLAlchemy, psycopg" + " in threads" * (create is sa.create_engine)
+    async with running(kind, tmp_path, lambda _: postgres) as application:
+        engine = application.cursors.engine
+
+        async def handle(batch: Batch) -> None:
+            if isinstance(engine, AsyncEngine):
+                async with AsyncSession(engine) as session, session.begin():
+                    session.add_all([Effect(n=n) for n in numbers(batch)])
+                    await batch.commit(transaction=session)
+            else:
+                with Session(engine) as session, session.begin():
+                    session.add_all([Effect(n=n) for n in numbers(batch)])
+                    await batch.commit(transaction=session)
+
+        await run(publisher, application.cursors, handle, "quarantine")
+        assert sorted(application.rows()) == [n for n in range(20) if n not in BAD]
+        events = await kept(application.quarantine)
+        assert [event.index for event in events] == list(BAD)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_one_store_of_a_database_keeps_the_others_show(
+    postgres: Any, tmp_path: Path
+) -> None:
+    async with (
+        running("asyncpg", tmp_path, lambda _: postgres) as application,
+        open_quarantine(postgres.url()) as theirs,
+    ):
+        put = [record(index=0), record(index=1)]
+        await application.quarantine.add(put[:1])
+        await theirs.add(put[1:])
+        assert await kept(application.quarantine) == await kept(theirs) == put
+
+
+# Details
 
 
 async def test_an_event_is_quarantined_although_its_error_has_no_text() -> None:
@@ -190,163 +384,13 @@ async def test_the_quarantine_beside_a_memory_store_is_always_the_same() -> None
     assert quarantine_beside(cursors) is not quarantine_beside(MemoryCursorStore())
 
 
-async def test_one_transaction_spans_only_one_file(tmp_path: Path) -> None:
-    store = SQLiteQuarantineStore(tmp_path / "a.db")
-    assert store.joins(SQLiteCursorStore(f"{tmp_path}/x/../a.db"))
-    assert not store.joins(SQLiteCursorStore(tmp_path / "b.db"))
-    assert not store.joins(MemoryCursorStore())
+# The file
 
 
 async def test_a_file_that_is_no_database_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="quarantine in"):
         await SQLiteQuarantineStore(tmp_path / "a.db").prepare()
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Effect(Base):
-    __tablename__ = "effects"
-    at: Mapped[int] = mapped_column(primary_key=True)
-    n: Mapped[int]
-
-
-class TestPostgreSQL:
-    @pytest.fixture
-    def anyio_backend(self) -> str:
-        return "asyncio"
-
-    @pytest.fixture
-    async def cursors(self, postgres: Any) -> AsyncIterator[SQLAlchemyCursorStore]:
-        engine = create_async_engine(postgres.url())
-        cursors = SQLAlchemyCursorStore(engine)
-        quarantine = SQLAlchemyQuarantineStore(engine)
-        async with engine.begin() as connection:
-            for table in ("feedapi_cursors", "feedapi_quarantine", "effects"):
-                await connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
-            await connection.execute(
-                sa.text(
-                    "CREATE TABLE effects "
-                    "(at serial PRIMARY KEY, n integer NOT NULL CHECK (n NOT IN (7, 12)))"
-                )
-            )
-        await cursors.create_tables()
-        await quarantine.create_tables()
-        yield cursors
-        await engine.dispose()
-
-    async def rows(self, cursors: SQLAlchemyCursorStore) -> list[int]:
-        assert isinstance(cursors.engine, AsyncEngine)
-        async with cursors.engine.connect() as connection:
-            return list(
-                (await connection.execute(sa.text("SELECT n FROM effects ORDER BY at"))).scalars()
-            )
-
-    async def test_events_that_the_database_refuses_are_quarantined_and_the_rest_is_there_once(
-        self, publisher: Publisher, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        async def handle(batch: Batch) -> None:
-            async with cursors.engine.begin() as connection:
-                await connection.execute(
-                    sa.text("INSERT INTO effects (n) VALUES (:n)"),
-                    [{"n": n} for n in numbers(batch)],
-                )
-                await batch.commit(transaction=connection)
-
-        await run(publisher, cursors, handle, "quarantine")
-        assert await self.rows(cursors) == [n for n in range(20) if n not in (7, 12)]
-        quarantined = await kept(quarantine_beside(cursors))
-        assert [(event.index, event.error_type) for event in quarantined] == [
-            (7, "IntegrityError"),
-            (12, "IntegrityError"),
-        ]
-
-    async def test_a_session_is_a_transaction(
-        self, publisher: Publisher, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        async def handle(batch: Batch) -> None:
-            async with AsyncSession(cursors.engine) as session, session.begin():
-                for n in numbers(batch):
-                    await session.execute(sa.text("INSERT INTO effects (n) VALUES (:n)"), {"n": n})
-                await batch.commit(transaction=session)
-
-        await run(publisher, cursors, handle, "quarantine")
-        assert await self.rows(cursors) == [n for n in range(20) if n not in (7, 12)]
-        assert len(await kept(quarantine_beside(cursors))) == 2
-
-    async def test_a_dry_run_flushes_what_a_session_still_holds_back(
-        self, publisher: Publisher, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        async def handle(batch: Batch) -> None:
-            async with AsyncSession(cursors.engine) as session, session.begin():
-                session.add_all([Effect(n=n) for n in numbers(batch)])
-                await batch.commit(transaction=session)
-
-        await run(publisher, cursors, handle, "quarantine")
-        assert sorted(await self.rows(cursors)) == [n for n in range(20) if n not in (7, 12)]
-        assert [event.index for event in await kept(quarantine_beside(cursors))] == [7, 12]
-
-    async def test_a_synchronous_session_is_a_transaction_and_is_flushed(
-        self, publisher: Publisher, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        engine = sa.create_engine(cursors.engine.url)
-        blocking = SQLAlchemyCursorStore(engine)
-
-        async def handle(batch: Batch) -> None:
-            with Session(engine) as session, session.begin():
-                session.add_all([Effect(n=n) for n in numbers(batch)])
-                await batch.commit(transaction=session)
-
-        await run(publisher, blocking, handle, "quarantine")
-        assert sorted(await self.rows(cursors)) == [n for n in range(20) if n not in (7, 12)]
-        assert [event.index for event in await kept(quarantine_beside(blocking))] == [7, 12]
-        engine.dispose()
-
-    async def test_a_handler_that_leaves_the_commit_to_run_quarantines_with_the_cursor(
-        self, publisher: Publisher, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        async def handle(batch: Batch) -> None:
-            if set(numbers(batch)) & {7, 12}:
-                raise PoisonError
-
-        await run(publisher, cursors, handle, "quarantine")
-        assert [event.index for event in await kept(quarantine_beside(cursors))] == [7, 12]
-        (feed,) = await cursors.feeds()
-        assert (await cursors.load(feed))[0].cursor == publisher.end_cursor(0)
-
-    async def test_a_missing_table_is_found_before_anything_is_read(
-        self, publisher: Publisher, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        async with cursors.engine.begin() as connection:
-            await connection.execute(sa.text("DROP TABLE feedapi_quarantine"))
-
-        async def handle(batch: Batch) -> None:
-            raise AssertionError
-
-        with pytest.raises(StoreError, match=r"create_tables\(\)"):
-            await run(publisher, cursors, handle, "quarantine")
-
-    async def test_r19_the_error_of_a_failed_insert_holds_no_payload(
-        self, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        store = quarantine_beside(cursors)
-        put = record()
-        await store.add([put])
-        with pytest.raises(StoreError) as caught:
-            await store.add([put])
-        assert caught.value.__cause__ is None
-        assert caught.value.__suppress_context__
-        assert "text" not in str(caught.value)
-
-    async def test_open_quarantine_takes_a_url(
-        self, postgres: Any, cursors: SQLAlchemyCursorStore
-    ) -> None:
-        put = record()
-        await quarantine_beside(cursors).add([put])
-        async with open_quarantine(postgres.url()) as store:
-            assert await kept(store) == [put]
 
 
 async def test_open_quarantine_takes_a_file(tmp_path: Path) -> None:
@@ -356,52 +400,38 @@ async def test_open_quarantine_takes_a_file(tmp_path: Path) -> None:
         assert await kept(store) == [put]
 
 
-async def test_many_tasks_quarantine_into_one_file_at_a_time(tmp_path: Path) -> None:
-    """Each with the save of a cursor, as consumers of several partitions do."""
-    cursors = SQLiteCursorStore(tmp_path / "a.db")
-    store = quarantine_beside(cursors)
+async def test_tasks_that_quarantine_into_one_file_wait_for_each_other_and_for_handlers(
+    tmp_path: Path,
+) -> None:
+    """A handler that uses `sqlite3` in the event loop's thread waits for no lock of ours."""
+    path = tmp_path / "a.db"
+    cursors, store, over = SQLiteCursorStore(path), SQLiteQuarantineStore(path), False
+    await store.prepare()
 
     async def work(partition: int) -> None:
         for revision in range(1, 6):
-            async with store.begin() as transaction:
-                await cursors.save(
-                    FEED, {partition: counted("c", revision)}, transaction=transaction
-                )
-                await store.add(
-                    [record(partition=partition, index=revision)], transaction=transaction
-                )
-
-    async with anyio.create_task_group() as tasks:
-        for partition in range(8):
-            tasks.start_soon(work, partition)
-    assert len(await kept(store)) == 40
-    assert await cursors.load(FEED) == dict.fromkeys(range(8), counted("c", 5))
-
-
-async def test_no_other_task_runs_while_the_file_is_locked(tmp_path: Path) -> None:
-    """A handler that uses `sqlite3` would wait for a lock that only its own event loop frees."""
-    path = tmp_path / "a.db"
-    cursors = SQLiteCursorStore(path)
-    store = quarantine_beside(cursors)
-    await store.prepare()
-    assert await cursors.load(FEED) == {}  # turns the write-ahead log on: reading locks nothing
-    over = False
+            events = [record(partition=partition, index=revision)]
+            with_events = store.along(cursors, events)
+            position = counted("c", revision)
+            await cursors.save(FEED, {partition: position}, transaction=with_events)
 
     async def write_without_waiting() -> None:
-        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(path, timeout=5, isolation_level=None)) as connection:
             connection.execute("CREATE TABLE effects (n INTEGER)")
             while not over:
                 connection.execute("INSERT INTO effects VALUES (1)")
                 await anyio.lowlevel.checkpoint()
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(write_without_waiting)
-        for revision in range(1, 21):
-            async with store.begin() as transaction:
-                await cursors.save(FEED, {0: counted("c", revision)}, transaction=transaction)
-                await store.add([record(index=revision)], transaction=transaction)
+    async with anyio.create_task_group() as others:
+        others.start_soon(write_without_waiting)
+        async with anyio.create_task_group() as tasks:
+            for partition in range(8):
+                tasks.start_soon(work, partition)
         over = True
-    assert len(await kept(store)) == 20
+    assert len(await kept(store)) == 40
+    assert await cursors.load(FEED) == dict.fromkeys(range(8), counted("c", 5))
+    await store.aclose()
+    await cursors.aclose()
 
 
 async def test_another_programs_lock_is_waited_for_beside_the_event_loop(tmp_path: Path) -> None:
@@ -415,6 +445,7 @@ async def test_another_programs_lock_is_waited_for_beside_the_event_loop(tmp_pat
             await anyio.sleep(0.2)  # the loop goes on
             other.execute("COMMIT")
     assert len(await kept(store)) == 2
+    await store.aclose()
 
 
 async def test_a_lock_that_is_not_freed_is_an_error(tmp_path: Path) -> None:
@@ -424,3 +455,4 @@ async def test_a_lock_that_is_not_freed_is_an_error(tmp_path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="database is locked"):
             await store.add([record()])
+    await store.aclose()

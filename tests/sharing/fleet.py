@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,20 +11,47 @@ import anyio
 import httpx
 from anyio.abc import TaskGroup
 
-from feedapi_client import Batch, FeedConsumer, FeedKey, Share
+from feedapi_client import Batch, FeedConsumer, FeedKey, MemoryCursorStore, Position, Share
+from feedapi_client.stores import Lease, View
 from feedapi_client.testing import Publisher
-from tests.sharing.coordinators import CountingStore
 from tests.testing.virtual_time import HOUR, asgi_client
 
 URL = "http://feed/feed"
 
 
-class FleetStore(CountingStore):
-    """The database of all. An instance that was killed can't say goodbye to it."""
+class FleetStore(MemoryCursorStore):
+    """The database of all, which counts. An instance that was killed can't say goodbye to it."""
 
     def __init__(self) -> None:
         self.killed: set[str] = set()
+        self.calls: Counter[str] = Counter()
         super().__init__()
+
+    def taken(self) -> Counter[str]:
+        """Return what was done since the last time: operations, and what they came to."""
+        calls, self.calls = self.calls, Counter()
+        return calls
+
+    async def load(self, feed: FeedKey) -> dict[int, Position]:
+        self.calls["load"] += 1
+        return await super().load(feed)
+
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        view = await super().look(feed, last)
+        self.calls["look"] += 1
+        if last is None or view.leases is not last.leases:
+            self.calls["leases"] += 1
+        return view
+
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        lasted = await super().beat(feed, instance, seconds, options)
+        self.calls["beat" if lasted else "join"] += 1
+        return lasted
+
+    async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
+        given_away = all(lease.owner is None for lease in leases)
+        self.calls["release" if given_away else "claim"] += 1
+        return await super().put(feed, instance, leases)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
         if instance not in self.killed:

@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client.sharing.assignment import assign, merged, plan, spread
+from feedapi_client.sharing.assignment import assign, merged, plan
 
 NAMES = ("a", "b", "c", "d", "e")
 names = st.sets(st.sampled_from(NAMES), min_size=1)
@@ -125,8 +125,8 @@ def test_stale_views_in_any_order_settle_soon_after_the_last_change(
             leases.round(name, units, dict(leases.owners))
     view = dict(leases.owners)
     assert all(leases.round(name, units, view) == 0 for name in sorted(leases.alive))
-    held = {p: leases.owners[p] for (p,) in units}
-    shares = [spread(held).get(name, 0) for name in leases.alive]
+    held = Counter(leases.owners[p] for (p,) in units)
+    shares = [held[name] for name in leases.alive]
     assert sum(shares) == len(units)
     assert max(shares) - min(shares) <= 1
 

@@ -129,7 +129,7 @@ async def test_what_on_assigned_raises_ends_the_iteration(serve: Serve) -> None:
     with pytest.raises(LookupError, match="no place"):
         async with consumer:
             await consumer.batches().__anext__()
-    assert await store.instances(consumer.key) == []
+    assert not (await store.look(consumer.key)).instances
 
 
 async def test_what_on_release_raises_is_reported_and_stops_nothing(serve: Serve) -> None:
@@ -158,8 +158,8 @@ async def test_leases_may_have_a_store_of_their_own(serve: Serve) -> None:
         one, two = instances.start(share=share), instances.start(share=share)
         await instances.balanced(one, two, partitions=4)
         await until(lambda: instances.handled.total() >= 40)
-        assert await cursors.leases(one.consumer.key) == {}
-        assert len(await leases.instances(one.consumer.key)) == 2
+        assert not (await cursors.look(one.consumer.key)).leases
+        assert len((await leases.look(one.consumer.key)).instances) == 2
         assert await leases.load(one.consumer.key) == {}
 
 

@@ -1,60 +1,42 @@
-"""What sharing costs: 10 instances on thousands of partitions, and nothing when nothing changes."""
+"""What sharing costs: 10 instances on a thousand partitions, and what a change is to the others."""
 
 from __future__ import annotations
 
-import anyio.lowlevel
 import pytest
 
-from feedapi_client import FeedInfo, Partition, Position
-from tests.sharing.coordinators import KEY, CountingStore, instance
-
-pytestmark = pytest.mark.anyio
+from feedapi_client import Limits
+from feedapi_client.testing import Publisher
+from tests.sharing.fleet import fleet
+from tests.testing.virtual_time import run_in_virtual_time
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_ten_instances_on_thousands_of_partitions(anyio_backend: str) -> None:
-    count, partitions = 10, 4_096
-    store = CountingStore()
-    info = FeedInfo("v2-draft", {id: Partition(id) for id in range(partitions)})
-    await store.save(KEY, {id: Position("a") for id in range(partitions)})
-    instances = [await instance(store, number, info) for number in range(count)]
-    store.taken()
-    for _ in range(2):  # the first round claims, the second one sees that all is divided
-        for one in instances:
-            await one._look()
-    shares = [len(one._owned) for one in instances]
-    assert sum(shares) == partitions
-    assert max(shares) - min(shares) <= 1
-    started = store.taken()
-    assert started["claim"] == count
-    assert started["release"] == 0
-    assert started["leases"] <= 2 * count
-    assert started["load"] <= 3 * count
-    for one in instances:
-        await one._look()
-        await one._membership._renew()
-    assert store.taken() == {"instances": count, "renew": count}
+def test_ten_instances_divide_a_thousand_partitions_in_one_round() -> None:
+    async def test() -> None:
+        count = 10
+        async with fleet(Publisher(1_000)) as instances:
+            limits = Limits(poll_interval=100, max_poll_interval=100)
+            await instances.balanced(*(instances.start(limits=limits) for _ in range(count)))
+            started = instances.store.taken()
+            assert started["claim"] == count + 1  # one for the first start
+            assert started["release"] == 0
+            assert started["leases"] <= 4 * count
+            assert started["load"] <= 5 * count
+
+    run_in_virtual_time(test, "asyncio")
 
 
-async def test_a_change_is_read_once_by_each(anyio_backend: str) -> None:
-    store = CountingStore()
-    info = FeedInfo("v2-draft", {id: Partition(id) for id in range(6)})
-    await store.save(KEY, {id: Position("a") for id in range(6)})
-    instances = [await instance(store, number, info) for number in range(3)]
-    for _ in range(2):
-        for one in instances:
-            await one._look()
-    store.taken()
-    await instances[2].leave()
-    for _ in range(2):
-        for one in instances[:2]:
-            await one._look()
-    assert [len(one._owned) for one in instances[:2]] == [3, 3]
-    calls = store.taken()
-    assert calls["claim"] == 2
-    assert calls["leases"] <= 4
-    for one in instances[:2]:
-        await one._look()
-    assert store.taken() == {"instances": 2}
-    await anyio.lowlevel.checkpoint()
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_change_is_read_once_by_each(backend: str) -> None:
+    async def test() -> None:
+        async with fleet(Publisher(6)) as instances:
+            members = [instances.start() for _ in range(3)]
+            await instances.balanced(*members)
+            instances.store.taken()
+            await instances.stop(members.pop())
+            await instances.balanced(*members)
+            calls = instances.store.taken()
+            assert calls["claim"] == 2
+            assert calls["leases"] <= 4
+
+    run_in_virtual_time(test, backend)

@@ -22,8 +22,10 @@ from feedapi_client import (
     Share,
     StoreError,
 )
+from feedapi_client.stores import Lease
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from feedapi_client.testing import Publisher
+from tests.leases import claims
 from tests.positions import counted
 from tests.sharing.helpers import until
 
@@ -79,74 +81,76 @@ def row_of(table: sa.Table, partition: int) -> Any:
 
 async def test_a_claim_does_not_wait_for_a_row_that_another_transaction_holds(url: str) -> None:
     async with opened(url) as store:
-        await store.join(FEED, "dead", LEASE)
-        first = await store.claim(FEED, "dead", dict.fromkeys(range(PARTITIONS), 0))
+        await store.beat(FEED, "dead", LEASE)
+        await store.put(FEED, "dead", claims("dead", dict.fromkeys(range(PARTITIONS), 0)))
         await store.leave(FEED, "dead")
-        await store.join(FEED, "a", LEASE)
+        await store.beat(FEED, "a", LEASE)
         held = sa.update(store.lease_table).where(row_of(store.lease_table, 7)).values(epoch=9)
         async with paused(store.engine, held):
             began = time.monotonic()
-            claimed = await store.claim(FEED, "a", first)
+            claimed = await store.put(FEED, "a", claims("a", dict.fromkeys(range(PARTITIONS), 1)))
             assert time.monotonic() - began < LEASE / 2
-            assert claimed.keys() == set(range(PARTITIONS)) - {7}
-        assert await store.claim(FEED, "a", {7: first[7]}) == {7: first[7] + 1}
+            assert claimed == set(range(PARTITIONS)) - {7}
+        assert await store.put(FEED, "a", claims("a", {7: 1})) == {7}
 
 
 async def test_a_renewal_does_not_wait_for_a_claim(url: str) -> None:
     lease = LEASE / 2  # the claim waits for a third of it
     async with opened(url) as store:
-        await store.join(FEED, "a", lease)
+        await store.beat(FEED, "a", lease)
         row = {"feed_id": FEED.id, "owner": "x", "epoch": 1, "ended": 0, "changed_at": 0}
         insert = sa.insert(store.lease_table).values(partition_id=3, **row)
         async with paused(store.engine, insert), anyio.create_task_group() as tasks:
-            claimed: dict[int, int] = {}
+            claimed: set[int] = set()
 
             async def claim() -> None:
-                claimed.update(await store.claim(FEED, "a", dict.fromkeys(range(64), 0)))
+                wanted = claims("a", dict.fromkeys(range(64), 0))
+                claimed.update(await store.put(FEED, "a", wanted))
 
             tasks.start_soon(claim)
             await anyio.sleep(0.1)
-            assert await store.renew(FEED, "a", lease)
+            assert await store.beat(FEED, "a", lease)
             assert not claimed
             with anyio.fail_after(LEASE):
                 await until(lambda: claimed)
-        assert claimed.keys() == set(range(64)) - {3}
+        assert claimed == set(range(64)) - {3}
 
 
 async def test_nobody_waits_for_the_heartbeat_of_another_one(url: str) -> None:
     async with opened(url) as store:
-        await store.join(FEED, "old", LEASE)
-        await store.join(FEED, "a", LEASE)
-        await store.claim(FEED, "a", {1: 0})
+        await store.beat(FEED, "old", LEASE)
+        await store.beat(FEED, "a", LEASE)
+        await store.put(FEED, "a", claims("a", {1: 0}))
         table = store.instance_table
         mine = sa.and_(table.c.feed_id == FEED.id, table.c.instance == "old")
         hold = sa.update(table).where(mine).values(expires_at=1)
         async with paused(store.engine, hold):
             with anyio.fail_after(LEASE / 2):
-                await store.join(FEED, "b", LEASE)
-                assert await store.renew(FEED, "a", LEASE)
-                await store.claim(FEED, "b", {2: 0})
-                await store.release(FEED, "a", [1])
-                assert await store.claim(FEED, "b", {1: 1}) == {1: 2}
+                await store.beat(FEED, "b", LEASE)
+                assert await store.beat(FEED, "a", LEASE)
+                await store.put(FEED, "b", claims("b", {2: 0}))
+                await store.put(FEED, "a", [Lease(1, None, 1)])
+                assert await store.put(FEED, "b", claims("b", {1: 1})) == {1}
                 with pytest.raises(StoreError):
-                    await store.renew(FEED, "old", LEASE)
+                    await store.beat(FEED, "old", LEASE)
                 await store.leave(FEED, "b")
 
 
 async def test_releasing_and_ending_pass_by_the_rows_of_others(url: str) -> None:
     async with opened(url) as store:
         for name in ("a", "b"):
-            await store.join(FEED, name, LEASE)
-        await store.claim(FEED, "a", {1: 0, 2: 0})
-        await store.claim(FEED, "b", {3: 0})
+            await store.beat(FEED, name, LEASE)
+        await store.put(FEED, "a", claims("a", {1: 0, 2: 0}))
+        await store.put(FEED, "b", claims("b", {3: 0}))
         table = store.lease_table
         held = sa.update(table).where(row_of(table, 3)).values(epoch=9)
         async with paused(store.engine, held):
             with anyio.fail_after(LEASE / 2):
-                await store.end(FEED, "a", [1])
-                await store.release(FEED, "a", [2])
+                assert await store.put(FEED, "a", [Lease(1, "a", 1, ended=True)]) == {1}
+                assert await store.put(FEED, "a", [Lease(2, None, 1)]) == {2}
                 await store.leave(FEED, "a")
-        assert [lease.owner for lease in (await store.leases(FEED)).values()] == [None, None, "b"]
+        leases = (await store.look(FEED)).leases
+        assert {p: lease.owner for p, lease in leases.items()} == {1: None, 2: None, 3: "b"}
 
 
 @pytest.mark.parametrize("transaction", [False, True], ids=["alone", "in a transaction"])

@@ -9,7 +9,7 @@ import pytest
 
 from feedapi_client import CursorStore
 from feedapi_client.model import FeedKey
-from feedapi_client.stores import LeaseStore
+from feedapi_client.stores import Lease, LeaseStore
 from feedapi_client.testing import Publisher
 from tests.sharing.helpers import Running, group, until
 
@@ -58,10 +58,10 @@ async def test_a_lost_lease_is_a_warning(
         first = instances.start()
         await instances.balanced(first, partitions=2)
         key: FeedKey = first.consumer.key
-        await shared_store.join(key, "another", 60)
-        await shared_store.release(key, first.name, {1})  # as if it had expired
-        epoch = (await shared_store.leases(key))[1].epoch
-        assert await shared_store.claim(key, "another", {1: epoch})
+        await shared_store.beat(key, "another", 60)
+        epoch = (await shared_store.look(key)).leases[1].epoch
+        await shared_store.put(key, first.name, [Lease(1, None, epoch)])  # as if it had expired
+        assert await shared_store.put(key, "another", [Lease(1, "another", epoch + 1)])
         await until(lambda: any("lost" in text for text in changes(caplog, first)))
     # What happens to a batch that was in flight is a record of its own.
     told = [record for record in caplog.records if record.name.startswith("feedapi_client.sharing")]

@@ -17,13 +17,13 @@ from feedapi_client import (
     StoreError,
 )
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import consume
+from tests.consumer.helpers import SAFETY_LIMIT, consume
 from tests.sharing.helpers import Numbers, group, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 Serve = Callable[..., Publisher]
 BRIEF = Share(lease_seconds=0.3, rebalance_seconds=0.02, handover_seconds=5)
-LEASE_OPERATIONS = ("join", "renew", "instances", "leases", "claim", "release")
+LEASE_OPERATIONS = ("look", "beat", "put")
 
 
 class Cut:
@@ -62,14 +62,14 @@ def _passed_on(name: str) -> property:
     return property(lambda cut: cut.__getattr__(name))
 
 
-for _name in ("load", "save", "leave", "end", *LEASE_OPERATIONS):
+for _name in ("load", "save", "leave", *LEASE_OPERATIONS):
     setattr(Cut, _name, _passed_on(_name))
 
 
 async def expired(store: MemoryCursorStore, consumer: Any) -> bool:
     return not any(
         found.alive
-        for found in await store.instances(consumer.key)
+        for found in (await store.look(consumer.key)).instances
         if found.name == consumer.instance
     )
 
@@ -173,17 +173,50 @@ async def test_a_claim_whose_reply_was_lost_is_read_back(serve: Serve) -> None:
     class Unsure(MemoryCursorStore):
         lost = 2
 
-        async def claim(self, feed: Any, instance: str, epochs: Any) -> dict[int, int]:
-            claimed = await super().claim(feed, instance, epochs)
-            if -1 not in epochs and self.lost:
+        async def put(self, feed: Any, instance: str, leases: Any) -> set[int]:
+            put = await super().put(feed, instance, leases)
+            if -1 not in put and self.lost:
                 self.lost -= 1
                 raise StoreError("the connection broke")
-            return claimed
+            return put
 
     async with group(publisher, Unsure()) as instances:
         one = instances.start()
         await instances.balanced(one, partitions=3)
         await until(lambda: instances.handled.total() >= 20)
+    assert instances.handled == numbers.expected
+
+
+async def test_a_claim_that_the_heartbeat_did_not_survive_counts_for_nothing(serve: Serve) -> None:
+    """Its answer comes when another instance has claimed the same, after the heartbeat expired."""
+    publisher = serve(1, page_size=10, checkpoint_every=5)
+    numbers = Numbers(publisher)
+    answered = anyio.Event()
+
+    class Late(Cut):
+        async def put(self, *args: Any) -> set[int]:
+            stored = await self.store.put(*args)
+            if 0 in stored and not answered.is_set():
+                self.leases_fail = True
+                await answered.wait()
+                self.leases_fail = False
+            return stored
+
+    share = Share(lease_seconds=1.5, rebalance_seconds=0.5, handover_seconds=5)
+    store = MemoryCursorStore()
+    cut = Late(store)
+    async with group(publisher, store) as instances:
+        one = instances.start(share=share, store=cut)
+        await until(lambda: cut.leases_fail)
+        two = instances.start(share=share)
+        await until(lambda: two.reads)
+        answered.set()
+        for _ in range(20):
+            numbers.publish(5)
+            await anyio.sleep(0.1)
+            assert not (one.reads and two.reads)
+        await until(lambda: instances.handled.total() >= 100)
+        instances.check()
     assert instances.handled == numbers.expected
 
 
@@ -196,11 +229,13 @@ async def test_a_lease_that_went_back_is_lost(serve: Serve) -> None:
         one, two = instances.start(), instances.start()
         await instances.balanced(one, two, partitions=2)
         (mine,) = one.reads
-        row = store._shared[one.consumer.key].leases[mine]
-        row.owner, row.epoch = two.name, 0
-        await store.end(one.consumer.key, two.name, [])  # shows as a change
+        went_back = "UPDATE feedapi_cursors_leases SET owner = ?, epoch = 0 WHERE partition_id = ?"
+        store._connection.execute(went_back, (two.name, mine))
+        await store.put(one.consumer.key, two.name, [])  # shows as a change
         # It was not claimed by the one that it names, which gives it back.
-        await until(lambda: row.epoch > 0)
+        with anyio.fail_after(SAFETY_LIMIT):
+            while not (await store.look(one.consumer.key)).leases[mine].epoch:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
         await instances.balanced(one, two, partitions=2)
         numbers.publish(20)
         await until(lambda: instances.handled.total() >= 20)

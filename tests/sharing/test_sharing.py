@@ -20,6 +20,7 @@ from feedapi_client import (
 )
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import consume
+from tests.leases import claims
 from tests.sharing.helpers import QUICK, Group, Numbers, Running, group, until
 
 pytestmark = pytest.mark.anyio
@@ -209,9 +210,9 @@ async def test_a_killed_instance_is_replaced(serve: Serve, shared_store: CursorS
     key = consume(publisher, name="shared").key
     async with group(publisher, shared_store) as instances:
         leases: Any = shared_store
-        await leases.join(key, "dead", 1000)
-        assert len(await leases.claim(key, "dead", dict.fromkeys(range(4), 0))) == 4
-        assert await leases.renew(key, "dead", 0.5)
+        await leases.beat(key, "dead", 1000)
+        assert len(await leases.put(key, "dead", claims("dead", dict.fromkeys(range(4), 0)))) == 4
+        assert await leases.beat(key, "dead", 0.5)
         one = instances.start()
         await instances.balanced(one, partitions=4)
         await until(lambda: instances.handled.total() >= 40)

@@ -40,7 +40,7 @@ def test_ten_instances_that_start_at_once_ask_for_everything_once(backend: str, 
             assert calls["join"] == INSTANCES + 1
             assert calls["claim"] <= INSTANCES + 1
             assert calls["release"] == 0, "each claims its share only"
-            assert max(calls["load"], calls["leases"], calls["instances"]) <= 10 * INSTANCES
+            assert max(calls["load"], calls["leases"], calls["look"]) <= 10 * INSTANCES
 
     run_in_virtual_time(test, backend)
 
@@ -62,8 +62,8 @@ def test_those_that_wait_for_the_first_positions_write_nothing(backend: str) -> 
             instances.store.taken()
             await anyio.sleep(90)
             waiting = instances.store.taken()
-            assert waiting.keys() <= {"load", "leases", "instances", "renew"}
-            assert waiting["renew"] <= 90 / 15 * 5, "of one instance"
+            assert waiting.keys() <= {"load", "leases", "look", "beat"}
+            assert waiting["beat"] <= 90 / 15 * 5, "of one instance"
             assert waiting["load"] <= 40 * INSTANCES
             await instances.balanced(*all)
             assert asked_for_ends(publisher) == PARTITIONS
@@ -121,11 +121,11 @@ def test_nothing_but_heartbeats_and_looks_while_nothing_changes(backend: str) ->
             share = Share()
             await anyio.sleep(share.lease_seconds)
             calls: Counter[str] = instances.store.taken()
-            assert calls.keys() == {"renew", "instances", "load"}
+            assert calls.keys() == {"beat", "look", "load"}
             assert calls["load"] <= 2 * INSTANCES, "what the others have committed, once a lease"
-            assert calls["renew"] <= 6 * INSTANCES
+            assert calls["beat"] <= 6 * INSTANCES
             looks = share.lease_seconds / (0.8 * share.rebalance_seconds)
-            assert calls["instances"] <= (looks + 1) * INSTANCES
+            assert calls["look"] <= (looks + 1) * INSTANCES
             assert instances.publisher.counters["discovery"] == discoveries
 
     run_in_virtual_time(test, backend)

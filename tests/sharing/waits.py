@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 
 _TICK = 0.05
-_OPERATIONS = ("load", "save", "join", "renew", "instances", "leases", "claim", "release", "end")
+_OPERATIONS = ("load", "save", "look", "beat", "put")
 
 
 class Waits:

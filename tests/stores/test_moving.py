@@ -35,7 +35,6 @@ OTHERS = {
     "another path": key("https://former.test/other"),
     "a longer path": key("https://here.test/feed/more?tenant=1"),
     "another consumer": key("https://former.test/feed", name="other"),
-    "another tenant": key("https://here.test/feed?tenant=2"),
 }
 
 
@@ -52,6 +51,17 @@ def test_r07_what_looks_like_the_same_feed_is_refused_with_the_command(stored: F
 @pytest.mark.parametrize("stored", OTHERS.values(), ids=OTHERS)
 def test_r07_another_feed_is_none_of_it(stored: FeedKey) -> None:
     assert first_start(HERE, [stored]) is None
+
+
+def test_r07_another_query_is_another_feed_and_is_told() -> None:
+    other = key("https://here.test/feed?tenant=2")
+    told = first_start(HERE, [other])
+    assert isinstance(told, str)
+    assert f"some of 1 others that look like it, such as {other.url}" in told
+    moved = key("https://former.test/feed?tenant=1")
+    refused = first_start(HERE, [other, moved])
+    assert isinstance(refused, StoreError)
+    assert other.url not in str(refused)
 
 
 def test_r07_two_origins_with_that_path_are_several_feeds() -> None:
@@ -99,7 +109,9 @@ def test_r07_a_feed_name_that_is_added_counts_as_its_url(
     ],
 )
 def test_r07_a_feed_name_that_is_given_up(stored: Sequence[FeedKey], kind: type) -> None:
-    assert isinstance(first_start(HERE, stored), kind)
+    found = first_start(HERE, stored)
+    assert isinstance(found, kind)
+    assert ("or give feed_name='orders' as before" in str(found)) == (kind is StoreError)
 
 
 def test_r21_the_message_is_escaped_and_cut() -> None:

@@ -20,6 +20,7 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import (
     Journal,
     JournalledStore,
+    Lease,
     LeaseStore,
     PostgresCursorStore,
     SQLAlchemyCursorStore,
@@ -36,6 +37,7 @@ from feedapi_client.testing.contracts import (
 from feedapi_client.testing.contracts.fencing import FencingTests
 from feedapi_client.testing.contracts.storage_failures import FailureTests
 from feedapi_client.testing.contracts.transactions import TransactionTests
+from tests.leases import claims
 from tests.positions import counted
 from tests.postgres_pools import POOLS, execute, opened
 from tests.servers import Postgres
@@ -536,14 +538,14 @@ async def test_what_sqlalchemys_store_writes_this_one_reads(postgres: Postgres, 
         await theirs.save(FEED, advanced(advanced(first)))
         assert await ours.load(FEED) == await theirs.load(FEED) == advanced(advanced(first))
         assert await ours.feeds() == await theirs.feeds() == [FEED]
-        await ours.join(FEED, "a", 1000)
-        assert await ours.claim(FEED, "a", {0: 0}) == {0: 1}
-        assert await theirs.renew(FEED, "a", 1000)
-        assert (await theirs.leases(FEED))[0].owner == "a"
-        assert await theirs.claim(FEED, "a", {1: 0}) == {1: 1}
-        assert (await ours.leases(FEED)).keys() == {0, 1}
+        await ours.beat(FEED, "a", 1000)
+        assert await ours.put(FEED, "a", claims("a", {0: 0})) == {0}
+        assert await theirs.beat(FEED, "a", 1000)
+        assert (await theirs.look(FEED)).leases[0].owner == "a"
+        assert await theirs.put(FEED, "a", claims("a", {1: 0})) == {1}
+        assert (await ours.look(FEED)).leases.keys() == {0, 1}
         await theirs.leave(FEED, "a")
-        assert await ours.instances(FEED) == []
+        assert not (await ours.look(FEED)).instances
         await ours.leave(FEED, "a")
     await engine.dispose()
 
@@ -577,7 +579,7 @@ async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
         await store.create_tables()
         await store.save(FEED, opening())
         await store.save(FEED, advanced(opening()))
-        await store.join(FEED, "a", 1000)
+        await store.beat(FEED, "a", 1000)
         await store.leave(FEED, "a")
         assert await store.load(FEED) == advanced(opening())
     execute(dsn, 'DROP SCHEMA "My Schema" CASCADE')
@@ -672,15 +674,15 @@ async def test_a_pool_that_is_too_small_for_leases_is_refused(dsn: str) -> None:
         store = PostgresCursorStore(pool)
         await store.create_tables()
         with pytest.raises(StoreError, match="larger max_size"):
-            await store.join(FEED, "a", 1000)
+            await store.beat(FEED, "a", 1000)
 
 
 async def test_leases_give_connections_back_as_they_were(dsn: str) -> None:
     async with psycopg_pool.AsyncConnectionPool(dsn, min_size=1, max_size=3) as pool:
         store = PostgresCursorStore(pool)
         await store.create_tables()
-        await store.join(FEED, "a", 1000)
-        await store.renew(FEED, "a", 1000)
+        await store.beat(FEED, "a", 1000)
+        await store.beat(FEED, "a", 1000)
         await store.leave(FEED, "a")
         connections = [await pool.getconn() for _ in range(3)]
         for connection in connections:
@@ -699,26 +701,26 @@ async def test_leases_wait_a_part_of_a_lease_for_rows_of_others_and_set_nothing_
     async with opened(pool, dsn) as opens:
         store = PostgresCursorStore(opens)
         await store.create_tables()
-        await store.join(FEED, "a", 4.0)  # a statement waits 0.2 s
+        await store.beat(FEED, "a", 4.0)  # a statement waits 0.2 s
         with psycopg.connect(dsn) as holder:
             holder.execute("SELECT * FROM feedapi_cursors_instances FOR UPDATE")
             holder.execute(
                 "INSERT INTO feedapi_cursors_leases VALUES (%s, 1, 'b', 1, 0, 0)", (FEED.id,)
             )
             for change in (
-                lambda: store.renew(FEED, "a", 4.0),
-                lambda: store.join(FEED, "a", 4.0),
-                lambda: store.claim(FEED, "a", {0: 0, 1: 0}),
-                lambda: store.release(FEED, "a", [0]),
+                lambda: store.beat(FEED, "a", 4.0),
+                lambda: store.put(FEED, "a", claims("a", {0: 0, 1: 0})),
+                lambda: store.put(FEED, "a", [Lease(0, None, 1)]),
             ):
                 with pytest.raises(StoreError, match="lock timeout"):
                     await change()
-            assert {p: each.owner for p, each in (await store.leases(FEED)).items()} == {0: None}
+            leases = (await store.look(FEED)).leases
+            assert {p: each.owner for p, each in leases.items()} == {0: None}
             holder.rollback()
-        assert await store.renew(FEED, "a", 4.0)
-        assert await store.claim(FEED, "a", {0: 1, 1: 0}) == {0: 2, 1: 1}
+        assert await store.beat(FEED, "a", 4.0)
+        assert await store.put(FEED, "a", claims("a", {0: 1, 1: 0})) == {0, 1}
         shown = "SELECT current_setting('lock_timeout')"
-        for kept in (store._renewing, store._leasing):
+        for kept in (store._beating, store._leasing):
             rows = await run_on(kept._connection, rows_of(shown))
             assert [tuple(row) for row in rows] == [("0",)]
         await store.leave(FEED, "a")
@@ -779,19 +781,19 @@ async def test_a_session_that_ends_is_replaced(dsn: str) -> None:
     async with psycopg_pool.AsyncConnectionPool(dsn, min_size=3, max_size=5) as pool:
         store = PostgresCursorStore(pool)
         await store.create_tables()
-        await store.join(FEED, "a", 1000)
+        await store.beat(FEED, "a", 1000)
         execute(
             dsn,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'",
         )
         with pytest.raises(StoreError):
-            await store.claim(FEED, "a", {0: 0})
+            await store.put(FEED, "a", claims("a", {0: 0}))
         with anyio.fail_after(60):
-            claimed: dict[int, int] = {}
+            claimed: set[int] = set()
             while not claimed:
                 try:
-                    claimed = await store.claim(FEED, "a", {0: 0})
+                    claimed = await store.put(FEED, "a", claims("a", {0: 0}))
                 except StoreError:
                     await anyio.sleep(0.05)
         await store.leave(FEED, "a")

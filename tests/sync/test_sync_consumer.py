@@ -24,7 +24,6 @@ from feedapi_client import (
     SyncBatch,
     SyncFeedConsumer,
 )
-from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import BROKEN, RecordingStore, Transaction, fill, numbers
 from tests.sync.helpers import (
@@ -293,7 +292,6 @@ def test_quarantined_events_are_stored_in_the_transaction(
     count = connection.execute("SELECT count(*) FROM feedapi_quarantine").fetchone()
     connection.close()
     assert count == (3,)
-    assert SQLiteQuarantineStore(path).joins(store)
 
 
 # ---------------------------------------------------------------------- beside the iteration

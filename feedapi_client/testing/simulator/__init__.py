@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["SimulationError", "simulate"]
 
 
-def __getattr__(name: str) -> Any:
-    # Names are loaded at their first use: the modules of this package import it by its name.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.simulate_application"), name)
+if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> Any:
+        # Names are loaded at their first use: the modules of this package import it by its name.
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.simulate_application"), name)

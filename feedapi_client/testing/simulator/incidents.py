@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.memory_leases import MemoryLeases
+from feedapi_client.stores.leases import SECOND
+from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing.simulator.oracle import Known, Oracle
 from feedapi_client.testing.simulator.store import SimulatedDatabase
 from feedapi_client.testing.simulator.world import ModelPartition, World
 
 Order = Literal["rewind", "skip", "drain"]
 """What an operator does with the position of a partition."""
+
+Rows = dict[str, list[Any]]
+_INSTANCES, _LEASES = "feedapi_cursors_instances", "feedapi_cursors_leases"
 
 KEPT = 20
 """Saves that a failover can lose, at most."""
@@ -25,7 +28,7 @@ class Backup:
     """What a replica of the database has: all that was durable at some moment."""
 
     positions: dict[FeedKey, dict[int, Position]]
-    leases: Any
+    leases: Rows
     known: Known
 
 
@@ -74,21 +77,28 @@ class Replica:
         self._backups.clear()
         database.positions = backup.positions
         if leases:
-            vars(database.leases).update(backup.leases)
+            _replace(database.leases, backup.leases)
         database.generation += 1
         database.failures += 1
         database.locks.clear()
         self._oracle.went_back(backup.known if self._transactional else None)
 
 
-def _copied(leases: MemoryLeases) -> dict[str, Any]:
-    """Return a copy of what a lease store holds. A deep copy takes ten times as long."""
-    feeds = {}
-    for key, feed in leases._shared.items():
-        feeds[key] = other = copy(feed)
-        other.instances = {name: copy(beat) for name, beat in feed.instances.items()}
-        other.leases = {partition: copy(row) for partition, row in feed.leases.items()}
-    return {**vars(leases), "_shared": feeds}
+def _copied(leases: MemoryCursorStore) -> Rows:
+    """Return what a lease store holds."""
+    execute = leases._connection.execute
+    return {
+        table: execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608
+        for table in (_INSTANCES, _LEASES)
+    }
+
+
+def _replace(leases: MemoryCursorStore, rows: Rows) -> None:
+    """Let a lease store hold what was copied."""
+    for table, found in rows.items():
+        leases._connection.execute(f"DELETE FROM {table}")  # noqa: S608
+        insert = f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?)"  # noqa: S608
+        leases._connection.executemany(insert, found)
 
 
 class LeaseReplica:
@@ -99,7 +109,7 @@ class LeaseReplica:
 
     def __init__(self, database: SimulatedDatabase) -> None:
         self._database = database
-        self._backups: list[tuple[float, Any]] = []
+        self._backups: list[tuple[float, Rows]] = []
 
     def keep(self) -> None:
         """Copy the leases as they are now. To be called again and again."""
@@ -111,19 +121,17 @@ class LeaseReplica:
         until = self._database.now() - seconds
         older = [leases for at, leases in self._backups if at <= until]
         if older:
-            vars(self._database.leases).update(older[-1])
+            _replace(self._database.leases, older[-1])
             self._database.failures += 1
             self._backups.clear()
 
 
-def set_clock(leases: MemoryLeases, seconds: float) -> None:
+def set_clock(leases: MemoryCursorStore, seconds: float) -> None:
     """Let the clock that leases expire by jump ahead, or back."""
-    for feed in leases._shared.values():
-        for heartbeat in feed.instances.values():
-            heartbeat.joined -= seconds
-            heartbeat.expires -= seconds
-        for row in feed.leases.values():
-            row.since -= seconds
+    times = {_INSTANCES: ("joined_at", "expires_at"), _LEASES: ("changed_at",)}
+    for table, columns in times.items():
+        moved = ", ".join(f"{column} = {column} - {int(seconds * SECOND)}" for column in columns)
+        leases._connection.execute(f"UPDATE {table} SET {moved}")  # noqa: S608
 
 
 class Operators:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.options import Share
-from feedapi_client.stores.leases import Instance, Lease
+from feedapi_client.stores.leases import Lease, View
 from feedapi_client.testing.simulator.clock import sleep
 from feedapi_client.testing.simulator.knowledge import Knowledge
 from feedapi_client.testing.simulator.scenario import (
@@ -226,48 +226,27 @@ class SharedSession(StoreSession):
 
     # ------------------------------------------------------------------ LeaseStore
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
-        """See `LeaseStore.join`."""
-        await self.operation()
-        await self._database.leases.join(feed, instance, seconds, options)
-        await self._database.reply()
-
-    async def renew(self, feed: FeedKey, instance: str, seconds: float) -> bool:
-        """See `LeaseStore.renew`."""
-        await self.operation()
-        renewed = await self._database.leases.renew(feed, instance, seconds)
-        await self._database.reply()
-        if self.knowledge is not None and not renewed:
-            self.knowledge.expired()
-        return renewed
-
-    async def leave(self, feed: FeedKey, instance: str) -> None:
-        """See `LeaseStore.leave`."""
-        if self.knowledge is not None:
-            self.knowledge.left()
-        await self.operation()
-        await self._database.leases.leave(feed, instance)
-        await self._database.reply()
-
-    async def instances(self, feed: FeedKey) -> list[Instance]:
-        """See `LeaseStore.instances`."""
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        """See `LeaseStore.look`."""
         await self.operation()
         if self.knowledge is not None:
             self.knowledge.looks()
-        return await self._database.leases.instances(feed)
-
-    async def leases(self, feed: FeedKey) -> dict[int, Lease]:
-        """See `LeaseStore.leases`."""
-        await self.operation()
-        found = await self._database.leases.leases(feed)
-        if self.knowledge is not None:
-            self.knowledge.saw(found)
+        found = await self._database.leases.look(feed, last)
+        if self.knowledge is not None and (last is None or found.leases is not last.leases):
+            self.knowledge.saw(found.leases)
         return found
 
-    async def claim(
-        self, feed: FeedKey, instance: str, epochs: Mapping[int, int]
-    ) -> dict[int, int]:
-        """See `LeaseStore.claim`. It leaves out the rows that another one is about to claim.
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """See `LeaseStore.beat`."""
+        await self.operation()
+        lasted = await self._database.leases.beat(feed, instance, seconds, options)
+        await self._database.reply()
+        if self.knowledge is not None and not lasted:
+            self.knowledge.expired()
+        return lasted
+
+    async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
+        """See `LeaseStore.put`. It leaves out the rows that another one is about to change.
 
         Between its two statements the process may be frozen: its rows stay locked meanwhile.
         """
@@ -275,14 +254,16 @@ class SharedSession(StoreSession):
         await self.operation()
         claims, mine = self._database.claims, set()
         try:
-            for partition in epochs:
-                holder = claims.get((feed, partition))
+            for lease in leases:
+                holder = claims.get((feed, lease.partition))
                 if holder is None or holder.dead:
-                    claims[feed, partition] = self
-                    mine.add(partition)
+                    claims[feed, lease.partition] = self
+                    mine.add(lease.partition)
             await self.operation()
-            wanted = {partition: epochs[partition] for partition in epochs if partition in mine}
-            claimed = await self._database.leases.claim(feed, instance, wanted)
+            wanted = [lease for lease in leases if lease.partition in mine]
+            put = await self._database.leases.put(feed, instance, wanted)
+            kept = {lease.partition: lease for lease in wanted if lease.partition in put}
+            claimed = {p: each.epoch for p, each in kept.items() if each.owner and not each.ended}
             stored = self._database.positions.get(feed, {})
             changes = self.changes()
             self.claimed |= {p: Claimed(stored[p], changes) for p in claimed if p in stored}
@@ -290,25 +271,20 @@ class SharedSession(StoreSession):
             for partition in mine:
                 if claims.get((feed, partition)) is self:
                     del claims[feed, partition]
-        self._database.note("{} claimed {}", _process(instance), claimed)
+        released = sorted(p for p, each in kept.items() if each.owner is None)
+        self._database.note("{} claimed {}, released {}", _process(instance), claimed, released)
         await self._database.reply()
         if self.knowledge is not None:
             self.knowledge.claimed(instance, claimed, asked=asked)
-        return claimed
+            self.knowledge.released(released)
+        return put
 
-    async def release(self, feed: FeedKey, instance: str, partitions: Collection[int]) -> None:
-        """See `LeaseStore.release`."""
-        await self.operation()
-        await self._database.leases.release(feed, instance, partitions)
-        self._database.note("{} released {}", _process(instance), sorted(partitions))
-        await self._database.reply()
+    async def leave(self, feed: FeedKey, instance: str) -> None:
+        """See `LeaseStore.leave`."""
         if self.knowledge is not None:
-            self.knowledge.released(partitions)
-
-    async def end(self, feed: FeedKey, instance: str, partitions: Collection[int]) -> None:
-        """See `LeaseStore.end`."""
+            self.knowledge.left()
         await self.operation()
-        await self._database.leases.end(feed, instance, partitions)
+        await self._database.leases.leave(feed, instance)
         await self._database.reply()
 
 

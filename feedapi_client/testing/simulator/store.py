@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.stores.base import CursorStore, check_replaces, held_elsewhere
 from feedapi_client.stores.done import Claim, DoneEvent, already_done, claimed_anew
-from feedapi_client.stores.memory_leases import MemoryLeases
+from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing.simulator.clock import in_drawn_order, sleep, staggered
 from feedapi_client.testing.simulator.trace import Trace
 
@@ -67,7 +66,8 @@ class SimulatedDatabase:
         """Under which claim it may be done."""
         self.doers: dict[tuple[FeedKey, int], set[Transaction]] = {}
         """The open transactions that have done something of a partition, and hold its claim."""
-        self.leases = MemoryLeases()
+        self.leases = MemoryCursorStore()
+        """Keeps leases, and no positions."""
         self.locks: dict[tuple[FeedKey, int], Transaction] = {}
         """The rows that open transactions of several instances have changed."""
         self.claims: dict[tuple[FeedKey, int], StoreSession] = {}
@@ -334,6 +334,16 @@ class Transaction:
         return effects
 
 
+class _Alone(Transaction):
+    """One that holds a single save, and is committed with it."""
+
+    async def save(self, changes: Mapping[tuple[FeedKey, int], Position]) -> None:
+        """See `Transaction.save`."""
+        await super().save(changes)
+        with anyio.CancelScope(shield=True):
+            await self.commit()
+
+
 class SimulatedQuarantine:
     """A `QuarantineStore` in the same database: it joins the transactions of cursors and effects.
 
@@ -347,17 +357,13 @@ class SimulatedQuarantine:
         """See `QuarantineStore.prepare`."""
         await self._session.operation()
 
-    def joins(self, cursors: CursorStore) -> bool:
-        """Return whether the cursors are in the same database."""
-        return cursors is self._session
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Transaction]:
-        """Give a transaction that is committed at the end of the block."""
-        with closing(self._session.transaction()) as transaction:
-            yield transaction
-            with anyio.CancelScope(shield=True):
-                await transaction.commit()
+    def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Transaction | None:
+        """Return a transaction that commits itself with the save of a cursor."""
+        if cursors is not self._session:
+            return None
+        transaction = _Alone(self._session)
+        transaction.quarantined += map(_quarantined_effect, events)
+        return transaction
 
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
         """See `QuarantineStore.add`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,7 +15,7 @@ from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.sharing.coordinator import Coordinator
-from feedapi_client.stores.memory_leases import MemoryLeases
+from feedapi_client.stores.leases import Lease
 from feedapi_client.testing.simulator.store import SimulatedDatabase
 
 
@@ -76,14 +76,14 @@ def refused_is_kept_after_a_stop(patch: pytest.MonkeyPatch) -> None:
 def leaving_partitions_are_still_owned(patch: pytest.MonkeyPatch) -> None:
     """What is about to be given away counts as owned when the leases are looked at."""
 
-    async def refresh(self: Coordinator) -> None:
-        driver = self._driver
+    async def refresh(self: Coordinator, _: int) -> None:
+        driver, leases = self._driver, self._view.leases
         positions = await driver.positions.load()
         actions = driver.planner.refresh(
             positions,
             owned=self._owned.keys(),
-            others={p for p, owner in self._owners.items() if owner != self.name},
-            ended=self._ends.of(self._leases),
+            others={p for p, lease in leases.items() if lease.owner in self._others},
+            ended=self._ends.of(leases),
         )
         await driver.apply(actions)
         driver.wake()
@@ -94,8 +94,8 @@ def leaving_partitions_are_still_owned(patch: pytest.MonkeyPatch) -> None:
 def epochs_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A lease that another instance had in between counts as held all the time."""
 
-    def holds(self: Coordinator, partition: int, epoch: int) -> bool:
-        lease = self._leases.get(partition)
+    def holds(self: Coordinator, partition: int) -> bool:
+        lease = self._view.leases.get(partition)
         return lease is not None and lease.owner == self.name
 
     patch.setattr(Coordinator, "_holds", holds)
@@ -138,9 +138,9 @@ def a_release_loses_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def positions_are_loaded_before_the_claim(patch: pytest.MonkeyPatch) -> None:
     """A partition is read from where it stood before its lease was claimed."""
-    claim = Coordinator._claim
+    real = Coordinator._round
 
-    async def claim_late(self: Coordinator, partitions: Iterable[int]) -> None:
+    async def late(self: Coordinator) -> None:
         positions, load = await self._driver.positions.load(), self._driver.positions.load
 
         async def known() -> Mapping[int, Position]:
@@ -148,11 +148,11 @@ def positions_are_loaded_before_the_claim(patch: pytest.MonkeyPatch) -> None:
 
         self._driver.positions.load = known  # type: ignore[method-assign]
         try:
-            await claim(self, partitions)
+            await real(self)
         finally:
             self._driver.positions.load = load  # type: ignore[method-assign]
 
-    patch.setattr(Coordinator, "_claim", claim_late)
+    patch.setattr(Coordinator, "_round", late)
 
 
 def saves_are_not_fenced(patch: pytest.MonkeyPatch) -> None:
@@ -174,14 +174,12 @@ def an_outdated_position_is_kept_after_a_claim(patch: pytest.MonkeyPatch) -> Non
 
 def the_dead_keep_their_leases(patch: pytest.MonkeyPatch) -> None:
     """The leases of an instance that is gone are never claimed."""
-    real = MemoryLeases.claim
+    real = Lease.follows
 
-    async def claim(leases: MemoryLeases, feed: Any, instance: str, epochs: Any) -> Any:
-        rows = leases._shared[feed].leases
-        free = {p: e for p, e in epochs.items() if p not in rows or rows[p].owner is None}
-        return await real(leases, feed, instance, free)
+    def follows(self: Lease, owner: str | None, epoch: int, instance: str, alive: Any) -> bool:
+        return owner in (None, instance) and real(self, owner, epoch, instance, alive)
 
-    patch.setattr(MemoryLeases, "claim", claim)
+    patch.setattr(Lease, "follows", follows)
 
 
 def a_hand_over_does_not_release(patch: pytest.MonkeyPatch) -> None:

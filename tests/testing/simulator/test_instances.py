@@ -10,7 +10,7 @@ import pytest
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.memory_leases import MemoryLeases
+from feedapi_client.stores import MemoryCursorStore
 from feedapi_client.testing.simulator.__main__ import main, numbers
 from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
 from feedapi_client.testing.simulator.incidents import set_clock
@@ -20,6 +20,7 @@ from feedapi_client.testing.simulator.shared import SharedSession, shared
 from feedapi_client.testing.simulator.simulation import run
 from feedapi_client.testing.simulator.store import SimulatedDatabase
 from feedapi_client.testing.simulator.trace import Trace
+from tests.leases import claims
 from tests.testing.simulator.backends import BACKENDS
 
 SEEDS = 10
@@ -97,12 +98,12 @@ def test_instances_get_everything_that_one_instance_has() -> None:
 
 def test_leases_expire_by_a_clock_that_jumps() -> None:
     async def main() -> list[bool]:
-        leases, key = MemoryLeases(), FeedKey("http://feed/")
+        leases, key = MemoryCursorStore(), FeedKey("http://feed/")
         renewed = []
-        await leases.join(key, "a", 10.0)
+        await leases.beat(key, "a", 10.0)
         for seconds in (9.0, -50.0, 51.0):
             set_clock(leases, seconds)
-            renewed.append(await leases.renew(key, "a", 10.0))
+            renewed.append(await leases.beat(key, "a", 10.0))
         return renewed
 
     assert run_in_virtual_time(main, backend="asyncio", seed="clock") == [True, True, False]
@@ -120,7 +121,7 @@ def test_a_failover_keeps_leases_that_are_in_another_database(leases: bool) -> N
 
 
 def test_a_claim_leaves_out_what_a_frozen_instance_is_about_to_claim() -> None:
-    async def main() -> tuple[dict[int, int], dict[int, int]]:
+    async def main() -> tuple[set[int], set[int]]:
         now = virtual_clock("asyncio")
         database = SimulatedDatabase(
             random=Random(0), latency=0.01, trace=Trace(now), on_effect=lambda _: None
@@ -128,23 +129,23 @@ def test_a_claim_leaves_out_what_a_frozen_instance_is_about_to_claim() -> None:
         frozen, other = SharedSession(database), SharedSession(database)
         key = FeedKey("http://feed/")
         for name, session in (("a", frozen), ("b", other)):
-            await session.join(key, name, 1000.0)
-        claims: list[dict[int, int]] = []
+            await session.beat(key, name, 1000.0)
+        claimed: list[set[int]] = []
 
         async def claim() -> None:
-            claims.append(await frozen.claim(key, "a", {0: 0}))
+            claimed.append(await frozen.put(key, "a", claims("a", {0: 0})))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(claim)
             while not database.claims:
                 await sleep(0.001)
             frozen.frozen_until = now() + 60.0
-            meanwhile = await other.claim(key, "b", {0: 0, 1: 0})
-        return claims[0], meanwhile
+            meanwhile = await other.put(key, "b", claims("b", {0: 0, 1: 0}))
+        return claimed[0], meanwhile
 
     late, meanwhile = run_in_virtual_time(main, backend="asyncio", seed="a")
-    assert meanwhile == {1: 1}
-    assert late == {0: 1}
+    assert meanwhile == {1}
+    assert late == {0}
 
 
 def test_a_statement_waits_for_a_locked_row_so_long_at_most() -> None:

@@ -1,8 +1,8 @@
-"""A store of leases whose operations are written as scripts, and the connections that it keeps."""
+"""Leases beside the cursors of a SQL database, and the connections that are kept for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -10,8 +10,7 @@ import anyio
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.lease_scripts import LeaseScripts
-from feedapi_client.stores.leases import Instance, Lease
+from feedapi_client.stores.leases import Lease, LeaseScripts, View
 from feedapi_client.stores.scripted import JournalledScripts
 from feedapi_client.stores.scripts import Script
 from feedapi_client.stores.sql_dialects import is_conflict, is_lock_timeout
@@ -32,51 +31,34 @@ class ScriptedLeases:
 
     _lease_scripts: LeaseScripts
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
-        """See `LeaseStore.join`."""
-        await self._lease(feed, lambda: self._lease_scripts.join(feed, instance, seconds, options))
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        """See `LeaseStore.look`."""
+        return await self._lease(feed, lambda: self._lease_scripts.look(feed, last), reads=True)
 
-    async def renew(self, feed: FeedKey, instance: str, seconds: float) -> bool:
-        """See `LeaseStore.renew`."""
-        script = self._lease_scripts
-        return await self._lease(feed, lambda: script.renew(feed, instance, seconds), renewing=True)
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """See `LeaseStore.beat`."""
+        scripts = self._lease_scripts
+        return await self._lease(
+            feed, lambda: scripts.beat(feed, instance, seconds, options), beats=True
+        )
+
+    async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
+        """See `LeaseStore.put`."""
+        return await self._lease(feed, lambda: self._lease_scripts.put(feed, instance, leases))
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
         """See `LeaseStore.leave`."""
         await self._lease(feed, lambda: self._lease_scripts.leave(feed, instance))
-
-    async def instances(self, feed: FeedKey) -> list[Instance]:
-        """See `LeaseStore.instances`."""
-        return await self._lease(feed, lambda: self._lease_scripts.instances(feed), reads=True)
-
-    async def leases(self, feed: FeedKey) -> dict[int, Lease]:
-        """See `LeaseStore.leases`."""
-        return await self._lease(feed, lambda: self._lease_scripts.leases(feed), reads=True)
-
-    async def claim(
-        self, feed: FeedKey, instance: str, epochs: Mapping[int, int]
-    ) -> dict[int, int]:
-        """See `LeaseStore.claim`."""
-        return await self._lease(feed, lambda: self._lease_scripts.claim(feed, instance, epochs))
-
-    async def release(self, feed: FeedKey, instance: str, partitions: Collection[int]) -> None:
-        """See `LeaseStore.release`."""
-        script = self._lease_scripts
-        await self._lease(feed, lambda: script.release(feed, instance, partitions))
-
-    async def end(self, feed: FeedKey, instance: str, partitions: Collection[int]) -> None:
-        """See `LeaseStore.end`."""
-        await self._lease(feed, lambda: self._lease_scripts.end(feed, instance, partitions))
 
     async def _lease(
         self,
         feed: FeedKey,
         script: Callable[[], Script[T]],
         *,
-        renewing: bool = False,
+        beats: bool = False,
         reads: bool = False,
     ) -> T:
-        """Run what makes a script; `renewing` waits for no other operation, `reads` only reads."""
+        """Run what makes a script; `beats` waits for no other operation, `reads` only reads."""
         raise NotImplementedError
 
 
@@ -99,15 +81,15 @@ class Connections(Protocol):
 class KeptLeases(ScriptedLeases, JournalledScripts):
     """Leases in a database with a server.
 
-    While an instance has joined two connections are kept: one for renewals, which wait for nothing
-    else, and one for all other operations.
+    While an instance has joined two connections are kept: one for heartbeats, which wait for
+    nothing else, and one for all other operations.
     """
 
     def __init__(
-        self, scripts: LeaseScripts, renewing: KeptConnection, leasing: KeptConnection
+        self, scripts: LeaseScripts, beating: KeptConnection, leasing: KeptConnection
     ) -> None:
         self._lease_scripts = scripts
-        self._renewing = renewing
+        self._beating = beating
         self._leasing = leasing
         self._joined: dict[tuple[FeedKey, str], float] = {}
         """The length of the lease of each instance that has joined, in seconds."""
@@ -118,31 +100,31 @@ class KeptLeases(ScriptedLeases, JournalledScripts):
         """Bound the block in time, finish it although it is cancelled, and translate errors."""
         raise NotImplementedError
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
-        """See `LeaseStore.join`."""
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """See `LeaseStore.beat`."""
         self._joined[feed, instance] = seconds
-        await super().join(feed, instance, seconds, options)
+        return await super().beat(feed, instance, seconds, options)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
         """See `LeaseStore.leave`."""
         self._joined.pop((feed, instance), None)
         await super().leave(feed, instance)
         if not self._joined:
-            await self._renewing.close()
+            await self._beating.close()
 
     async def _lease(
         self,
         feed: FeedKey,
         script: Callable[[], Script[T]],
         *,
-        renewing: bool = False,
+        beats: bool = False,
         reads: bool = False,
     ) -> T:
         # The shortest lease of all that share the store. One that has not joined has none.
         lease = min(self._joined.values(), default=_LOCK_PART)
         self._lease_scripts.lock_seconds = lease / _LOCK_PART
-        connection = self._renewing if renewing else self._leasing
-        seconds = lease / _RENEWAL_PART if renewing else max(lease, _LEAST_SECONDS)
+        connection = self._beating if beats else self._leasing
+        seconds = lease / _RENEWAL_PART if beats else max(lease, _LEAST_SECONDS)
         async with self._operation(feed, seconds=seconds, shield=not reads):
             return await connection.run(script, lease / _LOCK_PART, keep=lambda: bool(self._joined))
 

@@ -1,0 +1,279 @@
+"""A batch whose handler fails: attempts, the search for the failing event, and the save.
+
+The failing event is found by dry runs. A dry run calls the handler with the first events of the
+batch. ``batch.commit`` raises `DryRunPassed` in it, so that the handler's transaction rolls back: a
+dry run that comes that far has passed and has left nothing behind. Each dry run halves the events
+in question, until one event is left whose predecessors pass and which does not.
+
+- An ORM session is flushed before, because what it holds back may be what fails.
+- A constraint that the database checks only at the end of a transaction fails without a failing
+  event. Such an error is raised.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+
+from feedapi_client.model import Batch, Committer, Event, FeedKey
+from feedapi_client.quarantine.aside import Aside, is_final
+from feedapi_client.quarantine.policy import Handler, OnFailure, Retry, parse_on_failure
+from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.retry import retry
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.caller_thread import in_callers_thread
+from feedapi_client.stores.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+
+class DryRunPassed(BaseException):
+    """Raised by ``batch.commit`` in a dry run: the events passed.
+
+    The handler's transaction has to roll back. It is not an `Exception`, so that the handler's own
+    ``except Exception`` does not see it. As a cancellation it must not be swallowed.
+    """
+
+
+class NoFurtherAttempt(BaseException):
+    """The consumer was stopped: the batch comes again. No `Exception`, which would be a failure."""
+
+
+class Watch(Protocol):
+    """Told of what becomes of batches whose handler fails."""
+
+    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
+        """The handler gets the batch again after a pause, for the attempt of this number."""
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt. Raises `NoFurtherAttempt` after a stop."""
+        ...
+
+    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
+        """These events are in quarantine."""
+        ...
+
+
+async def retrying_handler(
+    handle: Handler, on_failure: OnFailure, feed: FeedKey, cursors: CursorStore, watch: Watch
+) -> Handler:
+    """Return `handle` wrapped in what `on_failure` asks for.
+
+    The returned handler handles and commits a batch, and raises what ends the iteration. It may be
+    called for several partitions at once.
+
+    Raises:
+        ValueError: `on_failure` is unknown.
+        StoreError: there is no place for quarantined events.
+    """
+    policy, quarantine = parse_on_failure(on_failure)
+    aside = None
+    if quarantine is not None:
+        if quarantine.whole_key:
+            raise ValueError("Quarantine.whole_key needs a key for each event: use run_by_key")
+        aside = Aside(quarantine, feed, cursors)
+        await aside.store.prepare()
+    elif policy.attempts == 1:
+        return handle
+
+    async def handle_batch(batch: Batch) -> None:
+        await _Handling(batch, handle, policy, aside, watch).run()
+
+    return handle_batch
+
+
+class _Handling:
+    """One batch: its remaining events, those that are put aside, and what is known of them."""
+
+    def __init__(
+        self, batch: Batch, handle: Handler, policy: Retry, aside: Aside | None, watch: Watch
+    ) -> None:
+        self._batch = batch
+        self._handle = handle
+        self._policy = policy
+        self._aside = aside
+        self._watch = watch
+        self._remaining: list[tuple[int, Event]] = list(enumerate(batch.events))
+        self._quarantined: list[QuarantinedEvent] = []
+        self._handled = False  # all that remain: only their save is left
+        self._committed = False
+        self._rolls_back = False  # whether the handler's commit rolled the last dry run back
+        self._passing = 0  # number of the remaining events that are known to pass, from the first
+
+    async def run(self) -> None:
+        aside = self._aside
+        delivered = await self._is_delivered(partial(self._repeat, self._deliver))
+        if aside is not None and not delivered:
+            await self._recover(aside)
+        for event in self._quarantined:
+            log.warning(
+                "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
+                "the handler failed with %s",
+                event.feed.url,
+                event.partition,
+                event.id,
+                event.index,
+                event.cursor,
+                event.error_type,
+                extra={"feed": event.feed.url, "partition": event.partition},
+            )
+        self._watch.quarantined(self._quarantined)
+        last = self._quarantined[-1].index if self._quarantined else -1
+        if aside is not None and last < len(self._batch) - 1:
+            aside.handled(self._batch.partition)
+
+    # Delivery
+
+    async def _repeat(self, attempt: Any) -> None:
+        """Try as often as the policy says, and raise the last error."""
+        backoff = self._policy.backoff(lambda error: not (self._committed or is_final(error)))
+        on_retry = partial(self._watch.retrying, self._batch)
+        await retry(attempt, backoff, sleep=self._pause, on_retry=on_retry)
+
+    async def _pause(self, seconds: float) -> None:
+        await (anyio.sleep(seconds) if self._handled else self._watch.pause(seconds))
+
+    async def _deliver(self) -> None:
+        """Call the handler with the remaining events, and save the cursor if it did not.
+
+        What failed is what is repeated: of a handler that has returned only the save (R5).
+        """
+        saved = False
+
+        async def commit(_: Batch, transaction: Any) -> None:
+            nonlocal saved
+            if not self._committed:
+                await self._save(transaction)
+                saved, self._committed = True, transaction is None
+
+        if not self._handled:
+            await self._call(len(self._remaining), commit)
+            self._handled = True
+        if not saved:
+            await self._save(None)
+
+    async def _is_delivered(self, deliver: Any) -> bool:
+        """Return False if it has failed by the fault of an event, and raise any other error."""
+        try:
+            await deliver()
+        except Exception as error:
+            if (
+                self._aside is None
+                # Once the cursor is saved the events count as handled.
+                or self._committed
+                or self._handled
+                or not self._remaining
+                or not self._aside.takes(error)
+            ):
+                raise
+            return False
+        return True
+
+    async def _call(self, count: int, commit: Committer) -> None:
+        chosen = [event for _, event in self._remaining[:count]]
+        await self._handle(Batch(self._batch.partition, chosen, self._batch.cursor, commit))
+
+    async def _save(self, transaction: Any) -> None:
+        if self._aside is None:
+            await self._batch.commit(transaction)
+        else:
+            await self._aside.save(self._batch, self._quarantined, transaction)
+
+    # The failing events
+
+    async def _recover(self, aside: Aside) -> None:
+        """Put the failing events aside, have the others handled, and commit."""
+        while self._remaining:
+            cause = await self._find_failing_event()
+            if cause is not None:
+                self._put_aside(aside, cause)
+            if self._rolls_back and self._remaining:
+                if cause is None:  # the failure may pass by itself
+                    await self._repeat(self._deliver)
+                    return
+                if await self._is_delivered(self._deliver):
+                    return
+        await self._save(None)
+
+    async def _find_failing_event(self) -> Exception | None:
+        """Find the first event that fails, which is then the one at `_passing`.
+
+        Returns its error, or None if none fails (any more).
+        """
+        if self._passing == len(self._remaining):
+            # All passed and the batch failed again: what was known is not true any more.
+            self._passing = 0
+        while self._passing < len(self._remaining):
+            high = await self._halve()
+            try:
+                await self._repeat(partial(self._dry_run, high))
+            except Exception as error:  # noqa: BLE001 - whatever the handler raises is the result
+                return error
+            # What failed among these events has passed by itself. Others may come behind them.
+        return None
+
+    async def _halve(self) -> int:
+        """Return how many of the remaining events to try so that the last of them is in question.
+
+        All before it passed, as far as they are still among the remaining.
+        """
+        low, high = self._passing, len(self._remaining)
+        while high - low > 1:
+            # Without a rollback passing events are done with, so that they are tried one by one.
+            middle = (low + high) // 2 if self._rolls_back else low + 1
+            before = len(self._remaining)
+            try:
+                await self._dry_run(middle)
+            except Exception:  # noqa: BLE001 - the last dry run decides what becomes of its error
+                high = middle
+            else:
+                high -= before - len(self._remaining)
+                low = self._passing
+        return high
+
+    async def _dry_run(self, count: int) -> None:
+        """Try the first `count` remaining events; those that stay handled leave the remaining."""
+        rolled_back = False
+
+        async def commit(_: Batch, transaction: Any) -> None:
+            nonlocal rolled_back
+            rolled_back = True
+            if hasattr(transaction, "flush"):
+                await _flush(transaction)
+            raise DryRunPassed
+
+        try:
+            await self._call(count, commit)
+        except* DryRunPassed:
+            pass
+        self._rolls_back = rolled_back
+        if rolled_back:
+            self._passing = count
+        else:
+            del self._remaining[:count]
+            self._passing = 0
+
+    def _put_aside(self, aside: Aside, error: Exception) -> None:
+        """Move the event at `_passing` from the remaining events to the quarantined ones."""
+        index, event = self._remaining[self._passing]
+        if index != (self._quarantined[-1].index + 1 if self._quarantined else 0):
+            aside.handled(event.partition)  # the one before it
+        record = aside.record(event, self._batch.cursor, index, error)
+        if record is None:
+            raise error
+        self._quarantined.append(record)
+        del self._remaining[self._passing]
+
+
+async def _flush(session: Any) -> None:
+    """Let an ORM session write what it holds back; a synchronous one in a thread."""
+    if inspect.iscoroutinefunction(session.flush):
+        await session.flush()
+    else:
+        await in_callers_thread(session.flush, otherwise=in_thread)
