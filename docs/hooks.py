@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RULES = range(1, 22)
 _FOLDERS = ("tests", "feedapi_client/testing")
+_ROW = re.compile(r"^r\d\d_\w+$", re.MULTILINE)  # of a table of histories
 _NUMBER = re.compile(r"_r(\d{1,2})(?=_)")
 _TESTS_MARKER = re.compile(r"^<!-- tests: R(?P<rule>\d+)(?P<words>(?:, \w+)*) -->$", re.MULTILINE)
 _RULE = re.compile(r"\bR(\d{1,2})\b")
@@ -40,7 +41,7 @@ MEANINGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RuleTest:
-    """A test function, and the rules whose numbers its name carries."""
+    """A test function or a row of a table, and the rules whose numbers its name carries."""
 
     path: str
     name: str
@@ -65,11 +66,13 @@ def all_tests() -> tuple[RuleTest, ...]:
 def _find_tests() -> Iterator[RuleTest]:
     for folder in _FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            source, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+            yield from (RuleTest(name, f"test_{row}") for row in _ROW.findall(source))
+            for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
                     node.name.startswith("test_")
                 ):
-                    yield RuleTest(path.relative_to(ROOT).as_posix(), node.name)
+                    yield RuleTest(name, node.name)
 
 
 def proofs_of(rule: int, words: tuple[str, ...]) -> list[RuleTest]:

@@ -484,8 +484,9 @@ class Planner:
         A successor that goes on from the cursor of an ancestor has nothing before it but that. For
         one that starts at the beginning its ancestor may itself have started after a partition that
         is not drained yet. The parent of an ancestor is known if the ancestor was listed in this
-        session. Otherwise every closed partition may have been that parent, but for those that
-        descend from this successor or a later one, which has a larger id.
+        session. Otherwise every closed partition may have been that parent, but for those that were
+        split by their cursors, and those that descend from this successor or a later one, which has
+        a larger id.
         """
         listed = self.graph.partitions[partition]
         if listed.starts_after is not None:
@@ -500,19 +501,25 @@ class Planner:
         return [p for p in parents if p != partition]
 
     def _above_closed(self) -> list[tuple[int, int]]:
-        """Return the closed partitions, each with the successor that it descends from, or -1."""
+        """Return the closed partitions without a successor, each with what it descends from.
+
+        That is a successor, or -1.
+        """
         listed = self.graph.partitions
         tops: dict[int, int] = {}
         for partition in listed.values():
             chain = []
             while partition.id not in tops:
                 chain.append(partition.id)
-                if partition.cursor_from or partition.starts_after not in listed:
+                if partition.starts_after not in listed:
                     break
                 partition = listed[partition.starts_after]
             top = tops.get(partition.id, partition.id if partition.cursor_from else -1)
             tops.update(dict.fromkeys(chain, top))
-        return [(p.id, tops[p.id]) for p in listed.values() if p.closed]
+        split = {
+            id for id in listed if id in self._successors or _has(self.entries[id], "superseded")
+        }
+        return [(p.id, tops[p.id]) for p in listed.values() if p.closed and p.id not in split]
 
     def runnable(self) -> dict[int, str]:
         """Return the partitions that may be read now, with the committed cursor of each."""

@@ -71,7 +71,8 @@ class PartitionRequest:
         self._stream = self._streamed()
         self._unclosed = 0
         self._reserved = 0
-        self._undelivered = 0
+        self._undelivered: int | None = None
+        """Bytes that came and are not announced; a cursor alone takes none. None: nothing came."""
         self._delivered_at = 0.0
         self._clock = driver.clock
 
@@ -297,17 +298,17 @@ class PartitionRequest:
         self._partition.received(batch)
         self._brought_events |= bool(batch.events)
         self._slots.brought(self._slot)
-        self._undelivered += batch.size
+        self._undelivered = (self._undelivered or 0) + batch.size
 
     def _deliver_in_time(self) -> None:
-        if not self._undelivered:
+        if self._undelivered is None:
             return
         enough = bool(self._stream) or self._undelivered >= DELIVERY_BYTES
         if enough or self._clock() - self._delivered_at > DELIVERY_SECONDS:
             self._deliver()
 
     def _deliver(self) -> None:
-        self._undelivered = 0
+        self._undelivered = None
         self._delivered_at = self._clock()
         self._driver.announce(self._partition)
 

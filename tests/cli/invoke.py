@@ -5,8 +5,9 @@ Typer's own runner builds all commands anew for each call, which took more than 
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from typer.main import get_command
@@ -65,3 +66,35 @@ def invoke(
             sys.stderr.flush()
         stdout, stderr, output = (stream.getvalue() for stream in streams)
     return Invoked(exit_code, stdout, stderr.decode(), output.decode(), exception)
+
+
+class Row(NamedTuple):
+    """A command line, its exit code, and what it says.
+
+    `says` is in the output, or all of stdout if it begins with "=". A failure is one line on
+    stderr, and prints nothing: who is asked something, or says more, has an `input`. Words in
+    `words` and `says` that stand for places are replaced.
+    """
+
+    words: str
+    code: int = 0
+    says: str = ""
+    input: str | None = None
+
+
+def play(rows: Iterable[Row], **places: object) -> Invoked:
+    """Run the command lines one after the other. Return what the last one came to."""
+    for row in rows:
+        words = [str(places.get(word, word)) for word in shlex.split(row.words)]
+        result, said = invoke(words, input=row.input), row.says
+        for name, place in places.items():
+            said = said.replace(name, str(place))
+        assert result.exit_code == row.code, (row, result)
+        if said.startswith("="):
+            assert result.stdout == said[1:], row
+        else:
+            assert said in result.output, (row, result.output)
+        if row.code and row.input is None:
+            assert result.stderr.startswith("feedapi: "), (row, result.stderr)
+            assert (result.stderr.count("\n"), result.stdout) == (1, ""), (row, result.output)
+    return result

@@ -1,11 +1,14 @@
-"""``feedapi cursors``."""
+"""``feedapi cursors`` and ``feedapi leases``."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,458 +18,598 @@ import orjson
 import pytest
 
 from feedapi_client import FeedKey, Position, SQLiteCursorStore
+from feedapi_client.model import Status
+from feedapi_client.stores import Journal, Lease
 from feedapi_client.testing import Publisher
-from tests.cli.conftest import Feedapi
+from tests.cli.conftest import Feedapi, OnTerminal
+from tests.cli.invoke import Invoked, Row, play
+from tests.leases import claims
+from tests.positions import stand
 from tests.servers import Redis
 
 Make = Callable[..., Publisher]
-HOUR = timedelta(hours=1)
+Play = Callable[..., Invoked]
+Stand = dict[int, tuple[str, Status]]
+pytestmark = pytest.mark.usefixtures("feedapi", "short_waits")
 
 
 @pytest.fixture
 def publisher(feedapi_publisher_factory: Make) -> Publisher:
     publisher = feedapi_publisher_factory(2, page_size=10, checkpoint_every=5)
     publisher.extend(0, [{"n": n} for n in range(7)])
+    publisher.extend(1, [{"m": n} for n in range(3)])
     return publisher
 
 
 @pytest.fixture
-def filled(feedapi: Feedapi, publisher: Publisher, store: Path) -> Path:
-    """A store with the cursors of a consumer that read everything."""
-    assert feedapi("cat", publisher.url, "--store", store).exit_code == 0
+def rows(publisher: Publisher, store: Path, tmp_path: Path) -> Play:
+    """Return a function that runs rows with these places."""
+    places = {
+        "URL": publisher.url,
+        "STORE": store,
+        "FILE": tmp_path / "cursors.json",
+        "OTHER": tmp_path / "other.db",
+        "EMPTY": tmp_path / "empty.db",
+        "KEYED": FeedKey("http://old/x?t=1").url,
+        "END0": publisher.end_cursor(0),
+        "END1": publisher.end_cursor(1),
+    }
+    (tmp_path / "empty.db").touch()
+    return lambda *rows, **more: play(rows, **(places | more))
+
+
+@pytest.fixture
+def filled(rows: Play, store: Path) -> Path:
+    """The store of a consumer that has read everything."""
+    rows(Row("cat URL --store STORE"))
     return store
 
 
-def _export(feedapi: Feedapi, store: object, *args: object) -> list[dict[str, Any]]:
-    result = feedapi("cursors", "export", "--store", store, *args)
-    assert result.exit_code == 0, result.output
-    feeds: list[dict[str, Any]] = orjson.loads(result.stdout)["feeds"]
+def key(publisher: Publisher, name: str = "default") -> FeedKey:
+    return FeedKey(str(publisher.url), name)
+
+
+def stored(store: Path, of: FeedKey) -> Stand:
+    async def load() -> Stand:
+        async with SQLiteCursorStore(store) as cursors:
+            return stand(await cursors.load(of))
+
+    return anyio.run(load)
+
+
+def save(store: Path, of: FeedKey, positions: Mapping[int, Position]) -> None:
+    async def replace() -> None:
+        async with SQLiteCursorStore(store) as cursors:
+            await cursors.replace(of, positions)
+
+    anyio.run(replace)
+
+
+def exported(feedapi: Feedapi, store: object, *args: object) -> list[dict[str, Any]]:
+    feeds: list[dict[str, Any]] = orjson.loads(
+        feedapi("cursors", "export", "--store", store, *args).stdout
+    )["feeds"]
     return feeds
 
 
-def _cursors(feedapi: Feedapi, store: object, *args: object) -> dict[int, str]:
-    (feed,) = _export(feedapi, store, *args)
-    return {row["partition"]: row["cursor"] for row in feed["positions"]}
+# ---------------------------------------------------------------------- a table a command
+
+SKIP = "cursors skip URL --store STORE --name new"
+SELECT = "cursors move URL URL --store STORE --name app --selection"
+ONE = shlex.quote('{"filter-n":"1"}')
+NAMES = ("default", "other")
+CASES = {
+    "ls": [
+        Row(
+            "cursors ls --store STORE", says="default @ URL\npartition\tstatus\trevision\tcursor\n"
+        ),
+        Row("cursors ls --store STORE -p 1", says="1\topen\t"),
+        Row("cursors ls http://elsewhere/feed --store STORE", 1, "no positions of such a feed"),
+        Row("cursors ls --lag --store STORE", 2, "--lag asks the feed: give its "),
+        Row("cursors ls", 2, "give --store, or --checkpoint"),
+    ],
+    "show": [
+        Row("cursors set 5 abc URL --store STORE --name other"),
+        Row("cursors show --store STORE", 1, "choose by FEED and --name"),
+        Row("cursors show --store STORE --name other", says="5\topen\t"),
+        Row("cursors show --store STORE --name nobody", 1, "no positions of such a feed"),
+    ],
+    "a store is not created to be read": [
+        *[Row("cursors ls --store OTHER", 1, "feedapi: OTHER: there is no such file\n")] * 2,
+        *[Row("cursors ls --store EMPTY", 1, "holds no cursors")] * 2,
+        Row("cat URL --store OTHER"),
+        Row("cursors ls --store OTHER", says="0\topen\t"),
+        Row("cursors ls --store env:NOT_SET_ANYWHERE", 2, "NOT_SET_ANYWHERE"),
+    ],
+    "set": [
+        Row(
+            "cursors set 0 _first --store STORE",
+            says="=default @ URL: partition 0 is at '_first'\n",
+        ),
+        Row("cat URL --store STORE --format %i", says="=1234567"),
+    ],
+    "set for a feed that the store does not know": [
+        Row("cursors set 0 END0 URL --store OTHER --name me"),
+        Row("cat URL --store OTHER --name me --format %p", says="=111"),
+        Row("cursors set 0 c http://h/feed --store OTHER --filter a=b"),
+        Row("cursors export http://h --store OTHER", says='"filter-a": "b"'),
+    ],
+    "set of one feed": [
+        Row("cat URL --store STORE --name other"),
+        Row("cursors set 0 _first --store STORE", 1, "choose by FEED and --name"),
+        Row("cursors set 0 _first --store STORE --name other"),
+    ],
+    "reset": [
+        Row("cursors reset --store STORE", 1, "forget 2 of 2 positions?", "n\n"),
+        Row("cursors reset --store STORE", 1, "aborted", ""),
+        Row("cursors reset --store STORE -p 0 --yes", says="1 positions forgotten\n"),
+        Row("cursors reset --store STORE -p 0 --yes", 1, "nothing is stored for partition 0"),
+        Row("cursors reset --store STORE", says="forget 1 of 1 positions?", input="y\n"),
+        Row("cursors ls --store STORE", says="=no positions are stored\n"),
+    ],
+    "import": [
+        Row("cursors import FILE --store OTHER", says="default @ URL: 2 positions imported\n"),
+        Row("cat URL --store OTHER", says="="),
+        Row("cursors import FILE --store OTHER", 1, "2 positions are there already", "n\n"),
+        Row("cursors import FILE --store OTHER --yes"),
+        Row("cursors import none.json --store OTHER", 1, "none.json: No such file or directory"),
+    ],
+    "rewind without a journal": [
+        Row("cursors rewind --to '2 hours ago' --store STORE --yes", 1, "keeps no journal"),
+    ],
+    "a database given by URL": [
+        Row("cat URL --store DATABASE", says="="),
+        Row("cursors ls --store DATABASE", says="0\topen\t"),
+        Row("cursors set 0 _first --store DATABASE"),
+        Row("cursors ls --store DATABASE --table nothing", 1, "no table nothing"),
+    ],
+    "skip": [
+        Row(f"{SKIP} --dry-run", says="10 events skipped, 2 positions saved"),
+        Row(f"{SKIP} -p 0 --dry-run", says="start at their beginning"),
+        Row(f"{SKIP} -p 0", says="7 events skipped, 1 positions saved"),
+        Row("cursors ls --store STORE --name new --json", says="END0"),
+        Row(SKIP, says="=new @ URL: 3 events skipped, 1 positions saved\n"),
+        Row("cat URL --store STORE --name new", says="="),
+        Row(SKIP, says="=new @ URL: 0 events skipped, 0 positions saved\n"),
+    ],
+    "drain": [
+        Row("cursors drain URL 0 --store STORE --yes", 1, "partition 0 is open"),
+        Row("cursors drain URL 9 --store STORE --yes", 1, "neither listed by the feed nor stored"),
+        Row("cursors drain URL 9 --store STORE --yes --force", says="partition 9 is drained\n"),
+        Row(
+            "cursors drain URL 0 --store STORE --yes --force --name typo", 1, "no cursor is stored"
+        ),
+        Row("cursors drain URL 0 --store STORE --force", 1, "will be skipped", "n\n"),
+        Row("cursors drain URL 0 --store STORE --force", says="END0", input="y\n"),
+        Row("cursors drain URL 0 --store STORE", says="partition 0 is drained already\n"),
+        Row("cursors set 0 x --status superseded --store STORE"),
+        Row("cursors drain URL 0 --store STORE --yes --force", 1, "superseded"),
+    ],
+    "move": [
+        Row(
+            "cursors move URL http://old/x?t=1 --store STORE", says="default @ http://old/x#sha256="
+        ),
+        Row(
+            "cursors move http://typo/x http://new/x --store STORE",
+            1,
+            "no cursors of http://typo/x",
+        ),
+        Row("cursors move http://a/x HTTP://A/x --store STORE", 2, "have the same cursors"),
+        Row("cursors move KEYED URL --store STORE --name nobody", 1, "no cursors"),
+        Row("cursors set 7 c URL --store STORE --name default"),
+        Row("cursors move http://old/x?t=1 URL --store STORE", 1, "--overwrite"),
+        Row("cursors move KEYED URL --store STORE --overwrite", says="2 positions moved"),
+        Row("cat URL --store STORE", says="="),
+        Row("cat URL --store STORE --name other"),
+        Row(
+            "cursors move URL http://b/x --store STORE",
+            says="=" + "".join(f"{name} @ http://b/x: 2 positions moved here\n" for name in NAMES),
+        ),
+    ],
+    "move to another selection": [
+        Row("cursors reset --store STORE --yes"),
+        Row("cursors set 0 all URL --store STORE --name app"),
+        Row("cursors set 0 c URL --store STORE --name app --filter n=1"),
+        Row(f"{SELECT} {ONE} a", 2, "two JSON objects"),
+        Row(f"{SELECT} {{}} {{}}", 2, "same cursors"),
+        Row(f"{SELECT} {ONE} {{}}", 1, "--overwrite"),
+        Row(
+            f"{SELECT} {ONE} {ONE.replace('1', '2')}",
+            says="=app @ URL filter-n=2: 1 positions moved here\n",
+        ),
+        Row(f"{SELECT} {ONE} {{}}", 1, "holds no cursors"),
+        Row("cursors ls --store STORE --json", says='"cursor": "all"'),
+    ],
+    "rename": [
+        Row("cat URL --store STORE --name taken"),
+        Row("cursors rename default taken --store STORE", 1, "there are cursors already"),
+        Row("cursors rename nobody new --store STORE", 1, "of a consumer nobody"),
+        Row("cursors rename default default --store STORE", 2, "another name"),
+        Row("cursors rename default new http://elsewhere --store STORE", 1, "of http://elsewhere"),
+        Row("cursors rename default new --store STORE", says="2 positions have this name now\n"),
+        Row("cat URL --store STORE --name new", says="="),
+    ],
+}
 
 
-# ---------------------------------------------------------------------- ls
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("filled")
+def test_commands(rows: Play, feedapi: Feedapi, store: Path, tmp_path: Path, case: str) -> None:
+    export = feedapi("cursors", "export", "--store", store).stdout_bytes
+    (tmp_path / "cursors.json").write_bytes(export)
+    rows(*CASES[case], DATABASE=f"sqlite+aiosqlite:///{store}")
 
 
-def test_ls_shows_each_position(feedapi: Feedapi, publisher: Publisher, filled: Path) -> None:
-    result = feedapi("cursors", "ls", "--store", filled)
-    assert result.exit_code == 0
-    assert f"default @ {publisher.url}" in result.stdout
-    row = next(line for line in result.stdout.splitlines() if line.startswith("0"))
-    id, status, revision, cursor = row.split("\t")
-    assert (id, status, cursor) == ("0", "open", publisher.end_cursor(0))
-    assert int(revision) > 1
-
-
-def test_show_is_of_one_feed_and_consumer(
+def test_ls_and_show_print_what_export_does_as_json(
     feedapi: Feedapi, publisher: Publisher, filled: Path
 ) -> None:
-    assert (
-        feedapi(
-            "cursors",
-            "set",
-            "5",
-            "abc",
-            "--store",
-            filled,
-            publisher.url,
-            "--name",
-            "other",
-        ).exit_code
-        == 0
-    )
-    several = feedapi("cursors", "show", "--store", filled)
-    assert several.exit_code == 1
-    assert "choose by FEED and --name" in several.output
-    shown = feedapi("cursors", "show", "--store", filled, "--name", "other")
-    assert shown.exit_code == 0
-    id, status, _, cursor = shown.stdout.splitlines()[-1].split("\t")
-    assert (id, status, cursor) == ("5", "open", "abc")
-    assert f"default @ {publisher.url}" not in shown.stdout
-    unknown = feedapi("cursors", "show", "--store", filled, "--name", "nobody")
-    assert (unknown.exit_code, "no positions of such a feed" in unknown.output) == (1, True)
+    (feed,) = exported(feedapi, filled)
+    assert (feed["url"], feed["name"], feed["filters"]) == (publisher.url, "default", {})
+    ids = [(row["partition"], row["cursor"], row["status"]) for row in feed["positions"]]
+    assert ids == [(id, publisher.end_cursor(id), "open") for id in (0, 1)]
+    for command in ("ls", "show"):
+        printed = feedapi("cursors", command, "--store", filled, "--json").stdout
+        assert orjson.loads(printed)["feeds"] == [feed]
 
 
-def test_ls_prints_tab_separated_columns_where_stdout_is_no_terminal(
-    feedapi: Feedapi, store: Path
-) -> None:
-    async def save() -> None:
-        async with SQLiteCursorStore(store) as cursors:
-            await cursors.save(
-                FeedKey("http://h/feed"), {id: Position(f"cursor-{id}") for id in range(32768)}
-            )
-
-    anyio.run(save)
-    lines = feedapi("cursors", "ls", "--store", store).stdout.splitlines()
-    assert len(lines) == 2 + 32768
-    assert lines[-1].split("\t") == ["32767", "open", "1", "cursor-32767"]
-
-
-def test_ls_json_is_what_export_prints(feedapi: Feedapi, filled: Path) -> None:
-    assert orjson.loads(feedapi("cursors", "ls", "--store", filled, "--json").stdout)[
-        "feeds"
-    ] == _export(feedapi, filled)
-
-
-def test_ls_with_url_shows_the_lag_of_each_partition(
+def test_ls_shows_the_lag_of_each_partition(
     feedapi: Feedapi, publisher: Publisher, filled: Path
 ) -> None:
-    publisher.append(1, {"n": 1})
+    publisher.append(1, {"m": 3})
     publisher.add(5)
     publisher.split(0, into=(6,), method="starts-after")
-    found = orjson.loads(
-        feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url, "--json").stdout
-    )["feeds"][0]
-    lags = {row["partition"]: row["lag"] for row in found["positions"]}
-    assert lags == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun, starts after 0"}
 
+    def lags() -> dict[int, str]:
+        words = ("cursors", "ls", "--store", filled, "--lag", publisher.url, "--json")
+        (feed,) = orjson.loads(feedapi(*words).stdout)["feeds"]
+        return {row["partition"]: row["lag"] for row in feed["positions"]}
 
-def test_ls_with_url_shows_which_lags_are_unknown(
-    feedapi: Feedapi, publisher: Publisher, filled: Path
-) -> None:
-    publisher.fail(403, partition=0, times=None)
-    publisher.remove(1)
-    refused = feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url)
-    assert refused.exit_code == 1
-    assert "403" in refused.stderr
-    publisher.heal()
+    assert lags() == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun, starts after 0"}
     publisher.fail(503, partition=0, times=None)
-    assert (
-        "unknown (FeedUnavailableError)"
-        in feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url).stdout
-    )
-    assert (
-        "no longer listed"
-        in feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url).stdout
-    )
+    publisher.remove(1)
+    assert {id: lags()[id] for id in (0, 1)} == {
+        0: "unknown (FeedUnavailableError)",
+        1: "no longer listed",
+    }
+    publisher.heal()
+    publisher.fail(403, partition=0, times=None)
+    refused = feedapi("cursors", "ls", "--store", filled, "--lag", publisher.url)
+    assert (refused.exit_code, "403" in refused.stderr) == (1, True)
 
 
-def test_ls_of_another_feed_is_an_error(feedapi: Feedapi, filled: Path) -> None:
-    result = feedapi("cursors", "ls", "--store", filled, "http://elsewhere/feed")
-    assert result.exit_code == 1
-    assert "no positions of such a feed" in result.stderr
+@contextmanager
+def meddling(publisher: Publisher, *words: object) -> Iterator[None]:
+    """Run a command while the next request is answered, in a process of its own."""
+
+    def meddle(response: Any, request: Any, publisher: Publisher) -> Any:
+        command = [sys.executable, "-m", "feedapi_client.cli", *map(str, words)]
+        subprocess.run(command, check=True, capture_output=True)
+        return response
+
+    publisher.fail(meddle, times=1)
+    yield
 
 
-def test_a_store_that_does_not_exist_is_not_created(feedapi: Feedapi, store: Path) -> None:
-    result = feedapi("cursors", "ls", "--store", store)
-    assert result.exit_code == 1
-    assert result.stderr == f"feedapi: {store}: there is no such file\n"
-    assert not store.exists()
-
-
-def test_a_database_without_cursors_is_not_changed(feedapi: Feedapi, store: Path) -> None:
-    store.write_bytes(b"")
-    result = feedapi("cursors", "ls", "--store", store)
-    assert result.exit_code == 1
-    assert "holds no cursors" in result.stderr
-    assert store.read_bytes() == b""
-
-
-def test_the_store_may_be_named_in_the_environment(
-    feedapi: Feedapi, filled: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", ["cat", "cursors skip"])
+def test_r17_set_fences_a_running_consumer_and_a_skip(
+    rows: Play, publisher: Publisher, filled: Path, command: str
 ) -> None:
-    monkeypatch.setenv("FEEDAPI_STORE", str(filled))
-    assert feedapi("cursors", "ls").exit_code == 0
-    monkeypatch.setenv("MY_DATABASE", str(filled))
-    assert feedapi("cursors", "ls", "--store", "env:MY_DATABASE").exit_code == 0
-    assert feedapi("cursors", "ls", "--store", "env:NOT_SET_ANYWHERE").exit_code == 2
-
-
-# ---------------------------------------------------------------------- set
-
-
-def test_set_makes_the_consumer_go_on_from_there(
-    feedapi: Feedapi, publisher: Publisher, filled: Path
-) -> None:
-    result = feedapi("cursors", "set", 0, "_first", "--store", filled)
-    assert result.exit_code == 0
-    assert result.stdout == f"default @ {publisher.url}: partition 0 is at '_first'\n"
-    assert feedapi("cat", publisher.url, "--store", filled).stdout.count("\n") == 7
+    publisher.append(0, {"n": 7})
+    with meddling(publisher, "cursors", "set", 0, "elsewhere", "--store", filled):
+        rows(Row(f"{command} URL --store STORE", 1, "another consumer", input=""))
+    assert stored(filled, key(publisher))[0] == ("elsewhere", "open")
 
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_import_reads_what_another_program_saved(
-    feedapi: Feedapi, filled: Path, tmp_path: Path, coding: str
+    feedapi: Feedapi, publisher: Publisher, filled: Path, tmp_path: Path, coding: str
 ) -> None:
     text = feedapi("cursors", "export", "--store", filled).stdout
-    backup = tmp_path / "backup.json"
-    backup.write_bytes(text.replace("\n", "\r\n").encode(coding))
+    (tmp_path / "backup.json").write_bytes(text.replace("\n", "\r\n").encode(coding))
     other = tmp_path / "other.db"
-    assert feedapi("cursors", "import", backup, "--store", other).exit_code == 0
-    assert _cursors(feedapi, other) == _cursors(feedapi, filled)
-
-
-def test_set_creates_a_store_for_a_complete_url(
-    feedapi: Feedapi, publisher: Publisher, store: Path
-) -> None:
-    result = feedapi(
-        "cursors",
-        "set",
-        0,
-        publisher.end_cursor(0),
-        "--store",
-        store,
-        publisher.url,
-        "--name",
-        "me",
-    )
-    assert result.exit_code == 0, result.output
-    assert _cursors(feedapi, store, "--name", "me") == {0: publisher.end_cursor(0)}
-    assert feedapi("cat", publisher.url, "--store", store, "--name", "me").stdout == ""
-
-
-def test_set_of_filtered_cursors(feedapi: Feedapi, store: Path) -> None:
-    assert (
-        feedapi(
-            "cursors", "set", 0, "c", "--store", store, "http://h/feed", "--filter", "a=b"
-        ).exit_code
-        == 0
-    )
-    assert _export(feedapi, store)[0]["filters"] == {"filter-a": "b"}
-
-
-def test_set_needs_to_know_which_feed_is_meant(
-    feedapi: Feedapi, publisher: Publisher, filled: Path
-) -> None:
-    feedapi("cat", publisher.url, "--store", filled, "--name", "other")
-    result = feedapi("cursors", "set", 0, "_first", "--store", filled)
-    assert result.exit_code == 1
-    assert "choose by FEED and --name" in result.stderr
-    assert (
-        feedapi("cursors", "set", 0, "_first", "--store", filled, "--name", "other").exit_code == 0
-    )
-
-
-def test_r17_set_fences_a_running_consumer(
-    feedapi: Feedapi, publisher: Publisher, filled: Path
-) -> None:
-    publisher.append(0, {"n": 7})
-
-    def meddle(response: Any, request: Any, publisher: Publisher) -> Any:
-        # A process of its own: this is the thread of the publisher's event loop.
-        command = [
-            sys.executable,
-            "-m",
-            "feedapi_client.cli",
-            "cursors",
-            "set",
-            "0",
-            "_first",
-            "--store",
-            str(filled),
-        ]
-        subprocess.run(command, check=True, capture_output=True)
-        return response
-
-    publisher.fail(meddle)
-    result = feedapi("cat", publisher.url, "--store", filled)
-    assert result.exit_code == 1
-    assert "another consumer" in result.stderr
-
-
-# ---------------------------------------------------------------------- reset
-
-
-def test_reset_asks_for_confirmation(feedapi: Feedapi, filled: Path) -> None:
-    refused = feedapi("cursors", "reset", "--store", filled, input="n\n")
-    assert refused.exit_code == 1
-    assert "forget 2 of 2 positions?" in refused.stdout
-    assert len(_cursors(feedapi, filled)) == 2
-    assert feedapi("cursors", "reset", "--store", filled, input="y\n").exit_code == 0
-    assert _export(feedapi, filled) == []
-
-
-def test_reset_without_an_answer_deletes_nothing(feedapi: Feedapi, filled: Path) -> None:
-    result = feedapi("cursors", "reset", "--store", filled)
-    assert result.exit_code == 1
-    assert "aborted" in result.stderr
-    assert len(_cursors(feedapi, filled)) == 2
-
-
-def test_reset_of_one_partition(feedapi: Feedapi, filled: Path) -> None:
-    assert feedapi("cursors", "reset", "--store", filled, "-p", 0, "--yes").stdout.endswith(
-        "1 positions forgotten\n"
-    )
-    assert _cursors(feedapi, filled).keys() == {1}
-    assert feedapi("cursors", "reset", "--store", filled, "-p", 0, "--yes").exit_code == 1
-
-
-# ---------------------------------------------------------------------- export, import
-
-
-def test_an_export_can_be_imported_into_another_store(
-    feedapi: Feedapi, publisher: Publisher, filled: Path, tmp_path: Path
-) -> None:
-    saved, other = tmp_path / "cursors.json", tmp_path / "other.db"
-    saved.write_bytes(feedapi("cursors", "export", "--store", filled).stdout_bytes)
-    assert feedapi("cursors", "import", saved, "--store", other).exit_code == 0
-    assert _cursors(feedapi, other) == _cursors(feedapi, filled)
-    assert feedapi("cat", publisher.url, "--store", other).stdout == ""
-
-
-def test_import_from_stdin_replaces(feedapi: Feedapi, filled: Path) -> None:
-    saved = feedapi("cursors", "export", "--store", filled).stdout
-    feedapi("cursors", "set", 0, "_first", "--store", filled)
-    before = _export(feedapi, filled)[0]["positions"][0]["revision"]
-    assert feedapi("cursors", "import", "-", "--store", filled, input=saved).exit_code == 0
-    assert _export(feedapi, filled)[0]["positions"][0]["revision"] > before
-    assert _cursors(feedapi, filled)[0] != "_first"
-
-
-def test_import_asks_before_it_replaces_positions(
-    feedapi: Feedapi, filled: Path, tmp_path: Path
-) -> None:
-    saved = tmp_path / "cursors.json"
-    saved.write_bytes(feedapi("cursors", "export", "--store", filled).stdout_bytes)
-    result = feedapi("cursors", "import", saved, "--store", filled, input="n\n")
-    assert result.exit_code == 1
-    assert "2 positions are there already" in result.stdout
-
-
-def _export_of(position: str) -> str:
-    """An export with one feed and one position."""
-    feed = f'{{"url":"http://u/f","name":"n","filters":{{}},"positions":[{position}]}}'
-    return f'{{"format":"feedapi-cursors/1","feeds":[{feed}]}}'
-
-
-def test_import_reads_an_export(feedapi: Feedapi, store: Path) -> None:
-    text = _export_of('{"partition":7,"cursor":"c","status":"open"}')
-    assert feedapi("cursors", "import", "-", "--store", store, input=text).exit_code == 0
-    assert _cursors(feedapi, store) == {7: "c"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"format":"feedapi-cursors/1","feeds":[{}]}',
-        _export_of('{"partition":70000,"cursor":"c","status":"open"}'),
-        _export_of('{"partition":0,"cursor":"c","status":"lost"}'),
-        _export_of('{"partition":0,"cursor":"_last","status":"open"}'),
-    ],
-)
-def test_import_refuses_anything_but_an_export(feedapi: Feedapi, store: Path, text: str) -> None:
-    result = feedapi("cursors", "import", "-", "--store", store, input=text)
-    assert result.exit_code == 2
-    assert "no export of cursors" in result.stderr
-    assert not store.exists()
-
-
-def test_an_import_file_that_does_not_exist_is_reported_on_one_line(
-    feedapi: Feedapi, store: Path, tmp_path: Path
-) -> None:
-    result = feedapi("cursors", "import", tmp_path / "nothing.json", "--store", store)
-    assert result.exit_code == 1
-    assert result.stderr == f"feedapi: {tmp_path / 'nothing.json'}: No such file or directory\n"
+    assert not feedapi("cursors", "import", tmp_path / "backup.json", "--store", other).exit_code
+    assert stored(other, key(publisher)) == stored(filled, key(publisher))
+    save(other, key(publisher), {0: Position("_first")})
+    assert not feedapi("cursors", "import", "-", "--store", other, input=text).exit_code
+    assert stored(other, key(publisher)) == stored(filled, key(publisher))
 
 
 # ---------------------------------------------------------------------- rewind
 
 
-@pytest.fixture
-def journalled(feedapi: Feedapi, publisher: Publisher, journalled_store: Path) -> tuple[Path, str]:
-    """A store with a journal, and a time between two runs of its consumer."""
-    store = journalled_store
-    assert feedapi("cat", publisher.url, "--store", store).exit_code == 0
-    between = datetime.now(UTC)
-    while datetime.now(UTC) <= between:  # until the clock has moved on
-        time.sleep(0)
-    publisher.append(0, {"n": 7})
-    assert feedapi("cat", publisher.url, "--store", store).stdout.count("\n") == 1
-    return store, between.isoformat()
-
-
 def test_rewind_takes_the_consumer_back(
-    feedapi: Feedapi, publisher: Publisher, journalled: tuple[Path, str]
+    rows: Play, feedapi: Feedapi, publisher: Publisher, journalled_store: Path
 ) -> None:
-    store, between = journalled
-    assert feedapi("cursors", "rewind", "--to", between, "--store", store, "--yes").exit_code == 0
-    assert feedapi("cat", publisher.url, "--store", store, "--raw").stdout == '{"n":7}\n'
-
-
-def test_rewind_dry_run_shows_the_changes_and_makes_none(
-    feedapi: Feedapi, publisher: Publisher, journalled: tuple[Path, str]
-) -> None:
-    store, between = journalled
-    before = _cursors(feedapi, store)
-    result = feedapi("cursors", "rewind", "--to", between, "--store", store, "--dry-run")
-    assert result.exit_code == 0
-    assert publisher.end_cursor(0) in result.stdout
-    assert _cursors(feedapi, store) == before
-
-
-def test_rewind_asks_for_confirmation(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
-    store, between = journalled
-    before = _cursors(feedapi, store)
-    assert (
-        feedapi("cursors", "rewind", "--to", between, "--store", store, input="n\n").exit_code == 1
+    before = datetime.now(UTC)
+    time.sleep(0.01)
+    rows(Row("cat URL --store STORE"))
+    between = datetime.now(UTC)
+    time.sleep(0.01)
+    publisher.append(0, {"n": 7})
+    rows(
+        Row("cat URL --store STORE --format %s", says='={"n":7}'),
+        Row("cursors set 1 x --store STORE"),
+        Row("cursors rewind --to TIME --store STORE --dry-run", says="END0"),
+        Row("cursors rewind --to TIME --store STORE", 1, "Stop the consumer first. Rewind?", "n\n"),
+        Row("cat URL --store STORE -p 0", says="="),
+        Row("cursors rewind --to TIME --store STORE --yes", says="2 positions are those of"),
+        Row("cat URL --store STORE --format %s", says='={"n":7}'),
+        Row("cursors rewind --to BEFORE --store STORE --yes", 1, "reset' begins anew"),
+        Row("cursors rewind --to BEFORE --store STORE --dry-run", 1, "reset' begins anew"),
+        TIME=between.isoformat(),
+        BEFORE=before.isoformat(),
     )
-    assert _cursors(feedapi, store) == before
+    rewind = ("cursors", "rewind", "--store", journalled_store)
+    told = feedapi(*rewind, "--to", "2 hours ago", "--yes").stderr
+    begin = told.partition("The journal knows positions from ")[2].partition(" on. ")[0]
+    assert abs(datetime.fromisoformat(begin) - between) < timedelta(hours=1)
+    named = feedapi(*rewind, "--to", "now", "--dry-run").stdout.rpartition("--to ")[2].strip()
+    assert feedapi(*rewind, "--to", named, "--yes").exit_code == 0
 
 
-def test_changes_by_commands_are_journalled(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
-    store, between = journalled
-    feedapi("cursors", "set", 0, "_first", "--store", store)
-    assert feedapi("cursors", "rewind", "--to", between, "--store", store, "--yes").exit_code == 0
-    assert _cursors(feedapi, store)[0] != "_first"
+def test_a_redis_given_by_url(rows: Play, redis_server: Redis) -> None:
+    rows(
+        Row("cat URL --store REDIS"),
+        Row("cursors export --store REDIS", says="END0"),
+        Row("cursors rewind --to now --store REDIS --yes", 2, "keeps no journal"),
+        REDIS=redis_server.url,
+    )
 
 
-def test_rewind_without_a_journal_is_reported_on_one_line(feedapi: Feedapi, filled: Path) -> None:
-    result = feedapi("cursors", "rewind", "--to", "2 hours ago", "--store", filled, "--yes")
-    assert result.exit_code == 1
-    assert "keeps no journal" in result.stderr
-    assert result.stderr.count("\n") == 1
+# ---------------------------------------------------------------------- by what the feed says
 
 
-def test_rewind_to_before_the_journal_is_reported_on_one_line(
-    feedapi: Feedapi, journalled: tuple[Path, str]
+def test_r7_skip_is_the_way_out_when_last_has_no_cursor(
+    rows: Play, publisher: Publisher, store: Path
 ) -> None:
-    store, between = journalled
-    result = feedapi("cursors", "rewind", "--to", "2 hours ago", "--store", store, "--yes")
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1
-    begin = result.stderr.partition("The journal knows positions from ")[2].partition(" on. ")[0]
-    assert abs(datetime.fromisoformat(begin) - datetime.fromisoformat(between)) < HOUR
-    assert "'feedapi cursors reset' begins anew" in result.stderr
+    def refuse_last(response: Any, request: Any, publisher: Publisher) -> Any:
+        assert request.query.get("cursor") != "_last"
+        return response
+
+    publisher.split(0, into=(2,), method="starts-after")
+    publisher.split(1, into=(4,), method="cursor-from")
+    publisher.extend(4, [{"n": 1}])
+    publisher.fail(refuse_last, times=None)
+    rows(Row("cursors skip URL --store STORE"))
+    found = stored(store, key(publisher))
+    assert {id: status for id, (_, status) in found.items() if id != 1} == {
+        0: "drained",
+        2: "open",
+        4: "open",
+    }
+    publisher.append(2, {"n": "new"})
+    rows(Row("cat URL --store STORE --from last --format %s", says='={"n":"new"}'))
 
 
-# ---------------------------------------------------------------------- other stores
+def test_a_skip_that_fails_saves_nothing(rows: Play, publisher: Publisher, store: Path) -> None:
+    publisher.fail(403, partition=1, times=None)
+    rows(Row("cursors skip URL --store STORE", 1, "403"))
+    assert stored(store, key(publisher)) == {}
 
 
-def test_a_database_given_by_url(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
-    url = f"sqlite+aiosqlite:///{store}"
-    assert feedapi("cat", publisher.url, "--store", url).exit_code == 0
-    assert _cursors(feedapi, url) == _cursors(feedapi, store)
-    assert feedapi("cursors", "set", 0, "_first", "--store", url).exit_code == 0
-    assert feedapi("cursors", "ls", "--store", url, "--table", "nothing").exit_code == 1
+def test_skip_shows_progress_on_a_terminal(
+    on_terminal: OnTerminal, publisher: Publisher, store: Path
+) -> None:
+    code, shown = on_terminal("stderr", "cursors", "skip", publisher.url, "--store", store)
+    assert (code, "10 events" in shown) == (0, True)
 
 
-def test_a_redis_given_by_url(feedapi: Feedapi, publisher: Publisher, redis_server: Redis) -> None:
-    assert feedapi("cat", publisher.url, "--store", redis_server.url).exit_code == 0
-    assert _cursors(feedapi, redis_server.url)[0] == publisher.end_cursor(0)
-    rewind = feedapi("cursors", "rewind", "--to", "now", "--store", redis_server.url, "--yes")
-    assert rewind.exit_code == 2
-    assert "keeps no journal" in rewind.stderr
+def test_r6_drain_starts_the_children_of_a_closed_partition(
+    rows: Play, publisher: Publisher, filled: Path
+) -> None:
+    publisher.split(0, into=(5,), method="starts-after")
+    publisher.remove(1)
+    publisher.append(5, {"child": 1})
+    publisher.fail(403, partition=0, times=None)
+    rows(
+        Row("cursors drain URL 0 --store STORE", says="is closed", input="y\n"),
+        Row("cursors drain URL 1 --store STORE", says="is not listed by the feed", input="y\n"),
+        Row("cat URL --store STORE --raw", says='={"child":1}\n'),
+    )
+    found = stored(filled, key(publisher))
+    assert {status for id, (_, status) in found.items() if id in (0, 1)} == {"drained"}
+
+
+@pytest.mark.parametrize("command", ["cat", "run"])
+def test_r07_a_start_beside_the_cursors_of_the_same_feed_is_refused(
+    rows: Play, publisher: Publisher, filled: Path, command: str
+) -> None:
+    """The message names the command that goes on; --from first is for who means it."""
+    old = f"https://former.test/{str(publisher.url).split('/', 3)[3]}"
+    run = " --no-follow --handler tests.cli.test_cursors:handle" if command == "run" else ""
+    start, move = f"{command} URL --store STORE{run}", "cursors move OLD URL --name default"
+    rows(
+        Row("cursors move URL OLD --store STORE"),
+        Row(start, 1, f"feedapi {move}", input=""),  # run writes log records, too
+        Row(f"{move} --store STORE"),
+        Row(start),
+        Row("cursors move URL OLD --store STORE"),
+        Row(f"{start} --from first"),
+        OLD=old,
+    )
+    assert stored(filled, key(publisher)).keys() == {0, 1}
+
+
+async def handle(batch: object) -> None:
+    """For ``feedapi run``."""
+
+
+# ---------------------------------------------------------------------- restore
+
+ROLLED_BACK = {0: Position("60", "superseded"), 10: Position("80"), 2: Position("7")}
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("positions", "row", "after"),
     [
-        "postgresql://me:secret@127.0.0.1:1/db?password=secret",
-        "postgresql+psycopg2://me:secret@localhost/db",
-        "redis://me:secret@127.0.0.1:1/0",
+        (
+            ROLLED_BACK,
+            Row("0 --yes", says="=default @ URL: partition 0 at '80', which partition 10 held\n"),
+            {0: ("80", "open"), 10: ("80", "superseded"), 2: ("7", "open")},
+        ),
+        (ROLLED_BACK, Row("0", 1, "from the cursor '80', which partition 10 held?", "n\n"), None),
+        (
+            {**ROLLED_BACK, 11: Position("75"), 1: Position("60", "superseded")},
+            Row("0 --successor 10 --successor 11 --cursor 75 --yes"),
+            {
+                0: ("75", "open"),
+                1: ("60", "superseded"),
+                2: ("7", "open"),
+                10: ("80", "superseded"),
+                11: ("75", "superseded"),
+            },
+        ),
+        (
+            {0: Position("60", "drained"), 5: Position("8")},
+            Row("0 --yes"),
+            {0: ("60", "open"), 5: ("8", "open")},
+        ),
+        ({**ROLLED_BACK, 11: Position("75")}, Row("0 --yes", 1, "10 at '80', 11 at '75'"), None),
+        (
+            {**ROLLED_BACK, 1: Position("60", "superseded")},
+            Row("0 --yes", 1, "partition 1 is listed as open again"),
+            None,
+        ),
+        (ROLLED_BACK, Row("2 --yes", 1, "lists it as closed"), None),
+        (ROLLED_BACK, Row("7 --yes", 1, "does not list it"), None),
+        (ROLLED_BACK, Row("1 --yes", 1, "has no stored position"), None),
+        (ROLLED_BACK, Row("0 --cursor ä", 2, "printable ASCII"), None),
+        ({}, Row("0 --yes", 1, "no cursor is stored"), None),
     ],
 )
-def test_r19_a_database_that_can_not_be_opened_is_reported_without_its_password(
-    feedapi: Feedapi, url: str
+def test_r11_restore_moves_cursors_back_where_that_is_certain(
+    rows: Play,
+    publisher: Publisher,
+    store: Path,
+    positions: Mapping[int, Position],
+    row: Row,
+    after: Stand | None,
 ) -> None:
-    result = feedapi("cursors", "ls", "--store", url)
-    assert result.exit_code == 1, result.output
-    assert "secret" not in result.output
-    assert result.stderr.count("\n") == 1
+    publisher.add(2)
+    publisher.close(2)
+    save(store, key(publisher), positions)
+    rows(row._replace(words=f"cursors restore URL {row.words} --store STORE"))
+    assert stored(store, key(publisher)) == (stand(positions) if after is None else after)
+
+
+# ---------------------------------------------------------------------- beside other instances
+
+
+@pytest.fixture
+def shared(publisher: Publisher, store: Path) -> Path:
+    """The store of an instance that is alive, and one that is dead and has no partition."""
+    of = key(publisher)
+    publisher.split(1, into=(2, 3), method="starts-after")
+
+    async def fill() -> None:
+        async with SQLiteCursorStore(store, journal=Journal()) as cursors:
+            await cursors.save(of, {0: Position("_first"), 1: Position("_first")})
+            alive = "alive\x1b[31m"
+            await cursors.beat(of, "dead", 0.05)
+            await cursors.beat(of, alive, 1000)
+            await cursors.put(of, alive, claims(alive, dict.fromkeys((-1, 0, 1, 3), 0)))
+            await cursors.put(of, alive, [Lease(3, None, 1)])
+            while sum(each.alive for each in (await cursors.look(of)).instances) > 1:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+
+    anyio.run(fill)
+    return store
+
+
+CHANGES = {
+    "set": "cursors set 0 c5 --store STORE",
+    "reset": "cursors reset --store STORE --yes",
+    "import": "cursors import FILE --store STORE --yes",
+    "rewind": "cursors rewind --to NOW --store STORE --yes",
+    "skip": "cursors skip URL --store STORE --quiet",
+    "drain": "cursors drain URL 1 --store STORE --yes",
+    "rename": "cursors rename default new --store STORE",
+    "move": "cursors move URL http://elsewhere.test/feed --store STORE",
+}
+
+
+@pytest.fixture
+def prepared(rows: Play, feedapi: Feedapi, shared: Path, tmp_path: Path) -> Play:
+    """The same as `rows`, with an export of the present positions, and their time."""
+    export = feedapi("cursors", "export", "--store", shared).stdout_bytes
+    (tmp_path / "cursors.json").write_bytes(export)
+    now = datetime.now(UTC).isoformat()
+    return lambda *given: rows(*given, NOW=now)
+
+
+def ids(result: Invoked) -> list[list[int]]:
+    feeds = orjson.loads(result.stdout)["feeds"]
+    return [[row["partition"] for row in feed["positions"]] for feed in feeds]
+
+
+@pytest.mark.parametrize("command", CHANGES)
+def test_what_changes_positions_refuses_beside_a_living_instance_and_may_be_tried(
+    prepared: Play, publisher: Publisher, shared: Path, command: str
+) -> None:
+    of, words = key(publisher), CHANGES[command]
+    before = stored(shared, of)
+    prepared(
+        Row(words, 1, "1 instances that share this feed are alive (alive\\x1b[31m): stop them"),
+        Row(words, 1, "--force"),
+    )
+    words += " --force"
+    prepared(Row(f"{words} --dry-run", says="(dry run: nothing is changed)\n"))
+    planned = ids(prepared(Row(f"{words} --dry-run --json")))
+    assert stored(shared, of) == before
+    assert ids(prepared(Row(f"{words} --json"))) == planned
+    assert planned != [[]]
+    if command not in ("import", "rewind"):  # of what is stored
+        assert stored(shared, of) != before
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("reset", {1: "c5"}),
+        ("import", {0: "_first", 1: "c5", 7: "c5"}),
+        ("rewind", {0: "_first", 1: "c5"}),
+        ("move", {1: "c5"}),
+        ("rename", {1: "c5"}),
+    ],
+)
+def test_a_change_of_some_partitions_leaves_the_others(
+    prepared: Play, publisher: Publisher, shared: Path, command: str, left: dict[int, str]
+) -> None:
+    prepared(*(Row(f"cursors set {id} c5 --store STORE --force") for id in (0, 1, 7)))
+    planned = ids(prepared(Row(f"{CHANGES[command]} -p 0 -p 7 --force --dry-run --json")))
+    assert ids(prepared(Row(f"{CHANGES[command]} -p 0 -p 7 --force --json"))) == planned
+    found = stored(shared, key(publisher))
+    assert {id: cursor for id, (cursor, _) in found.items()} == left
+    assert [1] in ids(prepared(Row("cursors ls --store STORE -p 1 --json")))
+
+
+def test_what_only_reads_is_never_refused(prepared: Play) -> None:
+    prepared(
+        Row("cursors restore URL 0 --store STORE --yes", 1, "are alive"),
+        Row("cursors restore URL 0 --store STORE --yes --force", 1, "nothing to restore"),
+        Row("cursors ls --store STORE"),
+        Row("cursors export --store STORE"),
+        Row("cursors rewind --to NOW --store STORE --dry-run"),
+    )
+
+
+def test_leases_ls_shows_instances_with_age_and_load(
+    feedapi: Feedapi, rows: Play, shared: Path, tmp_path: Path
+) -> None:
+    result = rows(Row("leases ls --store STORE", says="default @ URL"))
+    assert "\x1b" not in result.stdout
+    alive, dead, nobody = (line.split("\t") for line in result.stdout.splitlines()[2:])
+    assert (alive[1], alive[3], dead[0], dead[3]) == ("alive", "2", "dead", "0")
+    assert re.fullmatch(r"0 \(\d+ s\), 1 \(\d+ s\)", alive[4])
+    assert (dead[1].startswith("dead for"), nobody[1]) == (True, "nobody")
+    (feed,) = orjson.loads(rows(Row("leases ls --store STORE --name default --json")).stdout)[
+        "feeds"
+    ]
+    assert [one["alive"] for one in feed["instances"]] == [True, False]
+    held = [(lease["partition"], lease["instance"] is None) for lease in feed["leases"]]
+    assert held == [(0, False), (1, False), (3, True)]
+    rows(
+        Row("leases ls --store STORE --name x", 1, "no positions of such a feed"),
+        Row("cat URL --store OTHER"),
+        Row("leases ls --store OTHER", says="no instances share a feed"),
+    )

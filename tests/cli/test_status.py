@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -18,6 +18,7 @@ import pytest
 
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
+from tests.cli.invoke import Row, play
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = "\x1b[31mred\u202e"
@@ -80,6 +81,8 @@ def test_it_prints_states_and_what_needs_attention_first(
     shop["partitions"] = [{"id": id, "state": "caught up", "caught_up": True} for id in range(3)]
     shop["partitions"][2] = {"id": 2, "state": "retrying", "error": "status 503"}
     shop["partitions"][1] = {"id": 1, "state": "reading", "behind_seconds": 90, "waits_for": [0]}
+    for id, seconds in ((3, 0), (4, 3), (5, 7200), (6, 200_000)):
+        shop["partitions"].append({"id": id, "state": "drained", "behind_seconds": seconds})
     title, figures, head, *rows = feedapi("status", monitor.show(shop)).stdout.splitlines()
     assert (title, figures) == (
         "shop @ https://service/myfeed · ready",
@@ -90,6 +93,10 @@ def test_it_prints_states_and_what_needs_attention_first(
         ["2", "retrying", "", "", "", "", "", "status 503"],
         ["1", "reading", "", "2 min", "", "", "partition 0", ""],
         ["0", "caught up", "", "caught up", "", "", "", ""],
+        *(
+            [id, "drained", "", age, "", "", "", ""]
+            for id, age in (("6", "2 d"), ("5", "2 h"), ("4", "3 s"), ("3", "0 s"))
+        ),
     ]
 
 
@@ -114,49 +121,31 @@ def test_r21_text_from_elsewhere_is_escaped(feedapi: Feedapi, monitor: Monitor) 
     assert text.count("\\x1b[31mred") == 3
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (3, "3 s"), (90, "2 min"), (7200, "2 h"), (200_000, "2 d")],
-)
-def test_ages(feedapi: Feedapi, monitor: Monitor, seconds: float, text: str) -> None:
-    where = monitor.show(consumer(behind_seconds=seconds))
-    assert feedapi("status", where).stdout.splitlines()[-1].split("\t")[3] == text
+def test_what_is_no_monitor_is_an_error(feedapi_publisher: Publisher, monitor: Monitor) -> None:
+    monitor.looks.append({"answers": "but is something else"})
+    said = "is no monitor. Of a feed, 'cursors ls URL --lag --store STORE'"
+    rows = [
+        Row("status 127.0.0.1:1", 1, "feedapi: no monitor answers at 127.0.0.1:1: "),
+        Row("status http://127.0.0.1:1/app/feed", 1, "no monitor answers at 127.0.0.1:1"),
+        Row("status FEED", 1, said),
+        Row("status OTHER", 1, said),
+    ]
+    play(rows, FEED=feedapi_publisher.url, OTHER=f"127.0.0.1:{monitor.server_port}")
 
 
-def test_nobody_answers(feedapi: Feedapi) -> None:
-    done = feedapi("status", "127.0.0.1:1")
-    assert done.exit_code == 1
-    assert done.stderr.startswith("feedapi: no monitor answers at 127.0.0.1:1: ")
-
-
-def test_a_feed_is_no_monitor(feedapi: Feedapi, feedapi_publisher: Publisher) -> None:
-    done = feedapi("status", feedapi_publisher.url)
-    assert done.exit_code == 1
-    assert "is no monitor. Of a feed, 'cursors ls URL --lag --store STORE'" in done.stderr
-
-
-@pytest.fixture
-def monitored(spawn: Spawn, feedapi_publisher: Publisher) -> Callable[[], str]:
-    """Start a consumer with a monitor, and return its address."""
-
-    def start() -> str:
-        feedapi_publisher.append(0, {"n": 1})
-        process = spawn("cat", feedapi_publisher.url, "--follow", "--monitor", "127.0.0.1:0")
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        return process.stderr.readline().decode().rpartition("//")[2].strip().rstrip("/")
-
-    return start
+def test_a_monitor_without_consumers_shows_none(monitor: Monitor) -> None:
+    play([Row(f"status {monitor.show()}", says="=")])
 
 
 @pytest.mark.slow
-def test_from_a_monitor(feedapi: Feedapi, monitored: Callable[[], str]) -> None:
-    address = monitored()
-    done = feedapi("status", address)
-    assert done.exit_code == 0, done.stderr
-    assert "default @ http://" in done.stdout
-    assert feedapi("status", f"http://{address}/", "--once").exit_code == 0
+def test_from_a_monitor(feedapi: Feedapi, spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    feedapi_publisher.append(0, {"n": 1})
+    process = spawn("cat", feedapi_publisher.url, "--follow", "--monitor", "127.0.0.1:0")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    address = process.stderr.readline().decode().rpartition("//")[2].strip().rstrip("/")
+    play([Row(f"status {address}", says="default @ http://")])
     assert json.loads(feedapi("status", address, "--json").stdout)["process"]["pid"] > 0
 
 
@@ -194,12 +183,9 @@ def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitor: Monitor) -
     assert first.count("caught up") < 30
 
 
-def test_a_monitor_may_be_below_any_path(feedapi: Feedapi, monitor: Monitor) -> None:
+def test_a_monitor_may_be_below_any_path(monitor: Monitor) -> None:
     address = monitor.show(consumer())
     for target in (address, f"http://{address}/", f"http://{address}/app/feed"):
-        assert feedapi("status", target, "--once").exit_code == 0
+        play([Row(f"status {target} --once")])
         path = target.removeprefix("http://").removeprefix(address).rstrip("/")
         assert monitor.asked == f"{path}/status"
-    nobody = feedapi("status", "http://127.0.0.1:1/app/feed")
-    assert nobody.exit_code == 1
-    assert "no monitor answers at 127.0.0.1:1" in nobody.stderr

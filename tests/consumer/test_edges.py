@@ -298,6 +298,26 @@ async def test_r15_an_answered_stream_that_is_cut_while_idle_is_no_failure(begin
             await consumer.run(handle)
 
 
+async def test_r15_a_cursor_that_a_stream_begins_with_is_saved_while_it_is_open() -> None:
+    async def page(query: dict[str, str]) -> AsyncIterator[bytes]:
+        yield checkpoint(5)
+        await anyio.sleep_forever()
+
+    class Store(MemoryCursorStore):
+        async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
+            await super().save(feed, positions, transaction=transaction)
+            if positions[0].cursor == "5":
+                consumer.stop()
+
+    async def handle(batch: Batch) -> None:
+        assert not batch.events
+
+    consumer = consumer_of(feed_of(page), fetch=FetchOptions(stream=True), store=Store())
+    async with consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+
+
 async def test_r14_a_gateway_that_does_not_wait_for_a_quiet_streams_first_byte() -> None:
     given_up = 0
 

@@ -458,10 +458,11 @@ def test_a_partition_that_another_instance_reads_is_no_problem(
 class HangingLeases(MemoryCursorStore):
     hung_at: float | None = None
 
-    async def instances(self, feed: FeedKey) -> Any:
-        if self.hung_at is None:
-            self.hung_at = anyio.current_time()
-        await anyio.sleep_forever()
+    async def look(self, feed: FeedKey, last: Any = None) -> Any:
+        if last is not None:  # which is none while it starts
+            self.hung_at = self.hung_at or anyio.current_time()
+            await anyio.sleep_forever()
+        return await super().look(feed)
 
 
 @BACKENDS

@@ -1,83 +1,99 @@
-"""R12 for the graph of partitions. The tests of the protocol cover errors in fields."""
+"""The graph of partitions, edges that are given or suspected, and options that hold no ids."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from feedapi_client import FeedInfo, LineageError, Partition
-from feedapi_client.lineage.graph import Graph, validate
+from feedapi_client import LineageError, Partition
+from feedapi_client.lineage.graph import Graph, SuspectedEdges, descendants, parse_lineage
+from feedapi_client.lineage.planner import Planner
 
 
 def graph(*partitions: Partition) -> Graph:
     return Graph({p.id: p for p in partitions}, feed="http://feed")
 
 
-def test_r12_edges_are_indexed_in_both_directions() -> None:
-    built = graph(
-        Partition(0, closed=True),
-        Partition(1, starts_after=0),
-        Partition(2, starts_after=0),
-        Partition(5, cursor_from=(4, 3)),
-    )
+def test_r12_edges_are_indexed_in_both_directions_and_need_not_be_listed() -> None:
+    closed = Partition(0, closed=True)
+    children = [Partition(id, starts_after=0) for id in (1, 2)]
+    built = graph(closed, *children, Partition(5, cursor_from=(4, 3)))
     assert built.children == {0: [1, 2]}
     assert built.successors == {4: [5], 3: [5]}
-    assert 0 in built
-    assert 3 not in built
-    assert len(built) == 4
     assert [p.id for p in built] == [0, 1, 2, 5]
-
-
-@pytest.mark.parametrize(
-    ("partitions", "named"),
-    [
-        ([Partition(7, starts_after=7)], 7),
-        ([Partition(7, cursor_from=(7,))], 7),
-        ([Partition(7, cursor_from=(3, 7))], 7),
-        ([Partition(0), Partition(7, starts_after=0, cursor_from=(0,))], 7),
-        ([Partition(7, starts_after=8), Partition(8, starts_after=7)], None),
-        (
-            [
-                Partition(7, starts_after=8),
-                Partition(8, starts_after=9),
-                Partition(9, starts_after=7),
-            ],
-            None,
-        ),
-        ([Partition(7, cursor_from=(8,)), Partition(8, cursor_from=(7,))], None),
-        ([Partition(7, starts_after=8), Partition(8, cursor_from=(7,))], None),
-    ],
-)
-def test_r12_impossible_lineage_names_the_partition(
-    partitions: list[Partition], named: int | None
-) -> None:
-    with pytest.raises(LineageError) as caught:
-        graph(*partitions)
-    assert caught.value.feed == "http://feed"
-    if named is None:
-        assert caught.value.partition in {p.id for p in partitions}
-        assert "cycle" in str(caught.value)
-    else:
-        assert caught.value.partition == named
-
-
-def test_r12_unlisted_parents_and_ancestors_are_no_error() -> None:
-    assert len(graph(Partition(1, starts_after=0), Partition(2, cursor_from=(9, 8)))) == 2
+    assert (0 in built, 3 in built, len(built)) == (True, False, 4)
+    assert repr(built) == "<Graph of 4 partitions: 0→1, 0→2, 4|3⇒5>"
 
 
 def test_r12_a_chain_of_all_partitions_is_built_without_recursion() -> None:
-    chain = {p: Partition(p, closed=True, starts_after=p - 1 if p else None) for p in range(32768)}
-    assert len(validate(FeedInfo("v2-draft", chain))) == 32768
-
-
-def test_the_repr_shows_the_edges() -> None:
-    shown = repr(graph(Partition(0), Partition(1, starts_after=0), Partition(2, cursor_from=(9,))))
-    assert "3 partitions" in shown
-    assert "0→1" in shown
-    assert "9⇒2" in shown
+    chain = [Partition(id, closed=True, starts_after=id - 1 if id else None) for id in range(32768)]
+    assert len(graph(*chain)) == 32768
 
 
 def test_r21_the_middle_of_a_long_cycle_is_left_out_of_the_message() -> None:
-    partitions = [Partition(n, starts_after=(n + 1) % 1000) for n in range(1000)]
     with pytest.raises(LineageError, match=r"more \.\.\.") as caught:
-        graph(*partitions)
+        graph(*(Partition(id, starts_after=(id + 1) % 1000) for id in range(1000)))
     assert len(str(caught.value)) < 200
+
+
+def test_r08_a_suspicion_says_what_was_seen_and_what_to_do() -> None:
+    assert str(SuspectedEdges((0,), (1, 2))) == (
+        "partition 0 is closed and no partition starts after it, while partitions 1, 2 have no "
+        "parent: the publisher may have left out startsAfterPartition, and events may be read "
+        "out of order. If so, give lineage={1: 0, 2: 0} (child: parent)"
+    )
+    many = str(SuspectedEdges((0, 3), tuple(range(4, 40))))
+    assert "partitions 0, 3 are closed" in many
+    assert "11: 0, ...}" in many
+
+
+def test_r08_edges_can_be_given_as_text() -> None:
+    assert parse_lineage("1:0") == {1: 0}
+    assert parse_lineage(" 1:0, 2 : 0 ,1:0") == {1: 0, 2: 0}
+    assert parse_lineage("3:none,4:None") == {3: None, 4: None}
+
+
+def test_r08_any_other_text_is_refused() -> None:
+    wrong = {
+        "must be pairs": ["", "1", "1:", ":0", "1:0,", "a:0", "1:-1", "1:²", "none:1"],
+        "two parents": ["1:0,1:2", "1:0,1:none"],
+        "integers from 0": ["1:32768"],
+    }
+    for message, texts in wrong.items():
+        for text in texts:
+            with pytest.raises(ValueError, match=message):
+                parse_lineage(text)
+
+
+@pytest.mark.parametrize(
+    ("option", "message", "values"),
+    [
+        ("lineage", "lineage must map", [{"1": 0}, {None: 1}, {True: 0}, {32768: 0}, {1: -1}]),
+        ("partitions", "partitions must", [[], [True], ["1"], [1.0], [None]]),
+        ("start", "start must be", ["middle"]),
+    ],
+)
+def test_r07_r08_an_impossible_option_is_a_value_error(
+    option: str, message: str, values: list[Any]
+) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=message):
+            Planner(feed="http://feed", **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("roots", "among", "found"),
+    [
+        ({0}, {1, 2, 3, 4, 5}, {1, 2, 3, 4}),
+        ({0}, {2, 3, 5}, {3}),
+        ({5}, {1, 2, 3, 4}, set()),
+        ({1, 5}, {2, 9}, {2}),
+    ],
+)
+def test_r08_descendants_are_found_by_both_split_methods(
+    roots: set[int], among: set[int], found: set[int]
+) -> None:
+    parents = {4: 3, 2: 1, 1: 0, 5: None} if 1 in among else {2: 1, 1: 0, 5: None}
+    listed = {id: Partition(id, starts_after=parent) for id, parent in parents.items()}
+    assert descendants(listed | {3: Partition(3, cursor_from=(0,))}, roots, among) == found

@@ -74,21 +74,12 @@ class ModelFeed:
             del self.logs[parent]
 
     def info(self) -> FeedInfo:
-        return FeedInfo(
-            "v2-draft",
-            {
-                p: Partition(
-                    p,
-                    log.closed,
-                    str(len(log.events))
-                    if log.closed and self.tells_last_cursor and log.events
-                    else None,
-                    log.starts_after,
-                    log.cursor_from,
-                )
-                for p, log in self.logs.items()
-            },
-        )
+        listed = {}
+        for p, log in self.logs.items():
+            tells = self.tells_last_cursor and log.closed and log.events
+            last = str(len(log.events)) if tells else None
+            listed[p] = Partition(p, log.closed, last, log.starts_after, log.cursor_from)
+        return FeedInfo("v2-draft", listed)
 
     def read(self, partition: int, cursor: str, size: int) -> tuple[list[ModelEvent], str]:
         at = 0 if cursor == FIRST else int(cursor)

@@ -46,7 +46,9 @@ def listing(*partitions: Partition | int) -> FeedInfo:
     return FeedInfo("v2-draft", {p.id: p for p in listed})
 
 
-def driver_of(store: CursorStore, info: FeedInfo | None = None, **settings: Any) -> Driver:
+def driver_of(
+    store: CursorStore, info: FeedInfo | None = None, *, shared: bool = False, **settings: Any
+) -> Driver:
     """A driver after a first discovery. What the planner decided then is not carried out yet."""
     chosen: dict[str, Any] = {
         "key": KEY,
@@ -59,7 +61,7 @@ def driver_of(store: CursorStore, info: FeedInfo | None = None, **settings: Any)
         "limits": LIMITS,
         "retry": RETRY,
     }
-    planner = Planner(feed=URL)
+    planner = Planner(feed=URL, shared=shared)
     planner.load({})
     driver = Driver(
         ConsumerSettings(**{**chosen, **settings}),

@@ -14,15 +14,16 @@ from feedapi_client import (
     Partition,
     PartitionState,
     Position,
+    Share,
     StoreError,
 )
 from feedapi_client.lineage.planner import Fail, Rediscover, Report, Save, Start, Stop
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.sharing.coordinator import Coordinator
 from tests.consumer.helpers import RecordingStore
 from tests.positions import counted
 from tests.runtime.helpers import batch, driver_of, listing, safety_limit
-from tests.sharing.coordinators import instance
 
 pytestmark = pytest.mark.anyio
 
@@ -308,8 +309,9 @@ async def test_r17_a_partition_with_a_batch_in_flight_goes_on_behind_it(
 
 async def shared_driver(store: RecordingStore, stored: dict[int, Position]) -> Driver:
     """A driver of an instance that reads partition 0."""
-    coordinator = await instance(store, 0, listing(0))
-    driver = coordinator._driver
+    driver = driver_of(store, shared=True)
+    key = driver.settings.key
+    driver.sharing = Coordinator(Share(lease_seconds=3600), store, key, driver, name="one")
     driver.planner.entries.clear()
     driver.planner.load(stored)
     await store.replace(driver.settings.key, stored)

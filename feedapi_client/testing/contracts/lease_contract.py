@@ -18,7 +18,7 @@ from feedapi_client.testing.contracts.store_contract import StoreContract
 FEED = FeedKey("https://service.test/feed", "shared")
 OTHER = FeedKey("https://service.test/other", "shared")
 LONG = 1000.0
-SHORT = 0.05
+SHORT = 0.5
 
 
 async def _expired(store: LeaseStore, instance: str) -> None:
