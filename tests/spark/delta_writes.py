@@ -83,7 +83,9 @@ def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None
         for number in range(2):
             rows = events(spark, 0, 10)
             rows = rows.withColumn("price", F.lit(1.5)) if number else rows
+            before = Identity(feed, who.query if number else None, number - 1, number - 1)
             meeting.wait()
+            DeltaTable(job).check(spark, before, rows.schema)  # as before a start
             for _ in range(2):
                 write(DeltaTable(job), rows, who, number)
 

@@ -59,6 +59,8 @@ SOUND: list[tuple[str, Any, str]] = [
     ("DOUBLE", 1.5, "1.5"),
     ("DOUBLE", 1e300, "1.0E300"),
     ("INT", 7, "7"),
+    ("STRUCT<at: DATE, n: INT>", {"at": "2026-11-01", "N": 1, "n": 2}, "{2026-11-01, 2}"),
+    ("STRUCT<at: DATE, n: INT>", {"at": None}, "{null, null}"),
     ("TINYINT", 127, "127"),
     ("TINYINT", -128, "-128"),
     ("STRING", "007", "007"),
@@ -70,9 +72,9 @@ SOUND: list[tuple[str, Any, str]] = [
     ("STRING", {"b": 1.0, "a": [12.5, "x"]}, '{"b":1.0,"a":[12.5,"x"]}'),
     ("STRING", {"a": "Infinity", "b": 1.5}, '{"a":"Infinity","b":1.5}'),
     ("STRING", Fragment('{"a": 1, "a": 2}'), '{"a":1,"a":2}'),
-    ("STRING", Fragment(r'"\\ud800"'), r"\ud800"),
     ("STRING", Fragment(r'"\\\\\ud83d\uDE00"'), "\\\\\U0001f600"),
     ("VARIANT", {"a": "Infinity", "b": 1.5}, '{"a":"Infinity","b":1.5}'),
+    ("VARIANT", Fragment("1e40"), "1.0E40"),
     ("STRING", Fragment("12.10"), "12.1"),
     ("STRING", Fragment("-0.0"), "-0.0"),
     (
@@ -108,20 +110,16 @@ UNSOUND: list[tuple[str, Any]] = [
     ("DECIMAL(10,2)", "1,5"),
     ("DECIMAL(10,2)", 10**9),
     ("DECIMAL(38,0)", 0.5),
-    ("ARRAY<DECIMAL(10,2)>", [1, 12.345]),
     ("DECIMAL(38,18)", Fragment("0.1234567890123456789")),
     ("STRING", Fragment("100000000000000000000.5")),
     ("STRING", Fragment("1e400")),
     ("STRING", Fragment('{"a": [12345678901234567890.123456789]}')),
     ("STRING", Fragment('{"a": 1e400}')),
-    ("STRING", Fragment('{"a": 1, "a": 2, "b": 1.123456789012345678901234}')),
     ("VARIANT", Fragment("1e400")),
     ("VARIANT", Fragment('{"a": [-1e400]}')),
-    ("MAP<STRING, VARIANT>", {"a": Fragment("9" * 400)}),
-    ("ARRAY<STRING>", [Fragment("123456789.123456789")]),
+    ("STRING", Fragment('{"a": 1, "a": 2, "b": 1.123456789012345678901234}')),
     ("DOUBLE", "NaN"),
     ("DOUBLE", Fragment("1" + "0" * 400)),
-    ("ARRAY<DATE>", ["2026-11-01", "2026-11-01T23:30:00Z"]),
     ("DATE", "20261101"),
     ("DATE", "+12026-01-01"),
     ("INT", 3_000_000_000),
@@ -129,15 +127,17 @@ UNSOUND: list[tuple[str, Any]] = [
     ("TINYINT", 128),
     ("TINYINT", 255),
     ("TINYINT", 256),
-    ("MAP<STRING, ARRAY<TINYINT>>", {"a": [1, 200]}),
     ("BIGINT", Fragment(str(2**63))),
     ("FLOAT", 1e39),
     ("DOUBLE", "-Infinity"),
     ("STRUCT<x: INT NOT NULL, y: INT>", {"y": 1}),
     ("STRUCT<at: TIMESTAMP>", {"at": 1761955200000000}),
-    ("ARRAY<TIMESTAMP>", [0, 1761955200000000]),
-    ("ARRAY<STRUCT<at: ARRAY<TIMESTAMP>>>", [{"at": [1761955200000000]}]),
-    ("MAP<STRING, TIMESTAMP>", {"a": 1761955200000000}),
+    ("STRUCT<at: TIMESTAMP>", {"At": "2026-11-01"}),
+    ("STRUCT<`a'b.c`: STRUCT<n: INT>>", {"a'b.c": {"n": "many"}}),
+    ("TIMESTAMP", "2026-13-45T10:00:00"),
+    ("TIMESTAMP_NTZ", "2026-11-01T25:61"),
+    ("ARRAY<INT>", [1, "many"]),
+    ("MAP<STRING, INT>", {"a": "many"}),
     ("MAP<STRING, DOUBLE>", {"a": "Infinity"}),
 ]
 
@@ -156,7 +156,7 @@ def test_table_without_a_row_is_read(
 
 
 @pytest.mark.parametrize("rejecting", [True, False])
-def test_value_is_written_as_sent_or_not_at_all(
+def test_r05_value_is_written_as_sent_or_not_at_all(
     spark: SparkSession, publisher: Publisher, tmp_path: Path, rejecting: bool
 ) -> None:
     kinds = list(dict.fromkeys(kind for kind, *_ in [*SOUND, *UNSOUND]))
@@ -178,31 +178,27 @@ def test_value_is_written_as_sent_or_not_at_all(
         assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [("ARRAY<TIMESTAMP>", [1761955200000000]), ("ARRAY<STRUCT<d: DATE>>", [{"d": "2026-11"}])],
-)
-def test_value_within_an_array_is_found_without_another_column_of_its_kind(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, kind: str, value: Any
-) -> None:
-    publisher.append(0, {"c": value})
-    assert run(spark, job(publisher, tmp_path, schema=f"c {kind}")).unparsed == 1
-
-
-def test_half_of_a_surrogate_pair_is_no_question_mark(
+def test_r05_column_in_other_letters_than_the_payload_is_told(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
-    texts = [r"\ud800", r"\ude00\ud83d", r"\\\udC00", r"\\ud800", r"\uD83d\ude00"]
-    for text in texts:
-        publisher.append(0, b'{"c":"%s"}' % text.encode(), entity="c")
-        publisher.append(0, b'{"m":{"%s":1}}' % text.encode(), entity="c")
+    publisher.append(0, {"orderId": "o1", "amount": 1})
+    publisher.append(0, {"orderid": "o2", "ORDERID": "o3", "Amount": None, "amount": 4})
     rejected = str(tmp_path / "rejected")
-    kinds = "c STRING, m MAP<STRING, INT>"
-    assert run(spark, job(publisher, tmp_path, schema=kinds, rejected=rejected)).unparsed == 6
-    reasons = {row.reason for row in spark.read.parquet(rejected).collect()}
-    assert reasons == {"half of a surrogate pair is no character"}
-    rows = spark.read.parquet(str(tmp_path / "table")).where("c IS NOT NULL").orderBy("sequence")
-    assert [row.c for row in rows.collect()] == [r"\ud800", "\U0001f600"]
+    given = {"schema": "orderid STRING NOT NULL, Amount INT", "rejected": rejected}
+    summary = run(spark, job(publisher, tmp_path, **given))
+    assert (summary.rows, summary.unparsed) == (1, 1)
+    assert read_table(spark, str(tmp_path / "table")).collect()[0].orderid == "o2"
+    (row,) = spark.read.parquet(rejected).collect()
+    assert row.reason == "orderId has other letters than here; orderid is missing"
+
+
+def test_r10_session_that_would_change_values_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    with setting(spark, "spark.sql.legacy.timeParserPolicy", "legacy"):
+        with pytest.raises(IngestError, match=r"would change values.* is LEGACY\. Set"):
+            run(spark, job(publisher, tmp_path, schema="c STRING"))
+        assert run(spark, job(publisher, tmp_path)).rows == 0
 
 
 def test_text_is_as_long_as_an_event_may_be(
@@ -230,25 +226,6 @@ def test_payload_that_is_not_utf8_is_rejected_and_can_be_read(
         assert ('{"c":"Bj\ufffdrn"}' in data) == (name != "table")
     (row,) = spark.read.parquet(tables["rejected"]).collect()
     assert row.reason == "not UTF-8"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("legacy.timeParserPolicy", "legacy"),
-        ("legacy.timeParserPolicy", "EXCEPTION"),
-        ("legacy.json.allowEmptyString.enabled", "true"),
-        ("timestampType", "TIMESTAMP_NTZ"),
-        ("parquet.outputTimestampType", "TIMESTAMP_MILLIS"),
-    ],
-)
-def test_r10_session_that_would_change_values_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, name: str, value: str
-) -> None:
-    with setting(spark, f"spark.sql.{name}", value):
-        with pytest.raises(IngestError, match=f"would change values: .*{name} is {value}. Set it"):
-            run(spark, job(publisher, tmp_path, schema="c STRING"))
-        assert run(spark, job(publisher, tmp_path)).rows == 0
 
 
 def test_time_without_an_offset_is_the_same_in_every_session(

@@ -61,7 +61,7 @@ def late_writer(spark: SparkSession, late: Ingest, monkeypatch: pytest.MonkeyPat
     lease = QueryLease(late.staging_location, late.lease_name)
     monkeypatch.setattr(lease, "acquire", lambda: None)
     monkeypatch.setattr(lease, "check", lambda: None)
-    return BatchWriter(late, payload_schema(spark, late), lease)
+    return BatchWriter(late, payload_schema(late), lease)
 
 
 def source_rows(spark: SparkSession, publisher: Publisher) -> DataFrame:

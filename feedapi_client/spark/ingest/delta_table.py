@@ -20,9 +20,8 @@ from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 from feedapi_client.retry import Backoff
 from feedapi_client.spark.ingest.ingest_errors import plain_message
-from feedapi_client.spark.ingest.ingest_table import Identity, Table
+from feedapi_client.spark.ingest.ingest_table import Identity, Table, forgotten, identified
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.ingest.names import fields_in
 
 ORDER = ("depth", "sequence", "partition")
 """The columns that the order of an entity's events comes from. The partition makes the latest one
@@ -52,11 +51,19 @@ class DeltaTable(Table):
         """As `Table.check`. The table is made, or gets new columns."""
         super().check(spark, who, schema)
         if schema is not None:
+            none = identified(spark.createDataFrame([], schema), who, 0)
             try:
-                self._align(identified(spark.createDataFrame([], schema), who, 0), who)
+                retry_conflicts(lambda: self._write_none(none, who), _ATTEMPTS_TO_PREPARE)
             except Exception as error:  # Delta's are py4j's
-                what = f"{self.name} can't be written: {plain_message(error)}"
-                raise IngestError(what) from error
+                what = f"{self.name} can't be written: {plain_message(error).rstrip('.')}"
+                raise IngestError(what + self._cure(spark, what)) from error
+
+    def place(self, spark: SparkSession) -> str:
+        """As `Table.place`, with the schema that the session completes the name with."""
+        if not self._exists(spark):
+            return self.name
+        found = spark.catalog.getTable(self.name)
+        return ".".join([str(found.catalog), *(found.namespace or ()), found.name]).lower()
 
     def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
         """Become an owner, and align the columns, before any table is written."""
@@ -73,12 +80,23 @@ class DeltaTable(Table):
         if self.role == ("bronze" if self.job.bronze else "output"):
             self.check_ahead(who, number, self._last_batch(spark, who, after=number))
 
+    def _write_none(self, none: DataFrame, who: Identity) -> None:
+        """Do all that a micro-batch does, without a row: Delta says what it would not take."""
+        self._align(none, who)
+
+    def _cure(self, spark: SparkSession, message: str) -> str:
+        if "SCHEMA_NOT_FOUND" not in message:
+            return ""
+        schema = self.name.rpartition(".")[0]
+        return f'. spark.sql("CREATE SCHEMA {schema}") makes it{forgotten(spark)}'
+
     def _align(self, rows: DataFrame, who: Identity) -> None:
         """Make the table, or add columns that are new, by writing none of the rows."""
         spark, fields = rows.sparkSession, [T.StructField(f.name, f.dataType) for f in rows.schema]
+        names = "".join(_names_in(rows.schema))
         options = {**self.job.writer_options, "mergeSchema": "true"}
         # Delta takes some names only under names of its own in the files.
-        if any(not _NOT_IN_FILES.isdisjoint(field.name) for field in fields_in(rows.schema)):
+        if not _NOT_IN_FILES.isdisjoint(names):
             options[_MAPPING] = "name"
         self._compare(spark, rows.schema, who)
         if self._exists(spark) and _MAPPING in options.keys() - self._properties(spark).keys():
@@ -214,22 +232,25 @@ class GoldTable(DeltaTable):
             f"another table. If the table was emptied, {undo}"
         )
 
+    def _write_none(self, none: DataFrame, who: Identity) -> None:
+        """As in `DeltaTable`, with what `MERGE` asks for."""
+        super()._write_none(none, who)
+        self._merge(none, who)
+
     def write(self, rows: DataFrame, who: Identity, number: int) -> None:
         """Bring the table up to date with a micro-batch of `output`, unless it is."""
-        named = identified(rows, who, number)
-        newest, delete_when = _newest(named, self.job.key, who.prefix), self.job.delete_when
-        deleted = F.lit(False) if delete_when is None else _deleted(delete_when)
-        source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
-            {name: f"{_NEW}{name}" for name in newest.columns}
-        )
 
         def merge() -> None:
             with _settings(rows.sparkSession, who, number):
-                self._merge(source, newest.columns, who)
+                self._merge(identified(rows, who, number), who)
 
         self._commit(rows.sparkSession, who, merge)
 
-    def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
+    def _merge(self, named: DataFrame, who: Identity) -> None:
+        delete_when, columns = self.job.delete_when, named.columns
+        gone = F.lit(False) if delete_when is None else _deleted(delete_when)
+        newest = _newest(named, self.job.key, who.prefix).withColumn(_DELETED, gone)
+        source = newest.withColumnsRenamed({name: f"{_NEW}{name}" for name in columns})
         # As in `latest`, NULL is a key, too: a transform may make it.
         same = [column(name).eqNullSafe(column(f"{_NEW}{name}")) for name in self.job.key]
         place = [who.column(name) for name in ("depth", "sequence")]
@@ -278,20 +299,6 @@ def _deleted(delete_when: str) -> Column:
     return F.coalesce(F.expr(delete_when).cast("boolean"), F.lit(False))
 
 
-def identified(rows: DataFrame, who: Identity, number: int) -> DataFrame:
-    """Return the rows with the columns that a micro-batch is found by.
-
-    They come first: Delta keeps statistics of the first 32 columns only, and without them each
-    micro-batch would look into every file.
-    """
-    return rows.select(
-        F.lit(who.feed).alias(who.column("feed")),
-        F.lit(who.query).cast("string").alias(who.column("query")),
-        F.lit(number).cast("long").alias(who.column("batch")),
-        F.col("*"),
-    )
-
-
 def _transaction(who: Identity, number: int) -> dict[str, str]:
     """Return what Delta knows a commit by: it drops one whose number the table has already."""
     return {"txnAppId": f"feedapi:{who.query}", "txnVersion": str(number)}
@@ -334,6 +341,18 @@ def retry_conflicts(write: Callable[[], object], attempts: int = _ATTEMPTS) -> N
         except Exception as error:  # noqa: BLE001 - the backoff raises what is final
             pause = backoff.pause(error)
         time.sleep(pause)
+
+
+def _names_in(kind: T.DataType) -> Iterator[str]:
+    """Yield the names of all fields of a type, those inside of others too."""
+    if isinstance(kind, T.StructType):
+        for field in kind:
+            yield field.name
+            yield from _names_in(field.dataType)
+    elif isinstance(kind, T.ArrayType):
+        yield from _names_in(kind.elementType)
+    elif isinstance(kind, T.MapType):
+        yield from (*_names_in(kind.keyType), *_names_in(kind.valueType))
 
 
 def column(name: str) -> Column:

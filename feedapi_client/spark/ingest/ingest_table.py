@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.names import Fold
+from feedapi_client.spark.ingest.job import Ingest, IngestError, as_url
 
 _DELETED = "If nothing that it wrote is left"
 
@@ -45,7 +45,7 @@ class Table(ABC):
     """A table of a pipeline, and whether a query may write to it.
 
     Arguments:
-        role: which of the job's tables it is, one of `names.TABLES`.
+        role: which of the job's tables it is, one of `job.TABLES`.
         optional: whether the table may lack batches of its query, which a transform writes.
     """
 
@@ -79,6 +79,10 @@ class Table(ABC):
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]
     ) -> DataFrame | None:
         """Return the rows of these micro-batches of the query, None when there are none."""
+
+    def place(self, spark: SparkSession) -> str:  # noqa: ARG002
+        """Return where the table is, the same for all spellings of its name."""
+        return as_url(self.name)
 
     @abstractmethod
     def _exists(self, spark: SparkSession) -> bool: ...
@@ -154,7 +158,8 @@ class Table(ABC):
         raise IngestError(
             f"{self.name} {what} of feed {who.feed}, and the checkpoint is not the one that it was "
             "written with: all events would be written again. Give the old checkpoint and "
-            "staging, or another output; --append adds to the table what this query reads"
+            "staging, or another output; --append adds to the table what this query reads. Another "
+            "feed of this address, such as one with another query in its URL, needs a name: --feed"
             + (f". {_DELETED}, {undo}" if writer else "")
         )
 
@@ -201,7 +206,11 @@ class Table(ABC):
             )
 
     def check_types(
-        self, before: Mapping[str, str], schema: StructType | None, fold: Fold, problem: str
+        self,
+        before: Mapping[str, str],
+        schema: StructType | None,
+        fold: Callable[[str], str],
+        problem: str,
     ) -> None:
         """Raise when a column would change its type.
 
@@ -214,6 +223,20 @@ class Table(ABC):
             old, new = before.get(fold(field.name)), field.dataType.simpleString()
             if old not in (None, new):
                 raise IngestError(f"{self.name}: {problem.format(field.name, old, new)}")
+
+
+def identified(rows: DataFrame, who: Identity, number: int) -> DataFrame:
+    """Return the rows with the columns that a micro-batch is found by.
+
+    They come first: Delta keeps statistics of the first 32 columns only, and without them each
+    micro-batch would look into every file.
+    """
+    return rows.select(
+        F.lit(who.feed).alias(who.column("feed")),
+        F.lit(who.query).cast("string").alias(who.column("query")),
+        F.lit(number).cast("long").alias(who.column("batch")),
+        F.col("*"),
+    )
 
 
 def _ends(last: int) -> str:

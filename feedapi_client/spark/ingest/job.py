@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import product
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pyspark.sql import DataFrame
-
-from feedapi_client.spark.ingest.names import as_url, problems_of_locations
 
 Transform = Callable[[DataFrame, int], DataFrame | None]
 
@@ -19,6 +19,17 @@ FILE_FORMATS = ("parquet",)
 FORMATS = (*FILE_FORMATS, "delta")
 CORRUPT = "_corrupt"
 
+TABLES = ("output", "bronze", "rejected", "gold")
+"""Arguments of `Ingest`."""
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
+_COLON = re.compile(rf"file://[^/]|(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:")
+_PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
+_NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
+FOLDER_BYTES = 255
+"""Of the longest name of a folder."""
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What the name of a folder has for NULL."""
 _UNITS = {
     "ms": ("milliseconds", 1),
     "s": ("seconds", 1000),
@@ -120,7 +131,7 @@ class Ingest:
             values = given if name in ("key", "partition_by") else [given]
             if name != "prefix" and any(isinstance(one, str) and not one.strip() for one in values):
                 yield f"{name} is empty: leave it out, or was a variable to be set?"
-        yield from problems_of_locations(self)
+        yield from self._problems_of_places()
         if self.schema is None and (self.bronze or self.rejected):
             yield "bronze and rejected need a schema: without one, output holds every event"
         if self.resume_from_table and self.whole_table is None:
@@ -144,6 +155,46 @@ class Ingest:
             yield from self._problems_of_gold()
         elif self.key or self.delete_when:
             yield "key and delete_when describe gold: name its table"
+
+    def _problems_of_places(self) -> Iterator[str]:
+        given = {name: path for name in TABLES if (path := getattr(self, name))}
+        own = {"checkpoint": self.checkpoint, "staging": self.staging}
+        places = {name: path for name, path in {**given, **own}.items() if path}
+        if not self.is_files:  # names in a catalog are compared where there is a session
+            for name in given:
+                path = places.pop(name)
+                if "/" in path:
+                    yield (
+                        f"{name} {path} is a path, and format {self.format} writes to tables of a "
+                        "catalog: CREATE SCHEMA ... LOCATION names the folder of its tables"
+                    )
+        for name, path in places.items():
+            if _PATTERN.search(path) or _COLON.match(path):
+                yield (
+                    f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a "
+                    "path for a pattern, text before : for a scheme, in lower case, and finds no "
+                    "host of file:. Name another folder"
+                )
+        urls = {name: as_url(path) for name, path in places.items()}
+        tables = {name: url for name, url in urls.items() if name in given}
+        if len(set(tables.values())) < len(tables):
+            yield "output, bronze, rejected and gold must be different tables"
+        for (name, table), (other, place) in product(tables.items(), urls.items()):
+            hidden = other in own and place.removeprefix(table).startswith(("/_", "/."))
+            if name != other and f"{place}/".startswith(f"{table}/") and not hidden:
+                yield f"{other} lies inside of {name}, where readers would take it for rows"
+        hidden = self.is_files and any(name.startswith(".") for name in self.partition_by)
+        folder = f"{self.prefix}feed={in_folder(self.feed_name)}".encode()
+        if self.is_files and (len(folder) > FOLDER_BYTES or self.feed_name == NO_VALUE):
+            yield (
+                f"the feed's name names a folder, of at most {FOLDER_BYTES} bytes, and {NO_VALUE} "
+                "is read as NULL: give another one with --feed"
+            )
+        if hidden or _NOT_IN_FOLDER.search(self.prefix):
+            yield (
+                "prefix and partition_by name folders: they must not begin with a dot, which hides "
+                'them, and prefix not hold any of / \\ = * ? [ ] { } % : # "'
+            )
 
     @property
     def whole_table(self) -> str | None:
@@ -201,6 +252,19 @@ class Ingest:
     def lease_name(self) -> str:
         """The location of the checkpoint, the same for all its spellings."""
         return as_url(self.checkpoint_location)
+
+
+def as_url(path: str) -> str:
+    """Return the URL of a location as Spark takes it, the same for all its spellings."""
+    path = re.sub("^file:/*", "/", path).rstrip("/")
+    if _SCHEME.match(path):
+        return f"s3{path[3:]}" if path.startswith("s3a:") else path
+    return Path(path or "/").resolve().as_uri()
+
+
+def in_folder(text: str) -> str:
+    """Return a text as the name of a folder has it: Spark reads `%C3` as one character."""
+    return "".join(quote(one, safe="") if one.isascii() else one for one in text)
 
 
 @dataclass

@@ -16,25 +16,33 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import obstore
 from obstore.exceptions import AlreadyExistsError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from feedapi_client.spark.ingest.checkpoint import READING, WRITING, checked_note, contents
 from feedapi_client.spark.ingest.ingest_errors import plain_message
-from feedapi_client.spark.ingest.ingest_table import Identity, Table
-from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.ingest.names import as_url, folded, in_folder, unquoted
+from feedapi_client.spark.ingest.ingest_table import Identity, Table, identified
+from feedapi_client.spark.ingest.job import IngestError, as_url, in_folder
 from feedapi_client.spark.source import is_connect
 from feedapi_client.spark.staging.location import harmless, listed, open_store
 from feedapi_client.spark.staging.staging_errors import newer_format
@@ -48,6 +56,8 @@ _OWNERS = "_feedapi/owners"
 _DONE = ".done"
 _KEPT = 100
 """Decisions that are kept for runs that wake up late."""
+_GUESSED = (BinaryType, TimestampType)
+"""Types that the name of a folder has by the encoding and the time zone of the session."""
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 _COPIES = 16
 
@@ -154,10 +164,10 @@ Folder = _LocalFolder | _StoreFolder
 
 def open_folder(location: str) -> Folder:
     """Return a table's folder. Raises `IngestError` where Python can't reach the file system."""
-    uri = unquoted(as_url(location))
+    uri = as_url(location)
     scheme, _, path = uri.partition(":")
     if scheme == "file":
-        return _LocalFolder(Path(f"/{path.lstrip('/')}"))
+        return _LocalFolder(Path(f"/{unquote(path).lstrip('/')}"))
     if scheme in _OBJECT_STORES:
         return _StoreFolder(uri)
     raise IngestError(
@@ -268,25 +278,38 @@ class ParquetTable(Table):
         if is_connect(spark):
             return
         super().check(spark, who, schema)
-        if not self.job.writer_options:
-            return
-        # Spark says only when it writes that it can't: an empty folder, beside the checkpoint.
+        self._write_none(spark, schema, who)
+
+    def _write_none(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
+        """Write no row to a folder beside the checkpoint: Spark says what it would not take."""
         place = f"{self.job.checkpoint_location.rstrip('/')}/feedapi/tried/{self.role}"
-        rows = spark.createDataFrame([], schema or StructType().add("n", "int")).write
-        options = {**self.job.writer_options, **WRITING}
+        rows = spark.createDataFrame([], schema or StructType().add("n", LongType()))
+        none = identified(rows, who, 0)
+        writer = none.write.options(**self.job.writer_options, **WRITING).mode("overwrite")
         try:
-            rows.options(**options).mode("overwrite").parquet(place)
+            writer.parquet(place)  # a file; with folders there is none
+            _ = spark.read.schema(none.schema).parquet(place).schema
+            if self.partition_by and schema is not None:
+                writer.partitionBy(*self.partition_by).parquet(place)
         except Exception as error:  # those of tasks are py4j's
-            what = ", ".join(["these columns", *self.job.writer_options])
-            raise IngestError(
-                f"{self.name} can't be written with {what}: {plain_message(error)}"
-            ) from error
+            what = f"{self.name} can't be written: {plain_message(error)}"
+            raise IngestError(what) from error
+        partitions = {name.lower() for name in self.partition_by}
+        for field in schema or ():
+            if field.name.lower() in partitions and isinstance(field.dataType, _GUESSED):
+                raise IngestError(
+                    f"partition_by {field.name}: not every reader gets the same "
+                    f"{field.dataType.simpleString()} from the name of a folder: take a column of "
+                    "text, numbers or dates"
+                )
 
     def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:  # noqa: ARG002
         """Become an owner, before any table is written."""
         spark = rows.sparkSession
         if self._prepared != rows.schema:
             self._compare(spark, rows.schema, who)
+            if self.role == "output" and self.job.transform is not None:
+                self._write_none(spark, rows.schema, who)  # what it makes was not known before
             self.own(spark, who)
         else:  # another query may have become the owner
             self.is_owner(self.owners(spark, who), who)
@@ -365,7 +388,8 @@ class ParquetTable(Table):
                     f"{self.name} was written with {name} {noted[name]!r}, not {value!r}: files "
                     "of both can't be read as one table. Keep it, or write to another folder"
                 )
-        fold = folded(spark, self.job)
+        exact = str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+        fold: Callable[[str], str] = str if exact else str.lower
         self.check_types(
             {fold(name): kind for name, kind in noted["columns"].items()},
             schema,

@@ -16,9 +16,8 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.query import StreamingQuery
@@ -34,9 +33,14 @@ from feedapi_client.spark.ingest.checkpoint import (
 from feedapi_client.spark.ingest.columns import Rows, payload_schema
 from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable, column
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
-from feedapi_client.spark.ingest.ingest_table import Identity
-from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError, Summary, trigger_options
-from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
+from feedapi_client.spark.ingest.ingest_table import Identity, forgotten
+from feedapi_client.spark.ingest.job import (
+    CORRUPT,
+    Ingest,
+    IngestError,
+    Summary,
+    trigger_options,
+)
 from feedapi_client.spark.ingest.parquet_table import (
     Decision,
     Decisions,
@@ -44,7 +48,7 @@ from feedapi_client.spark.ingest.parquet_table import (
     WrittenFiles,
     read_table,
 )
-from feedapi_client.spark.ingest.requirements import check_rows, check_session
+from feedapi_client.spark.ingest.preflight import check_session
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source import is_connect, register
 from feedapi_client.spark.source_options import parse_options
@@ -81,6 +85,10 @@ class Tables:
         """
         tables = (self.rejected, self.output, self.gold, self.bronze)
         return [table for table in tables if table is not None]
+
+    def places(self, spark: SparkSession) -> dict[str, str]:
+        """Return where they are, by their roles."""
+        return {one.role: one.place(spark) for one in self.all()}
 
     def folders(self) -> dict[str, ParquetTable]:
         """Return the tables that are folders, by their roles."""
@@ -147,8 +155,8 @@ class BatchWriter:
 
     def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
         """Write to all tables. Return what is to be published."""
-        self._rows = self._rows or Rows(batch.sparkSession, self.job, self.schema)
-        parsed = self._rows.parsed(batch)
+        self._rows = self._rows or Rows(self.job, self.schema)
+        parsed = self._rows.parse(batch)
         several = self.job.bronze or self.job.rejected or self.job.gold
         if several:
             parsed.persist()  # the staged events are read and parsed once
@@ -191,8 +199,6 @@ class BatchWriter:
             raise IngestError(f"the transform raised {type(error).__name__} {error}") from error
         if made is not None and not isinstance(made, DataFrame):
             raise IngestError(f"the transform returned a {type(made).__name__}, not a DataFrame")
-        if made is not None:
-            check_rows(self.job, made)
         return made
 
 
@@ -217,8 +223,7 @@ class Run:
         self._began = time.monotonic()
         parse_options({**job.options, "url": job.url})
         check_session(spark, job)
-        job = _beside_views(spark, job)
-        schema = payload_schema(spark, job)
+        schema = payload_schema(job)
         # The key belongs to gold, in Delta, which takes other letters where a session may not.
         spelled = {name.lower(): name for name in (() if schema is None else schema.names)}
         self.job = job = replace(job, key=[spelled.get(name.lower(), name) for name in job.key])
@@ -285,32 +290,37 @@ class Run:
         if checkpoint.query is None and begun >= 0:
             raise lost_query(job.checkpoint_location)
         who = Identity(job.feed_name, checkpoint.query, committed, begun)
-        made = Rows(spark, job, schema)
-        rows = made.tables(made.parsed(spark.createDataFrame([], spark_schema())))
-        if job.transform is None:
-            check_rows(job, rows["output"])
-        else:
-            del rows["output"]  # a transform may make any columns
+        columns = self._columns(schema)
         self._resumed = checkpoint.resumed.get("run")
         if job.resume_from_table:
             self._resumed = self._resume(who)
         who = replace(who, run=self._resumed)
-        columns = {role: table.schema for role, table in rows.items()}
         self._check_tables(columns, who, checkpoint)
         return who.last_batch
+
+    def _columns(self, schema: StructType | None) -> dict[str, StructType]:
+        """Return the columns of the tables by role, without those that a transform makes."""
+        rows = Rows(self.job, schema)
+        try:
+            made = rows.tables(rows.parse(self.spark.createDataFrame([], spark_schema())))
+            columns = {role: table.schema for role, table in made.items()}
+        except PySparkException as error:
+            what = f"schema {self.job.schema!r} can't be read from JSON: {plain_message(error)}"
+            raise IngestError(what) from error
+        if self.job.transform is not None:
+            del columns["output"]
+        return columns
 
     def _check_tables(
         self, columns: Mapping[str, StructType], who: Identity, checkpoint: QueryCheckpoint
     ) -> None:
         """Check the tables, and note which ones there are: they stay the same."""
         job, spark, known = self.job, self.spark, checkpoint.outputs.get("tables", {})
-        tables = {
-            one.role: same_tables(spark, job, [one.name]).pop() for one in Tables(job, who).all()
-        }
-        place = job.lease_name  # with which folders may move
-        moved = checkpoint.outputs.get("location") != place
-        changed = tables.keys() ^ known.keys() if moved else dict(tables.items() ^ known.items())
         begun = bool(known) and who.last_offset >= 0
+        tables = Tables(job, who, optional=job.transform is not None and bool(known))
+        places, place = tables.places(spark), job.lease_name  # with which folders may move
+        moved = checkpoint.outputs.get("location") != place
+        changed = places.keys() ^ known.keys() if moved else dict(places.items() ^ known.items())
         if begun and checkpoint.outputs["feed"] != job.feed_name:
             raise IngestError(
                 f"the checkpoint's query {who.query} wrote another feed than {job.feed_name}: give "
@@ -321,12 +331,16 @@ class Run:
             raise IngestError(
                 f"earlier runs wrote {', '.join(known.values())}: with another "
                 f"{', '.join(sorted(changed))} events would be missing. Give the same tables, or a "
-                "new checkpoint and staging"
+                f"new checkpoint and staging{'' if job.is_files else forgotten(spark)}"
             )
-        optional = job.transform is not None and bool(known)
-        Tables(job, who, optional=optional).check(spark, columns)
-        if changed or moved:
-            noted = {"tables": tables, "location": place, "feed": job.feed_name}
+        tables.check(spark, columns)
+        places = tables.places(spark)  # of those that were made just now, too
+        if len(set(places.values())) < len(places):
+            raise IngestError(
+                f"tables must be different: two are the same of {', '.join(places.values())}"
+            )
+        if known != places or moved:
+            noted = {"tables": places, "location": place, "feed": job.feed_name}
             note(spark, job.checkpoint_location, "outputs", **noted)
 
     def _resume(self, who: Identity) -> str:
@@ -413,18 +427,6 @@ def run(spark: SparkSession, job: Ingest) -> Summary:
     running = start(spark, job)
     running.wait()
     return running.summary()
-
-
-def _beside_views(spark: SparkSession, job: Ingest) -> Ingest:
-    """Return the job with names of tables that no temporary view can have.
-
-    Where a view has a table's name, a part of what Spark does would concern the view.
-    """
-    tables: dict[str, Any] = {name: getattr(job, name) for name in TABLES}
-    for name, table in tables.items():
-        if table and "." not in table and not job.is_files:
-            tables[name] = in_catalog(spark, table)
-    return replace(job, **tables)
 
 
 def _read_so_far(rows: DataFrame, who: Identity, order: Mapping[str, int]) -> dict[int, ReadSoFar]:
