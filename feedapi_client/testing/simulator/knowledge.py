@@ -162,8 +162,9 @@ class Knowledge:
                 continue  # what is behind an end came late (R6), or an operator restores it
             if position.revision <= self._saved.get(partition, 0):
                 self._violated("revision", f"partition {partition}: {position} was saved before")
-            # The first position comes by a transfer, for which the ancestors' leases count.
-            if before is not None and (why := self._why_gone(partition)):
+            # The first position comes by a transfer, for which the ancestors' leases count. What is
+            # stored already changes nothing: it is sent again after a save without a reply.
+            if before not in (None, position) and (why := self._why_gone(partition)):
                 self._violated("lease", f"partition {partition} is saved, and {why}")
         # First positions need no look: nobody reads anything yet, and who comes second is refused.
         second = any(p in stored and stored[p].revision != positions[p].replaces for p in positions)

@@ -240,19 +240,26 @@ class Oracle:
             self.violated("start", f"partition {partition} is read from {cursor}, stored: {stored}")
 
     def delivered(
-        self, partition: int, positions: Mapping[int, Position], *, known: int = 0
+        self,
+        partition: int,
+        positions: Mapping[int, Position],
+        *,
+        known: int = 0,
+        loaded: Mapping[int, Position] | None = None,
     ) -> None:
         """A batch came: the parent of its partition must be drained before (R4, R8).
 
-        `known`: how many changes there were when its process started. It can't know of later ones.
+        `known`: how many changes there were when its process started, and `loaded` the positions
+        that it loaded last: it can't know of later changes, nor that another process has come to a
+        drained parent again, which a server of an old version lists.
         """
         parent, unknown = self._world.partitions[partition].starts_after, known != self.changes
         if parent is None or not self._ordered or unknown or parent in self.false_ends:
             return  # a parent that is read again has been drained before
         if self.chosen is not None and parent not in self.chosen:
             return
-        position = positions.get(parent)
-        if position is not None and position.status != "open":
+        stored_or_known = (positions.get(parent), (loaded or {}).get(parent))
+        if any(position is not None and position.status != "open" for position in stored_or_known):
             return
         self.violated(
             "parent-first", f"partition {partition} is delivered before {parent} is drained"

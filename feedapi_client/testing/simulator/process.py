@@ -375,7 +375,13 @@ class Process:
 
     def _received(self, batch: Batch) -> None:
         self.reports.check()
-        self._oracle.delivered(batch.partition, self.positions(), known=self._known_changes)
+        session = self.session
+        self._oracle.delivered(
+            batch.partition,
+            self.positions(),
+            known=self._known_changes,
+            loaded=session.loaded if isinstance(session, SharedSession) else None,
+        )
         limit = self._settings.buffer_bytes
         if limit < SMALL_BUFFER and self._entered is not None:
             self._oracle.buffered(self._entered.driver.buffer.used, limit)

@@ -9,6 +9,7 @@ import pytest
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
 from feedapi_client.testing.simulator.keyed import Keys
+from feedapi_client.testing.simulator.knowledge import Knowledge
 from feedapi_client.testing.simulator.many import Histories
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.scenario import generate
@@ -116,6 +117,29 @@ def test_a_child_before_its_parent_is_found() -> None:
     assert rules(checked) == ["parent-first"]
     checked.delivered(child, {0: Position("f0-4", "drained")})
     assert len(checked.violations) == 1
+
+
+def test_a_child_of_a_parent_that_another_process_has_come_to_again_is_right() -> None:
+    checked, world, _ = oracle()
+    (child,) = world.split(0, 1, "starts-after")
+    stored = {0: Position("f0-3")}
+    checked.delivered(child, stored, loaded={0: Position("f0-3", "drained")})
+    assert rules(checked) == []
+    checked.delivered(child, stored, loaded={0: Position("f0-2")})
+    assert rules(checked) == ["parent-first"]
+
+
+def test_a_save_of_a_partition_that_was_given_away_is_found() -> None:
+    found: list[str] = []
+    knowledge = Knowledge(lambda rule, _: found.append(rule), lambda: 10.0)
+    knowledge.claimed("process 1", {0: 1}, asked=knowledge.moment)
+    knowledge.loads()
+    knowledge.released([0])
+    stored = Position("f0-2")
+    knowledge.saves({0: stored}, {0: stored})  # again: the reply to it was lost
+    assert found == []
+    knowledge.saves({0: stored.advance("f0-3")}, {0: stored})
+    assert found == ["lease"]
 
 
 def test_a_status_that_shows_an_unread_partition_as_caught_up_is_found() -> None:
