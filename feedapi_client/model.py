@@ -43,12 +43,9 @@ _TYPED_DECODERS = 256  # types whose decoders are kept
 _KEYS = 64  # feeds whose keys' URLs are kept: a process makes the same few keys again and again
 
 _load = msgspec.json.Decoder().decode
-_SURROGATE = rb"u[dD][89a-fA-F][0-9a-fA-F]{2}"
-_ESCAPE = re.compile(
-    rb"(?:[^\\]++|\\[^u]|\\u(?!" + _SURROGATE[1:] + rb")"  # a run of all else, pairs included
-    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++"
-    rb"|\\(?P<lone>" + _SURROGATE + rb")"
-)
+_HEX = rb"[0-9a-fA-F]{2}"
+_HIGH, _LOW = rb"\\u[dD][89abAB]" + _HEX, rb"\\u[dD][c-fC-F]" + _HEX
+_LONE = re.compile(_HIGH + b"(?!" + _LOW + b")|" + _LOW + b"(?<!" + _HIGH + b".{6})")
 
 
 def draw_step() -> int:
@@ -66,9 +63,11 @@ def without_lone_surrogates(data: bytes) -> bytes:
     JSON's grammar allows them, and no UTF-8 text can hold what they mean: msgspec and orjson
     refuse them. U+FFFD is what Go's decoder makes of them. The length stays the same.
     """
-    if b"\\u" not in data:
+    if b"\\u" not in data or b"\0" in data:  # which no JSON holds
         return data
-    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["lone"] else found[0], data)
+    # Without escaped backslashes each one that is left begins an escape.
+    mended = _LONE.sub(rb"\\ufffd", data.replace(rb"\\", b"\0\0"))
+    return mended.replace(b"\0\0", rb"\\")
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,17 +356,17 @@ class PageDecoder:
         """
         given, as_sent = self._object(line, complete)
         payload = given.get(self._dialect.payload_key)
-        cursor = self._value(given, "cursor", line)
+        cursor = self._value(given, "cursor", as_sent, line)
         if payload is None and (not cursor or _may_hold_event(line, cursor)):
             given = {name.lower(): value for name, value in given.items()}
             if bytes(given.get("partitions", b""))[:1] in (b"[", b"n"):
                 self._fail(TornResponseError, _DISCOVERY)
             payload = given.get("data", given.get("event"))
-            cursor = cursor or self._value(given, "cursor", line)
+            cursor = cursor or self._value(given, "cursor", as_sent, line)
         headers = None
         if self._dialect.names_partition:
-            headers = self._value(given, "headers", line)
-            named = self._value(given, "partition", line)
+            headers = self._value(given, "headers", as_sent, line)
+            named = self._value(given, "partition", as_sent, line)
             if named not in self._own:
                 wrong = f"the response holds a line of partition {quoted(str(named))}"
                 self._fail(ProtocolError, wrong)
@@ -382,28 +382,32 @@ class PageDecoder:
             return _any_object(line), bytes
         except (ValueError, RecursionError) as error:
             failed: Exception = error
-        text = without_lone_surrogates(line).decode("latin-1")  # a character a byte
+        # Where values begin and end is told by a text of the same length, a character a byte. It
+        # has other escapes where surrogates were: to look for each one's partner takes long.
+        text = line.replace(rb"\ud", rb"\u1").replace(rb"\uD", rb"\u1").decode("latin-1")
         try:
             given = _any_object(text.encode())
         except (ValueError, RecursionError):
             raise self._torn(line, failed, complete) from _shown_cause(failed)
 
-        def as_sent(value: bytes) -> bytes:
-            found = value.decode("latin-1")
+        def as_sent(value: Any) -> bytes:
+            found = bytes(value).decode()
             at = text.rfind(found)  # of a payload that is given twice the last one counts
             return line[at : at + len(found)]
 
-        mended = {name: bytes(raw).decode().encode("latin-1") for name, raw in given.items()}
-        return mended, as_sent
+        return given, as_sent
 
-    def _value(self, given: dict[str, Any], key: str, line: bytes) -> Any:
+    def _value(
+        self, given: dict[str, Any], key: str, as_sent: Callable[[Any], bytes], line: bytes
+    ) -> Any:
         """Return a value of a line. One of a wrong type is torn, one that is no text is final."""
         if key not in given:
             return None
+        value = without_lone_surrogates(as_sent(given[key]))
         try:
-            return _VALUES[key](given[key])
+            return _VALUES[key](value)
         except (ValueError, RecursionError) as error:
-            if not _is_utf8(given[key]):  # msgspec's error for it depends on its version
+            if not _is_utf8(value):  # msgspec's error for it depends on its version
                 wrong = "the response holds a cursor or a header that is not valid UTF-8"
                 self._fail(ProtocolError, wrong)
             raise self._torn(line, error, True, f" - at `$.{key}`") from _shown_cause(error)
@@ -455,9 +459,9 @@ class PageDecoder:
         )
 
 
-def _is_utf8(value: Any) -> bool:
+def _is_utf8(value: bytes) -> bool:
     try:
-        bytes(value).decode()
+        value.decode()
     except UnicodeDecodeError:
         return False
     return True

@@ -50,7 +50,7 @@ SHAPES: dict[str, bytes] = {
     "the cursor asked with": b'{"cursor":"_first"}\n',
     "blank lines": b"\n",
     "an event, then 20 `{}`": b"EVENT" + b"{}\n" * 20,
-    "one line of escapes": b"\\u0041",
+    "one line of escapes": b"\\u0041\\ud800",
 }
 
 

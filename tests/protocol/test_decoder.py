@@ -542,3 +542,22 @@ def test_mending_escapes_keeps_the_length_and_everything_else(data: bytes) -> No
     assert len(mended) == len(data)
     assert without_lone_surrogates(mended) == mended
     assert b"\\u" in data or mended == data
+
+
+ESCAPES = [
+    rb"\ud83d",
+    rb"\uDBFF",
+    rb"\udE00",
+    rb"\u0041",
+    rb"\ud061",
+    rb"\\",
+    rb"\n",
+    b"ud800",
+    b"a",
+]
+
+
+@given(st.lists(st.sampled_from(ESCAPES), max_size=8).map(b"".join))
+def test_just_the_surrogates_without_a_partner_are_mended(text: bytes) -> None:
+    units = json.loads(b'"%b"' % text).encode("utf-16", "surrogatepass")
+    assert json.loads(without_lone_surrogates(b'"%b"' % text)) == units.decode("utf-16", "replace")
