@@ -766,9 +766,15 @@ class Planner:
         return began < self._loaded or began < e.saved_at
 
     def _lost_row(self, e: Entry) -> list[Action]:
-        """Park a partition whose position was in the store and is not any more (R7)."""
-        if e.position is None or e.position.status != "open":
+        """Park a partition whose position was in the store and is not any more (R7, R17).
+
+        What was handled of it may be lost with that, also where it was drained. What was decided
+        of it since, and refused, was never stored.
+        """
+        saved = e.saved_at < math.inf
+        if saved and (_has(e, "superseded") or (_has(e, "drained") and e.id not in self.graph)):
             return []  # nothing of it is to be read
+        self._place(e, None)
         e.error = StoreError(
             "the store went back: its position is no longer in the store, although this consumer "
             "saved it. A failover or a restored backup has lost it, somebody deleted it, or it was "

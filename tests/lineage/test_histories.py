@@ -122,6 +122,20 @@ r07_what_is_gone_from_the_store_does_not_begin_at_its_first_event_unless_it_was_
   refresh owned=[0] others=[1] -> fail 0 StoreError ~its position is no longer in the store | 0P 1E
   given 9@q shared=True / list 9 1 / refresh owned=[1] others=[] / delivered 1 / refused 1
   release 1 / refresh owned=[1] others=[] -> start 1 | 1R 9E
+r17_what_was_decided_of_a_partition_that_is_gone_from_the_store_counts_no_more
+  given 0@a 1@b shared=True / list 0 1 / refresh owned=[0,1] others=[] / gone 0
+  list 0! 1 2<<0 / refused 0 2
+  refresh owned=[0,1,2] others=[] -> fail 0 StoreError ~no longer in the store | 0P 1R 2P(0)
+  given 0@a 1@b shared=True / list 0 1 / refresh owned=[0,1] others=[] / gone 0
+  list 0!a 1 2<0 / refused 0
+  refresh owned=[0,1,2] others=[] -> fail 0 StoreError ~no longer in the store | 0P 1R 2P(0)
+r17_nothing_follows_a_drained_partition_that_is_gone_from_the_store
+  given 0@a:drained 3@q shared=True / list 0!a 1<0 3 / refresh owned=[3] others=[] / gone 0
+  refresh owned=[1,3] others=[] -> fail 0 StoreError ~no longer in the store | 0P 1P(0) 3R
+  given 0@a:drained 3@q shared=True / list 3 1<0 / refresh owned=[3] others=[] / gone 0
+  refresh owned=[1,3] others=[] -> start 1 | 0D 1R 3R
+  given 0@a:superseded 3@a shared=True / list 0!a 3<<0 / refresh owned=[3] others=[] / gone 0
+  refresh owned=[3] others=[] -> | 0S 3R
 # Parents and children, listed or not
 r08_a_child_of_an_open_parent_waits_and_is_reported_once
   list 0 1<0 -> save 0 1; start 0; report 1 ~waits for partition 0 | 0R 1W(0) / list 0 1<0 ->
