@@ -406,7 +406,7 @@ class Process:
         since, now = self.transport.evidence.open_since, self._now()
         over = (id for id, position in self.positions().items() if position.status != "open")
         longest = max((now - since.get(id, now) for id in over), default=0.0)
-        return self.reads_to_the_end and longest >= self._settings.refused_for
+        return not self._follow and longest >= self._settings.refused_for
 
     @property
     def commits_too_late(self) -> bool:
