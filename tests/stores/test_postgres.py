@@ -772,9 +772,8 @@ async def test_a_pool_of_the_stores_own_prepares_no_statement(dsn: str) -> None:
         for _ in range(8):  # psycopg would prepare a statement at its sixth use
             await store.save(FEED, positions)
             positions = advanced(positions)
-        async with store.database.begin() as connection:
-            prepared = rows_of("SELECT name FROM pg_prepared_statements")
-            assert await run_on(connection, prepared) == []
+        prepared = rows_of("SELECT name FROM pg_prepared_statements")
+        assert await store.database.transact(prepared) == []
 
 
 async def test_a_session_that_ends_is_replaced(dsn: str) -> None:
