@@ -150,6 +150,8 @@ class Coordinator:
                     await self._wake.wait()
 
     async def leave(self) -> None:
+        # A commit that ends now hands no cursor on: whoever claims the partition does.
+        self._driver.planner.revoke(self._owned)
         if self._member.joined and self._commits:
             with anyio.move_on_after(self._driver.limits.commit_timeout, shield=True):
                 await beside(self._member.run, self._committed())

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import anyio
 import pytest
 
-from feedapi_client import Share
+from feedapi_client import FeedKey, Share
 from feedapi_client.testing import Publisher
 from tests.sharing.fleet import fleet, publish, until
 from tests.sharing.in_memory import restart_in_memory
@@ -56,5 +56,34 @@ def test_leases_are_kept_while_a_commit_is_under_way(backend: str, seconds: floa
             await until(lambda: 5 in instances.handled)
             assert handled == list(range(5))
             assert instances.handled == [5]
+
+    run_in_virtual_time(test, backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_r17_a_commit_that_ends_while_an_instance_leaves_hands_no_cursor_on(backend: str) -> None:
+    """Its lease is gone a moment later: whoever claims the partition transfers its cursor."""
+
+    async def test() -> None:
+        publisher = Publisher(1)
+        publish(publisher, 0, *range(5))
+        saved: list[set[int]] = []
+        async with fleet(publisher) as instances:
+            async with instances.consumer(share=Share(lease_seconds=15)) as consumer:
+                save = instances.store.save
+
+                async def slow(feed: FeedKey, positions: Any, **options: Any) -> None:
+                    saved.append(set(positions))
+                    if len(saved) == 1:
+                        (first, _) = publisher.split(0, method="cursor-from")
+                        await until(lambda: first in consumer.status().partitions)
+                        consumer.stop(grace=0)
+                        await anyio.sleep(5)
+                    await save(feed, positions, **options)
+
+                instances.store.save = slow  # type: ignore[method-assign]
+                async for batch in consumer.batches():
+                    await batch.commit()
+            assert saved == [{0}]
 
     run_in_virtual_time(test, backend)
