@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from feedapi_client.cli.doctor.examination import Examination, Resume, Visit
+from feedapi_client.cli.doctor.examination import HINT, Examination, Resume, Visit
 from feedapi_client.cli.doctor.feed_checks import (
     CLOSED,
     CLOSING,
@@ -258,7 +258,7 @@ def end_stable(e: Examination) -> Findings:
 
 # Only the order of an entity's events is fixed: a publisher may interleave entities anew each time,
 # and go on to write meanwhile. So an event counts as lost only where all that is behind the cursor
-# was read, or where everything else came in the same order as before.
+# was read, where everything else came in the same order as before, or where none of them came.
 
 
 def _lost(resume: Resume, missing: Counter[bytes]) -> int:
@@ -266,6 +266,8 @@ def _lost(resume: Resume, missing: Counter[bytes]) -> int:
         return missing.total()
     common = [event for event in resume.expected if event not in missing]
     known = set(common)
+    if not common and resume.repeatable:
+        return missing.total()
     if not common or [event for event in resume.events if event in known] != common:
         return 0  # interleaved anew: they may come later
     behind = resume.expected[::-1].index(common[-1])
@@ -317,7 +319,23 @@ def cursor_resumes(e: Examination) -> Findings:
 def cursor_repeats(e: Examination) -> Findings:
     """No event that came before a cursor comes again behind it.
     A consumer that is restarted there handles it twice."""
-    return _found(e, "cursor-repeats")
+    yield from _found(e, "cursor-repeats")
+    visits = [[page for page in v.pages if page.events] for v in e.visits.values()]
+    seams = [seam for pages in visits for seam in pairwise(pages)]
+    # Payloads may be equal: but not in no page, and at each place where one page follows another.
+    if all(_distinct(page) and _overlaps(page, behind) for page, behind in seams):
+        for _, behind in seams:
+            yield about(behind.answer, "it begins with the events that came before this cursor")
+
+
+def _distinct(page: Page) -> bool:
+    return HINT < len(page.events) == len(set(page.events))
+
+
+def _overlaps(page: Page, behind: Page) -> bool:
+    before, events = page.closed_events, behind.events
+    again = before[before.index(events[0]) :] if events[0] in before else []
+    return bool(again) and events[: len(again)] == again
 
 
 @AGAIN.check(SHOULD, _CHECKPOINT, "R4 R5", RESUMED)
