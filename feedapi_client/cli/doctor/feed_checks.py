@@ -12,6 +12,7 @@ from feedapi_client.cli.doctor.wire import Discovery
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.graph import suspected_missing_edges, validate
 from feedapi_client.model import FeedInfo
+from feedapi_client.protocol.text import counted
 
 LEVELS = MUST, SHOULD, DEVIATION = "MUST", "SHOULD", "deviation"
 """How binding a requirement is, the most binding first."""
@@ -186,7 +187,9 @@ def id_text(e: Examination) -> Findings:
     fields = [[entry.get(name) for name in (*_LINEAGE, *_LINEAGE.values())] for entry in entries]
     values = [[*own, *chain(*(v for v in own if isinstance(v, list)))] for own in fields]
     if count := sum(int in map(type, each) for each in values):
-        yield Finding(f"the lineage of {count} partitions holds numbers", level=DEVIATION)
+        yield Finding(
+            f"the lineage of {counted(count, 'partition')} holds numbers", level=DEVIATION
+        )
 
 
 @DISCOVERY.check(MUST, PARTITIONS, "R6", DRAFT, CLOSED)
@@ -303,7 +306,7 @@ def lineage_names(e: Examination) -> Findings:
     Other clients don't see the lineage: they read out of order, or from the beginning."""
     for old, name in _LINEAGE.items():
         if count := sum(old in entry for entry in e.discoveries[0].entries):
-            yield Finding(f"{count} partitions have {old} in place of {name}")
+            yield Finding(f"{old} in place of {name} in {counted(count, 'partition')}")
 
 
 @LINEAGE.check(DEVIATION, FIELD, "R8 R12", V2, was="lineage-zero")

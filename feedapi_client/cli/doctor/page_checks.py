@@ -23,6 +23,7 @@ from feedapi_client.cli.doctor.feed_checks import (
 from feedapi_client.cli.doctor.prober import Problem
 from feedapi_client.cli.doctor.wire import Page
 from feedapi_client.model import FIRST
+from feedapi_client.protocol.text import counted
 
 PAGES = Section("Pages and cursors")
 AGAIN = Section("Cursors asked for again")
@@ -59,7 +60,7 @@ def fetch_accepted(e: Examination) -> Findings:
 def _faults(e: Examination, check: str) -> Findings:
     for page in e.pages():
         if texts := [text for id, text in page.faults if id == check]:
-            more = f", and {len(texts) - 1} more lines" if texts[1:] else ""
+            more = f", and {counted(len(texts) - 1, 'more line')}" if texts[1:] else ""
             yield about(page.answer, f"{texts[0]}{more}")
 
 
@@ -102,7 +103,7 @@ def page_cursor(e: Examination) -> Findings:
     """Every response has at least one cursor, also without an event.
     Its events come again: `NoProgressError` after a few attempts."""
     for page in _without_cursor(e, closed=False):
-        events = f"{len(page.payloads)} events" if page.payloads else "no event"
+        events = counted(len(page.payloads), "event") if page.payloads else "no event"
         yield about(page.answer, f"{events} and no cursor")
 
 
@@ -131,7 +132,7 @@ def cursor_progress(e: Examination) -> Findings:
             asked = [each.asked for each in visit.pages[:index]]
             if page.answer.ok and page.payloads and page.cursor in asked:
                 back = "the cursor asked with" if page.cursor == page.asked else "an earlier cursor"
-                yield about(page.answer, f"{len(page.payloads)} events, then {back}")
+                yield about(page.answer, f"{counted(len(page.payloads), 'event')}, then {back}")
                 break
         for page in list(_back(visit))[:1]:
             yield about(page.answer, "no event, and a cursor behind which events come again")
@@ -158,7 +159,9 @@ def closed_end(e: Examination) -> Findings:
     for id, visit in e.visits.items():
         page, end = visit.at_last_cursor, visit.pages[-1]
         if page is not None and page.payloads:
-            yield about(page.answer, f"{len(page.payloads)} events behind the lastCursor")
+            yield about(
+                page.answer, f"{counted(len(page.payloads), 'event')} behind the lastCursor"
+            )
         elif visit.partition.closed and any(poll.payloads for poll in visit.polls):
             yield Finding("it is closed, and events come behind its end", id)
         if page is not None and end.at_end and end.asked not in (FIRST, page.asked):
@@ -287,17 +290,17 @@ def _differences(resume: Resume) -> Iterator[tuple[str, str]]:
         again = sum(count for event, count in fresh.items() if event in once)
         changed = sum(one != other for one, other in zip(expected, got, strict=False))
         if not again and fresh and changed == (asked - came).total():  # each event is in its place
-            yield "event-stable", f"{changed} events with another content than before"
+            yield "event-stable", f"{counted(changed, 'event')} with another content than before"
             return
         lost = _lost(resume, Counter(expected) - came)
         if not lost and not again and resume.repeatable and asked == Counter(got[:length]):
             yield "event-order", "the same events as before, in another order"
     if lost:
-        some = f"{lost} of the events that came before are missing"
+        some = f"without {counted(lost, 'event')} that came there before"
         nothing = "nothing, although events came behind this cursor before"
         yield "cursor-resumes", nothing if lost == len(expected) else some
     if again:
-        yield "cursor-repeats", f"{again} events that came before this cursor"
+        yield "cursor-repeats", f"{counted(again, 'event')} that came before this cursor"
 
 
 def _found(e: Examination, check: str) -> Findings:
