@@ -348,8 +348,11 @@ async def _check_cursors_alone(
         if quarantine is not None and await quarantine.page(key, partition=partition, limit=1):
             raise _moved_as_a_whole(key, f"partition {partition} has quarantined events")
     if claims and isinstance(store, DoneStore):
-        # Of all: what is done in an ancestor counts for its successors.
+        # Of ancestors, too: what is done there counts for their successors. Other partitions keep
+        # their claims, which a consumer may have.
         for partition, position in (await store.load(key)).items():
+            if partition not in chosen and position.status != "superseded":
+                continue
             if (await store.take_over(key, [partition], position.revision)).done:
                 raise _moved_as_a_whole(key, "events are done ahead of the cursor")
 

@@ -118,12 +118,16 @@ async def test_some_partitions_are_moved_and_the_others_stay(store: Administrabl
 async def test_r07_partitions_with_more_than_cursors_are_moved_with_all_the_others(
     store: AdministrableStore,
 ) -> None:
-    await store.save(HERE, STORED)
+    ancestor = Position("a", "superseded")
+    await store.save(HERE, {**STORED, 2: ancestor})
     if isinstance(store, DoneStore):
+        # Another partition is read by key meanwhile: its claim stays.
         claim = await store.take_over(HERE, [0], STORED[0].revision)
-        await store.done(HERE, DoneEvent(0, claim.number, stored_id("a")))
+        before = await store.take_over(HERE, [2], ancestor.revision)
+        await store.done(HERE, DoneEvent(2, before.number, stored_id("b")))
         with pytest.raises(OperationError, match="done ahead"):
-            await move(store, HERE.url, THERE.url, partitions=[1])
+            await move(store, HERE.url, THERE.url, partitions=[1], force=True)
+        await store.done(HERE, DoneEvent(0, claim.number, stored_id("a")))
         (moved,) = await move(store, HERE.url, THERE.url)
         again = await store.take_over(THERE, [0], moved.positions[0].revision)
         assert again.done == claim.done | {stored_id("a"): 0}
