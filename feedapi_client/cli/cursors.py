@@ -152,6 +152,8 @@ async def ls(o: _Ls) -> None:
     exact, url = o.chosen.exact_key(), o.chosen.feed or ""
     if o.lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
+    with refused():
+        o.connection.check_alone(url if o.lag else "")
     async with o.connection.client() as http:
         feeds = await o.place.positions(o.chosen)
         if o.lag and exact is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +25,7 @@ from feedapi_client.cli.command import (
     stopping,
 )
 from feedapi_client.cli.options import Consumed, Store, where_to_begin
-from feedapi_client.cli.terminal import JSONLines
+from feedapi_client.cli.terminal import write_records
 from feedapi_client.errors import FeedError, FencedError
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ _BATCHES, _EVENTS = "async def handle(batch): ...", "async def handle(event): ..
 _BAD_ESCAPE = re.compile(r"~(?![01])")
 _AT_ONCE = 32
 _CHARACTERS = 500
-_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _URL_SECRETS = (
     (re.compile(r"(://)[^/\s@'\"]+@"), r"\1***@"),
     (re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*"), r"\1?***"),
@@ -232,7 +230,7 @@ async def run(o: _Run) -> int:
     at once. Exit codes: 3 when the handler failed, 4 when another consumer of this name has taken
     over, 130 and 143 when what was in flight was cancelled after --grace; see feedapi --help.
     """
-    _log_to_stderr(json=o.log_format == "json")
+    write_records(json=o.log_format == "json")
     # Before signals are caught: until then they end the process at once.
     function = o.load()
     try:
@@ -302,16 +300,6 @@ class _KeyAt:
             raise LookupError("what the payload has at --key is no text, number or boolean")
         key: Hashable = found
         return key
-
-
-def _log_to_stderr(*, json: bool) -> None:
-    """Write the records of the library and of the application, from level INFO on."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JSONLines() if json else logging.Formatter(_TEXT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.captureWarnings(json)
-    for chatty in ("httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def _described(error: Exception) -> str:

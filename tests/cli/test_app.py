@@ -152,6 +152,17 @@ WRONG = [
         "not both",
     ),
     *(
+        Row(words, 2, says)
+        for words, says in (
+            ("cat http://me:pw@h/feed --auth-env SECRET", "--auth-env or a password in the URL"),
+            (
+                "cursors ls http://me:pw@h/feed --lag --store x --token-file t",
+                "--token-file or a passw",
+            ),
+            (f"doctor {NOBODY} --auth-env SECRET --header-env authorization=SECRET", "not both"),
+        )
+    ),
+    *(
         Row(f"{command} --store FOLDER", 2, "--store: FOLDER is a folder: name a file in it")
         for command in (f"cat {NOBODY}", f"run {NOBODY} {HANDLER}")
     ),
