@@ -146,7 +146,9 @@ class Result:
 def _result(check: Check, e: Examination) -> Result:
     missing = next(filter(None, (need(e) for need in check.needs)), None)
     found = [] if missing else dict.fromkeys(check.find(e))
-    return Result(check, [replace(each, text=e.prober.hide(each.text)) for each in found], missing)
+    return Result(
+        check, [replace(each, text=each.text + e.prober.hide(each.said)) for each in found], missing
+    )
 
 
 def _as_json(e: Examination, results: list[Result]) -> dict[str, Any]:

@@ -20,16 +20,21 @@ LEVELS = MUST, SHOULD, DEVIATION = "MUST", "SHOULD", "deviation"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is not as a check requires, in one sentence; `level` where it is not the check's."""
+    """What is not as a check requires, in one sentence; `level` where it is not the check's.
+
+    `said` goes on with words of the publisher, which may hold a secret.
+    """
 
     text: str
     partition: int | None = None
     level: str = ""
+    said: str = ""
 
 
-def about(answer: Answer, text: str = "") -> Finding:
+def about(answer: Answer, text: str = "", said: str = "") -> Finding:
     """Return what is wrong with an answer; without a text, what came."""
-    return Finding(f"{answer.question.what}: {text or answer}", answer.question.partition)
+    what = f"{answer.question.what}: {text or answer}"
+    return Finding(what, answer.question.partition, said=said)
 
 
 Findings = Iterator[Finding]
@@ -163,7 +168,7 @@ def discovery_usable(e: Examination) -> Findings:
     except LineageError as error:
         refusal = error
     if refusal is not None:
-        yield Finding(refusal.message, refusal.partition)
+        yield Finding("", refusal.partition, said=refusal.message)
 
 
 _LINEAGE = {
@@ -180,10 +185,10 @@ def id_text(e: Examination) -> Findings:
     entries = e.discoveries[0].entries
     ids = [entry.get("id") for entry in entries]
     if numbers := [id for id in ids if type(id) is int]:
-        yield Finding(f"{len(numbers)} ids are numbers, such as {numbers[0]}")
+        yield Finding(f"{len(numbers)} ids are numbers, such as ", said=str(numbers[0]))
     texts = [id for id in ids if isinstance(id, str) and id.isdigit()]
     if padded := [id for id in texts if id != "0" and id.startswith("0")]:
-        yield Finding(f"{len(padded)} ids have leading zeros, such as {padded[0][:20]}")
+        yield Finding(f"{len(padded)} ids have leading zeros, such as ", said=padded[0][:20])
     fields = [[entry.get(name) for name in (*_LINEAGE, *_LINEAGE.values())] for entry in entries]
     values = [[*own, *chain(*(v for v in own if isinstance(v, list)))] for own in fields]
     if count := sum(int in map(type, each) for each in values):

@@ -59,9 +59,10 @@ def fetch_accepted(e: Examination) -> Findings:
 
 def _faults(e: Examination, check: str) -> Findings:
     for page in e.pages():
-        if texts := [text for id, text in page.faults if id == check]:
-            more = f", and {counted(len(texts) - 1, 'more line')}" if texts[1:] else ""
-            yield about(page.answer, f"{texts[0]}{more}")
+        if found := [fault for fault in page.faults if fault[0] == check]:
+            _, text, said = found[0]
+            times = f"{len(found)} times, first: " if found[1:] else ""
+            yield about(page.answer, f"{times}{text}", said)
 
 
 _LINES = "line-json payload-type line-partition cursor-text cursor-special"
@@ -148,7 +149,7 @@ def page_meaning(e: Examination) -> Findings:
         body = page.answer.body.strip()
         if body and page.whole and not page.payloads and not page.checkpoints and not page.echoes:
             shown = body[:80].decode("ascii", "replace")
-            yield about(page.answer, f"lines without an event or a cursor: {shown!r}")
+            yield about(page.answer, "lines without an event or a cursor: ", repr(shown))
 
 
 @PAGES.check(MUST, CLOSING, "R6", CLOSED, READ, was="closed-end-reached")

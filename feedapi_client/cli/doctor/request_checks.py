@@ -137,7 +137,7 @@ def http_cache(e: Examination) -> Findings:
             yield about(answer, f"Age: {age}")
             return
         if fresh and "no-store" not in control and "no-cache" not in control:
-            yield about(answer, f"Cache-Control: {control[:60]}")
+            yield about(answer, "Cache-Control: ", control[:60])
             return
 
 

@@ -382,6 +382,29 @@ def test_credentials_are_sent_and_never_shown(
     assert sent not in result.output
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (faults.NoCheckpoint(), "a fetch from _first: 100 events and no cursor"),
+        (faults.Maintenance(), "a fetch from _first: lines without an event or a cursor: "),
+        (
+            faults.Replace(b'{"cursor":"\\u00fcfetch"}\n'),
+            "a cursor that can't be sent back: '\\xfc***'",
+        ),
+        (faults.Status(500, "a fetch of events"), "a fetch from _first: status 500: a *** of ***"),
+    ],
+)
+def test_words_of_its_own_are_no_secrets(
+    feedapi: Feedapi, make: Make, change: Any, says: str
+) -> None:
+    """Although a secret is the same word: only in what the publisher said it is masked."""
+    publisher = make("v2-draft")
+    publisher.fail(change, times=None)
+    asked = arguments(publisher)
+    result = feedapi(asked[0], f"{asked[1]}?a=fetch&b=events&c=lines", *asked[2:])
+    assert says in result.stdout, result.output
+
+
 def test_text_of_a_publisher_is_escaped(feedapi: Feedapi, make: Make) -> None:
     publisher = make("v2-draft")
     publisher.fail(faults.Status(400, "\x1b[31mred"), times=None)
