@@ -167,6 +167,12 @@ def resize(publisher: Publisher) -> None:
     publish(publisher)
 
 
+def publish_equal(publisher: Publisher) -> None:
+    for n in range(300):
+        publisher.publish(n % 7, {"entity": n % 7})
+
+
+ONE_CURSOR = {"page_size": 20, "checkpoint_every": 20}
 ECHO = Quirks(empty_page="echo", last_cursor="closed")
 SOUND: dict[str, tuple[tuple[str, ...], Change, dict[str, Any], set[str]]] = {
     "at rest": (ALL, lambda publisher: None, {}, set()),
@@ -174,6 +180,12 @@ SOUND: dict[str, tuple[tuple[str, ...], Change, dict[str, Any], set[str]]] = {
     "pages are divided anew": (ALL, lambda publisher: None, {"vary": True, "seed": 1}, set()),
     "once more": (ALL, lambda publisher: None, {"vary": True, "seed": 2}, set()),
     "while events come": (V2, moving(1, publish), {"vary": True, "seed": 4}, set()),
+    "a cursor a page": (ALL, lambda publisher: None, ONE_CURSOR, set()),
+    "a cursor a page, events come": (ALL, moving(1, publish), ONE_CURSOR, set()),
+    "a cursor a page, divided anew": (
+        *(ALL, moving(3, publish), {**ONE_CURSOR, "vary": True, "seed": 3}, set()),
+    ),
+    "payloads are equal": (ALL, publish_equal, ONE_CURSOR, set()),
     "unknown commands": (ALL, fails(faults.UnknownCommands(), on="fetch"), {}, set()),
     "extra fields": (ALL, fails(faults.ExtraFields()), {}, set()),
     "503 now and then": (ALL, fails(every(9, 503)), {}, {"http-stable"}),
