@@ -185,10 +185,12 @@ def id_text(e: Examination) -> Findings:
     entries = e.discoveries[0].entries
     ids = [entry.get("id") for entry in entries]
     if numbers := [id for id in ids if type(id) is int]:
-        yield Finding(f"{len(numbers)} ids are numbers, such as ", said=str(numbers[0]))
+        yield Finding(f"{counted(len(numbers), 'id')} in numbers, such as ", said=str(numbers[0]))
     texts = [id for id in ids if isinstance(id, str) and id.isdigit()]
     if padded := [id for id in texts if id != "0" and id.startswith("0")]:
-        yield Finding(f"{len(padded)} ids have leading zeros, such as ", said=padded[0][:20])
+        yield Finding(
+            f"{counted(len(padded), 'id')} with leading zeros, such as ", said=padded[0][:20]
+        )
     fields = [[entry.get(name) for name in (*_LINEAGE, *_LINEAGE.values())] for entry in entries]
     values = [[*own, *chain(*(v for v in own if isinstance(v, list)))] for own in fields]
     if count := sum(int in map(type, each) for each in values):

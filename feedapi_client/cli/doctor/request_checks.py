@@ -62,7 +62,7 @@ def token_current(e: Examination) -> Findings:
     A fetch is refused again and again; after `RetryPolicy.refused_for` the partition stops."""
     if count := e.current_token_refused:
         same = "the discovery behind them has the same token"
-        yield Finding(f"{count} fetches were refused with 409, and {same}")
+        yield Finding(f"{counted(count, 'fetch', 'fetches')} refused with 409, and {same}")
 
 
 @RESPONSES.check(SHOULD, _AUTHORIZATION, "R1", ANONYMOUS)
