@@ -185,7 +185,7 @@ def id_text(e: Examination) -> Findings:
     entries = e.discoveries[0].entries
     ids = [entry.get("id") for entry in entries]
     if numbers := [id for id in ids if type(id) is int]:
-        yield Finding(f"{counted(len(numbers), 'id')} in numbers, such as ", said=str(numbers[0]))
+        yield Finding(f"{counted(len(numbers), 'number')} as id, such as ", said=str(numbers[0]))
     texts = [id for id in ids if isinstance(id, str) and id.isdigit()]
     if padded := [id for id in texts if id != "0" and id.startswith("0")]:
         yield Finding(
