@@ -34,7 +34,7 @@ from typing import (
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from feedapi_client.cli.terminal import OnceAMinute, discard, say, shown
+from feedapi_client.cli.terminal import OnceAMinute, discard, say, shown, write_records
 from feedapi_client.errors import FeedError
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ REMOVED = {
 
 HELP = {"help_option_names": ["-h", "--help"]}
 _annotated: Any = Annotated
+_LOG_FORMAT = re.compile(r"--log-format[= ](\w+)")
 _PARAGRAPH = re.compile(r"(?<!\n)\n(?!\n)")
 _URL = re.compile(r"([A-Za-z][\w+.-]*://)[^\s'\")]+")
 """An argument in the wrong place that a usage error quotes: it may hold a password."""
@@ -304,11 +305,12 @@ class CommandGroup(_PlainFlags, TyperGroup):
     ) -> Any:
         """Parse the arguments, run the command, and exit."""
         extra["standalone_mode"] = False
+        words = [*(sys.argv[1:] if args is None else args)]
         try:
-            for each in sys.argv[1:] if args is None else args:
+            for each in words:
                 if any("\ud800" <= char <= "\udfff" for char in each):
                     raise typer.BadParameter(f"an argument is not valid UTF-8: {shown(each)}")
-            code = super().main(args, prog_name, **extra)
+            code = super().main(words, prog_name, **extra)
         except typer.Abort as abort:
             say("aborted")
             # The prompt turns Ctrl-C into this exception; "no" and the end of stdin give it too.
@@ -317,6 +319,9 @@ class CommandGroup(_PlainFlags, TyperGroup):
         except Exception as error:
             if not _is_usage_error(error):
                 raise
+            given = _LOG_FORMAT.findall(" ".join(words)) or [os.environ.get("FEEDAPI_LOG_FORMAT")]
+            if words[:1] == ["run"] and given[-1] == "json":
+                write_records(json=True)
             code = _report_usage_error(error)
         try:
             sys.stdout.flush()

@@ -51,6 +51,7 @@ from feedapi_client.cli.terminal import (
     shown,
 )
 from feedapi_client.model import MAX_PARTITION, FeedKey, Position
+from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,6 +152,8 @@ async def ls(o: _Ls) -> None:
     exact, url = o.chosen.exact_key(), o.chosen.feed or ""
     if o.lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
+    with refused():
+        o.connection.check_alone(url if o.lag else "")
     async with o.connection.client() as http:
         feeds = await o.place.positions(o.chosen)
         if o.lag and exact is not None:
@@ -232,8 +235,8 @@ class _Changing:
     dry_run: bool = flag("Only show what would change.")
     json: bool = flag("Print the positions that were changed, as 'export' does.")
 
-    def tell(self, text: str, *feeds: FeedPositions, counted: bool = True) -> None:
-        """Print what was done with these positions, `counted` with how many there are."""
+    def tell(self, text: str, *feeds: FeedPositions, counts: bool = True) -> None:
+        """Print what was done with these positions, with their number in front if it `counts`."""
         from feedapi_client.operations import export_positions
 
         if self.json:
@@ -241,7 +244,7 @@ class _Changing:
             report(escape_json(text, sys.stdout.encoding), escaped=True)
             return
         for feed in feeds:
-            count = f"{len(feed.positions)} " if counted else ""
+            count = f"{counted(len(feed.positions), 'position')} " if counts else ""
             done = " (dry run: nothing is changed)" if self.dry_run else ""
             report(f"{feed.key}: {count}{text}{done}")
 
@@ -291,7 +294,7 @@ async def set_(o: _Set) -> None:
             store, key, o.partition, position, force=how.force, dry_run=how.dry_run
         )
     feed = operations.FeedPositions(key, {o.partition: saved})
-    how.tell(f"partition {o.partition} is at '{shown(o.cursor)}'", feed, counted=False)
+    how.tell(f"partition {o.partition} is at '{shown(o.cursor)}'", feed, counts=False)
 
 
 def _gaps() -> tuple[type[Exception], ...]:
@@ -331,9 +334,10 @@ async def reset(o: _Reset) -> None:
         key, some = await o.chosen.one_feed(store), o.partitions
         stored = len(await store.load(key))
         feed = await operations.reset(store, key, some, force=o.change.force, dry_run=True)
-        if o.change.agreed(f"{key}: forget {len(feed.positions)} of {stored} positions?"):
+        which = f"{len(feed.positions)} of {counted(stored, 'position')}"
+        if o.change.agreed(f"{key}: forget {which}?"):
             feed = await operations.reset(store, key, some, force=o.change.force)
-    o.change.tell("positions forgotten", feed)
+    o.change.tell("forgotten", feed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,9 +370,9 @@ async def import_(o: _Import) -> None:
             with suppress(*_gaps()):
                 count += await count_replaced(store, {key: positions})
         if count:
-            how.agreed(f"{count} positions are there already and will be replaced. Go on?")
+            how.agreed(f"Replace {counted(count, 'position')}, which the store has already?")
         done = await import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
-    how.tell("positions imported", *done)
+    how.tell("imported", *done)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,7 +405,7 @@ async def rewind(o: _Rewind) -> None:
             _print_change(change, when)
         if how.agreed("Stop the consumer first. Rewind?"):
             change = await operations.rewind(store, key, o.to, o.partitions, force=how.force)
-    how.tell(f"positions are those of {when}", operations.FeedPositions(key, change.after))
+    how.tell(f"rewound to {when}", operations.FeedPositions(key, change.after))
     if how.dry_run and not how.json:
         # A time such as "2 hours ago" is another one in the next command.
         print(f"To do this: --to {o.to.isoformat()}")
@@ -459,8 +463,9 @@ async def skip(o: _Skip) -> None:
             progress=lambda *look: seen.append(look),
             report=say,
         )
-    text = f"{skipped.events} events skipped, {len(skipped.positions)} positions saved"
-    o.change.tell(text, operations.FeedPositions(feed.key, skipped.positions), counted=False)
+    saved = counted(len(skipped.positions), "position")
+    text = f"{counted(skipped.events, 'event')} skipped, {saved} saved"
+    o.change.tell(text, operations.FeedPositions(feed.key, skipped.positions), counts=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,7 +492,7 @@ async def drain(o: _Drain) -> None:
         if change.after and o.change.agreed(f"{asked} Mark it as drained?"):
             await operations.apply_change(store, change, force=force)
     text = f"{where} is drained{'' if change.after else ' already'}"
-    o.change.tell(text, operations.FeedPositions(change.key, change.after), counted=False)
+    o.change.tell(text, operations.FeedPositions(change.key, change.after), counts=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -538,7 +543,7 @@ async def restore(o: _Restore) -> None:
         if o.change.agreed(f"{change.key}: {what}: go on from the cursor '{at}'{source}?"):
             await operations.apply_change(store, change, force=force)
     restored = operations.FeedPositions(change.key, change.after)
-    o.change.tell(f"{what} at '{at}'{source}", restored, counted=False)
+    o.change.tell(f"{what} at '{at}'{source}", restored, counts=False)
 
 
 # ---------------------------------------------------------------------- under another key
@@ -601,7 +606,7 @@ async def move(o: _Move) -> None:
                 overwrite=o.overwrite,
                 **o.how(),
             )
-    o.change.tell("positions moved here", *moved)
+    o.change.tell("moved here", *moved)
 
 
 def _selection(text: str) -> dict[str, str] | None:
@@ -635,7 +640,7 @@ async def rename(o: _Rename) -> None:
     async with o.place.open() as store:
         with refused():
             renamed = await operations.rename(store, o.old_name, o.new_name, feed=o.feed, **o.how())
-    o.change.tell("positions have this name now", *renamed)
+    o.change.tell("renamed", *renamed)
 
 
 # ---------------------------------------------------------------------- leases

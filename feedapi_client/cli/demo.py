@@ -33,6 +33,7 @@ from feedapi_client.cli.command import (
     run_async,
     stopping,
 )
+from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from feedapi_client.model import Batch
@@ -110,7 +111,7 @@ def demo(o: _Demo) -> int:
         with tempfile.TemporaryDirectory(prefix="feedapi-demo-") as folder, feed.serve() as url:
             scene.log(f"a publisher serves partitions 0 and 1 ({o.dialect})")
             effects = run_async(scene.play, url, Path(folder))
-        died = f", {scene.died} {'crash' if scene.died == 1 else 'crashes'}"
+        died = f", {counted(scene.died, 'crash', 'crashes')}"
         died += f" of {o.instances} instances" if o.instances > 1 else ""
     published = [(payload["entity"], payload["n"]) for payload in feed.payloads()]
     faults = find_faults(published, effects)
@@ -222,7 +223,7 @@ class Scene:
                 self._tend(last)
                 await anyio.sleep(_TICK)
             rows = database.execute("SELECT entity, n FROM effects ORDER BY row").fetchall()
-        self.log(f"{len(rows):,} events applied")
+        self.log(f"{counted(len(rows), 'event')} applied")
         return rows
 
     def _tend(self, settings: dict[str, Any], *, start: bool = True) -> None:

@@ -219,9 +219,25 @@ class Connection:
             raise ValueError(
                 "--oauth-token-url, --oauth-client-id and --oauth-secret-env go together"
             )
-        if self.oauth_token_url is not None and self.token_file is not None:
-            raise ValueError("give --token-file or --oauth-token-url, not both")
+        self.check_alone()
         self.headers()
+
+    def check_alone(self, url: str = "") -> None:
+        """Raise ValueError for more than one Authorization header: only one would be sent."""
+        from feedapi_client.http.urls import FeedURL
+
+        in_url = bool(url) and FeedURL.parse(url).basic_auth is not None
+        given = {
+            "--auth-env": self.auth_env,
+            "--header-env": any(
+                name.lower() == "authorization" for each in self.header_env or () for name in each
+            ),
+            "--token-file": self.token_file,
+            "--oauth-token-url": self.oauth_token_url,
+            "a password in the URL": in_url,
+        }
+        if len(names := [name for name, value in given.items() if value]) > 1:
+            raise ValueError(f"give {' or '.join(names)}, not both")
 
     def headers(self) -> dict[str, str]:
         """Return the request headers that the variables hold."""
@@ -339,6 +355,9 @@ class AskedFeed:
     )
     connection: Connection
 
+    def __post_init__(self) -> None:
+        self.connection.check_alone(self.url)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AskedWithLineage(AskedFeed):
@@ -352,6 +371,7 @@ class AskedWithLineage(AskedFeed):
     give_up_after: float | None = option("SECONDS", _UNREACHABLE, default=ONE_SHOT, min=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.edges()
 
     def edges(self) -> dict[int, int | None]:

@@ -12,9 +12,12 @@ import orjson
 
 from feedapi_client.cli.command import FAILURE, argument, command, command_group, flag, option
 from feedapi_client.cli.options import Asking, Chosen, Listed, Store, some_partitions
+from feedapi_client.cli.run import Application
 from feedapi_client.cli.terminal import escape_json, print_json, print_table, report, shown
+from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
+    from feedapi_client.model import Batch
     from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore
 
 quarantine = command_group(
@@ -136,35 +139,31 @@ async def drop(o: _Drop) -> None:
 
     async with o.some.place.quarantine() as store:
         ids = await o.some.load(store)
-        o.asking.confirm(f"Delete {len(ids)} events for good?")
+        o.asking.confirm(f"Delete {counted(len(ids), 'event')} for good?")
         deleted = await quarantine.drop(store, ids)
     if o.asking.json:
         print_json({"deleted": deleted})
     else:
-        report(f"{deleted} events deleted")
+        report(f"{counted(deleted, 'event')} deleted")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Replay:
+class _Replay(Application):
     some: _Some
-    handler: str = option(
-        "MODULE:FUNCTION",
-        "The application's handler in every form that 'feedapi run' takes, searched in this "
-        "directory too.",
-        default=...,
-    )
     json: bool = flag("Print JSON.")
+
+    def __post_init__(self) -> None:
+        self.key_path()
 
 
 @_command("quarantine replay --all --store cursors.db --handler myapp.events:handle")
 async def replay(o: _Replay) -> int:
-    """Call the application's handler with events once more.
+    """Call the application's handler with events once more: as 'feedapi run' takes it, with --key.
 
     They are replayed in the order in which they were quarantined. Those that fail again stay, and
     the exit code is 1 then.
     """
     from feedapi_client import quarantine
-    from feedapi_client.cli.run import import_handler, open_handler
     from feedapi_client.quarantine.failure_text import failure_line
 
     events: list[dict[str, str | None]] = []
@@ -176,12 +175,16 @@ async def replay(o: _Replay) -> int:
             result = "handled" if failure is None else f"failed again: {failure}"
             report(f"{shown(event.id)}  {shown(result)}", escaped=True)
 
-    function = import_handler(o.handler)
-    async with o.some.place.quarantine() as store, open_handler(o.handler, function) as handler:
+    function = o.load()
+    async with o.some.place.quarantine() as store, o.opened(function) as handler:
+
+        async def handle(batch: Batch) -> None:
+            await handler(batch if o.key is None else batch.events[0])
+
         ids = await o.some.load(store)
-        result = await quarantine.replay(store, handler, ids, report=replayed)
+        result = await quarantine.replay(store, handle, ids, report=replayed)
     if o.json:
         print_json({"handled": result.handled, "failed": result.failed, "events": events})
     else:
-        report(f"{result.handled} events handled, {result.failed} failed again and stay")
+        report(f"{counted(result.handled, 'event')} handled, {result.failed} failed again and kept")
     return FAILURE if result.failed else 0

@@ -17,6 +17,7 @@ from feedapi_client.cli.options import Consumed, merged, opened, pair, quiet, wh
 from feedapi_client.cli.terminal import progress, say
 from feedapi_client.errors import ProtocolError
 from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.protocol.text import counted
 from feedapi_client.retry import gives_up_after
 
 if TYPE_CHECKING:
@@ -337,8 +338,9 @@ async def _oversized(o: _Stream, stack: AsyncExitStack) -> OnOversized:
 
 def _summary(relay: Any, stream: str) -> str:
     done = relay.progress
-    text = f"{done.events:,} events in {done.batches:,} batches to stream {stream}, "
-    text += f"{done.retries} retries"
+    batches = counted(done.batches, "batch", "batches")
+    text = f"{counted(done.events, 'event')} in {batches} to stream {stream}, "
+    text += counted(done.retries, "retry", "retries")
     if done.put_aside:
         text += f", {done.put_aside} too large and put aside"
     if done.recovered:
@@ -385,6 +387,6 @@ class _Key:
         if self._events and not self._found:
             self._found = True
             say(
-                f"warning: of {self._events:,} events none has the field {'.'.join(self._path)} of "
-                "--key: their messages have no key"
+                f"warning: of {counted(self._events, 'event')} none has the field "
+                f"{'.'.join(self._path)} of --key: their messages have no key"
             )

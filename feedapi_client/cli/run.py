@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +25,7 @@ from feedapi_client.cli.command import (
     stopping,
 )
 from feedapi_client.cli.options import Consumed, Store, where_to_begin
-from feedapi_client.cli.terminal import JSONLines
+from feedapi_client.cli.terminal import write_records
 from feedapi_client.errors import FeedError, FencedError
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ _BATCHES, _EVENTS = "async def handle(batch): ...", "async def handle(event): ..
 _BAD_ESCAPE = re.compile(r"~(?![01])")
 _AT_ONCE = 32
 _CHARACTERS = 500
-_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _URL_SECRETS = (
     (re.compile(r"(://)[^/\s@'\"]+@"), r"\1***@"),
     (re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*"), r"\1?***"),
@@ -51,10 +49,9 @@ _URL_SECRETS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
-    environment: ClassVar[bool] = True
+class Application:
+    """The application's handler, and whether it takes batches or events."""
 
-    feed: Consumed
     handler: str = option(
         "MODULE:FUNCTION",
         "The application's 'async def handle(batch)', or with --key 'async def handle(event)', "
@@ -62,6 +59,80 @@ class _Run:
         "asynchronous context manager which gives the handler.",
         default=...,
     )
+    key: str | None = option(
+        "JSON_POINTER",
+        "Handle event by event: those of one key in order, different keys at once. Where in the "
+        "payload the key is, such as /order/id.",
+    )
+
+    def key_path(self) -> list[str] | None:
+        """Return the names and numbers that lead to an event's key; None without ``--key``."""
+        if self.key is None:
+            return None
+        head, *parts = self.key.split("/")
+        if head or not parts or _BAD_ESCAPE.search(self.key):
+            raise ValueError(
+                "--key takes a JSON pointer, which begins with a slash: /order/id. A slash in a "
+                "name is ~1, and a tilde ~0. (The key of --cert is --cert-key.)"
+            )
+        return [part.replace("~1", "/").replace("~0", "~") for part in parts]
+
+    @property
+    def form(self) -> str:
+        """What the handler has to look like, for messages."""
+        return _BATCHES if self.key is None else _EVENTS
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function, from the current directory too.
+
+        Raises `CommandError` when it can't be imported, or has another form.
+        """
+        with refused():
+            function = import_function(self.handler, "--handler")
+        if _takes_a_batch(function):
+            self._check(function)
+        return function
+
+    @asynccontextmanager
+    async def opened(self, function: Callable[..., Any]) -> AsyncIterator[Handler]:
+        """Give the handler that the function is, or that it opens.
+
+        A function without parameters returns an asynchronous context manager whose value is the
+        handler: the place for what the handler needs, such as a pool of connections. It is closed
+        at the end of the block. Raises `CommandError` for any other function, and when it can't be
+        opened.
+        """
+        if _takes_a_batch(function):
+            yield function
+            return
+        path = self.handler
+        async with AsyncExitStack() as stack:
+            try:
+                handler = await stack.enter_async_context(function())
+            except TypeError as error:
+                raise CommandError(
+                    f"--handler {path} takes no batch and no event, so {error}", USAGE
+                ) from None
+            except Exception as error:
+                where = place_of(error, path.partition(":")[0])
+                raise CommandError(
+                    f"--handler {path} can't be opened: {_described(error)}{where}"
+                ) from error
+            self._check(handler)
+            yield handler
+
+    def _check(self, handler: object) -> None:
+        try:
+            check_async_function(f"--handler {self.handler}", handler, self.form)
+        except TypeError as error:
+            raise CommandError(str(error), USAGE) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run(Application):
+    environment: ClassVar[bool] = True
+
+    feed: Consumed
     place: Store
     on_failure: Literal["raise", "retry", "quarantine"] = option(
         help="When the handler raises: end with exit code 3; or call it again, --attempts times; "
@@ -91,11 +162,6 @@ class _Run:
     )
     max_concurrency: int | None = option(
         "N", f"Partitions that are handled at once, by default {_AT_ONCE}.", min=1
-    )
-    key: str | None = option(
-        "JSON_POINTER",
-        "Handle event by event: those of one key in order, different keys at once. Where in the "
-        "payload the key is, such as /order/id.",
     )
     concurrency: int | None = option(
         "N", f"With --key: events that are handled at once, by default {_AT_ONCE}.", min=1
@@ -129,18 +195,6 @@ class _Run:
             raise ValueError("--concurrency goes with --key; partitions: --max-concurrency")
         if self.max_concurrency is not None and by_key:
             raise ValueError("with --key, --concurrency is how many events at once")
-
-    def key_path(self) -> list[str] | None:
-        """Return the names and numbers that lead to an event's key; None without ``--key``."""
-        if self.key is None:
-            return None
-        head, *parts = self.key.split("/")
-        if head or not parts or _BAD_ESCAPE.search(self.key):
-            raise ValueError(
-                "--key takes a JSON pointer, which begins with a slash: /order/id. A slash in a "
-                "name is ~1, and a tilde ~0. (The key of --cert is --cert-key.)"
-            )
-        return [part.replace("~1", "/").replace("~0", "~") for part in parts]
 
     def history(self) -> Journal | None:
         """Return the journal of the store."""
@@ -176,9 +230,9 @@ async def run(o: _Run) -> int:
     at once. Exit codes: 3 when the handler failed, 4 when another consumer of this name has taken
     over, 130 and 143 when what was in flight was cancelled after --grace; see feedapi --help.
     """
-    _log_to_stderr(json=o.log_format == "json")
+    write_records(json=o.log_format == "json")
     # Before signals are caught: until then they end the process at once.
-    function = import_handler(o.handler, _BATCHES if o.key is None else _EVENTS)
+    function = o.load()
     try:
         async with stopping(o.grace) as stop:
             await _consume(o, function, stop)
@@ -205,8 +259,7 @@ async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> Non
     ):
         stop.consumer = consumer
         path, policy = o.key_path(), o.policy()
-        form = _BATCHES if path is None else _EVENTS
-        async with open_handler(o.handler, function, form) as handle:
+        async with o.opened(function) as handle:
             try:
                 if path is None:
                     at_once = o.max_concurrency or _AT_ONCE
@@ -247,69 +300,6 @@ class _KeyAt:
             raise LookupError("what the payload has at --key is no text, number or boolean")
         key: Hashable = found
         return key
-
-
-def _log_to_stderr(*, json: bool) -> None:
-    """Write the records of the library and of the application, from level INFO on."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JSONLines() if json else logging.Formatter(_TEXT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.captureWarnings(json)
-    for chatty in ("httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-
-
-# ---------------------------------------------------------------------- the handler
-
-
-def import_handler(path: str, form: str = _BATCHES) -> Callable[..., Any]:
-    """Import the function MODULE:FUNCTION, from the current directory too.
-
-    `form`: what it has to look like, for messages.
-
-    Raises `CommandError` when it can't be imported, or has another form.
-    """
-    with refused():
-        function = import_function(path, "--handler")
-    if _takes_a_batch(function):
-        _check(path, function, form)
-    return function
-
-
-@asynccontextmanager
-async def open_handler(
-    path: str, function: Callable[..., Any], form: str = _BATCHES
-) -> AsyncIterator[Handler]:
-    """Give the handler that the function is, or that it opens.
-
-    A function without parameters returns an asynchronous context manager whose value is the
-    handler: the place for what the handler needs, such as a pool of connections. It is closed at
-    the end of the block. Raises `CommandError` for any other function, and when it can't be opened.
-    """
-    if _takes_a_batch(function):
-        yield function
-        return
-    async with AsyncExitStack() as stack:
-        try:
-            handler = await stack.enter_async_context(function())
-        except TypeError as error:
-            raise CommandError(
-                f"--handler {path} takes no batch and no event, so {error}", USAGE
-            ) from None
-        except Exception as error:
-            where = place_of(error, path.partition(":")[0])
-            raise CommandError(
-                f"--handler {path} can't be opened: {_described(error)}{where}"
-            ) from error
-        _check(path, handler, form)
-        yield handler
-
-
-def _check(path: str, handler: object, form: str) -> None:
-    try:
-        check_async_function(f"--handler {path}", handler, form)
-    except TypeError as error:
-        raise CommandError(str(error), USAGE) from None
 
 
 def _described(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import CommandError, command, flag, option, stopping
+from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from feedapi_client.testing import Publisher
@@ -158,7 +159,8 @@ async def _repeat(seconds: float, action: Callable[[], str | None]) -> None:
 def _print_hints(o: _Serve, feed: ExampleFeed, url: str) -> None:
     options = f" --v1-partitions {o.partitions}" if o.feed.dialect == "v1" else ""
     options += " --auth-env FEED_AUTH" if o.bearer_env else ""
-    _hint(f"a {o.feed.dialect} feed with {feed.published:,} events, and {o.rate:g} more a second. ")
+    events = counted(feed.published, "event")
+    _hint(f"a {o.feed.dialect} feed with {events}, and {o.rate:g} more a second. ")
     _hint("In another terminal:")
     _hint(f"  feedapi discover {url}{options}")
     _hint(f"  feedapi cat {url} --from last --follow{options}")

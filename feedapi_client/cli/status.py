@@ -54,6 +54,9 @@ class _Status:
     json: bool = flag("Print JSON.")
     connection: Connection
 
+    def __post_init__(self) -> None:
+        self.connection.check_alone(self.target if "://" in self.target else "")
+
 
 @command("status localhost:9464", "status localhost:9464 --once")
 def status(o: _Status) -> None:

@@ -28,6 +28,7 @@ MAX_SHOWN, MAX_LINE = 200, 2000
 _WIDTH_WITHOUT_TERMINAL = 200
 _STDERR = 2
 _MINUTE = 60.0
+_RECORD = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # The last one is uvicorn's: its message once more, with escape sequences of colours.
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))).union(
     ("message", "asctime", "taskName", "color_message")
@@ -106,6 +107,16 @@ class JSONLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return escape_json(orjson.dumps(line, default=str).decode())
+
+
+def write_records(*, json: bool) -> None:
+    """Write the records of the library and of the application on stderr, from level INFO on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSONLines() if json else logging.Formatter(_RECORD))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(json)
+    for chatty in ("httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 class OnceAMinute(logging.Filter):

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _sleep = asyncio.sleep
 _CONNECTED_POLL = 0.02
 _CLOSE_SECONDS = 1.0
+_SILENT_SECONDS = 1.0
+"""Seconds of waiting for a connection after which it is told."""
 _LONGEST_PAUSE = 30.0
 """Seconds between two log-ins that are refused: an outage is over at any moment, these are not."""
 _REFUSAL = re.compile(r"authorization violation|authentication (?:expired|revoked)")
@@ -58,11 +60,16 @@ async def connect(
         await on_reconnect()
 
     client, connected = Client(), False
-    where = f"no connection to NATS at {', '.join(map(_place, urls))}"
+    places = ", ".join(map(_place, urls))
+    where = f"no connection to NATS at {places}"
     try:
         with anyio.move_on_after(timeout) as attempt:
 
             async def give_up() -> None:
+                with anyio.move_on_after(_SILENT_SECONDS) as silent:
+                    await problems.final.wait()
+                if silent.cancelled_caught:
+                    logger.warning("waiting for NATS at %s, at most %g s", places, timeout)
                 await problems.final.wait()
                 attempt.cancel()
 

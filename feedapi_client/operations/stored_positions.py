@@ -9,7 +9,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import LAST, FeedKey, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.feed_lag import PartitionLag, lag
-from feedapi_client.protocol.text import MAX_CURSOR, are_valid
+from feedapi_client.protocol.text import MAX_CURSOR, are_valid, counted, names
 from feedapi_client.quarantine.quarantine_location import quarantine_beside
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.stores.base import AdministrableStore, CursorStore
@@ -112,9 +112,9 @@ async def check_unused(store: CursorStore, keys: Iterable[FeedKey]) -> None:
         alive = [each.name for each in (await store.look(key)).instances if each.alive]
         if alive:
             raise OperationError(
-                f"{key}: {len(alive)} instances that share this feed are alive "
-                f"({', '.join(alive[:_NAMED])}{', …' if len(alive) > _NAMED else ''}): stop them "
-                "first, or give --force (force=True). 'feedapi leases ls' lists them"
+                f"{key}: shared by {counted(len(alive), 'living instance')} "
+                f"({', '.join(alive[:_NAMED])}{', …' if len(alive) > _NAMED else ''}), to be "
+                "stopped first; or give --force (force=True). 'feedapi leases ls' lists them"
             )
 
 
@@ -168,7 +168,8 @@ async def reset(
     Returns what was deleted.
 
     Raises:
-        OperationError: nothing is stored for any of `partitions`.
+        OperationError: nothing is stored for any of `partitions`, or all of them are superseded,
+            so that nothing would be read again.
     """
     if not force:
         await check_unused(store, [key])
@@ -177,6 +178,12 @@ async def reset(
     if partitions is not None and not chosen:
         raise OperationError(
             f"{key}: nothing is stored for partition {', '.join(map(str, partitions))}"
+        )
+    superseded = all(stored[id].status == "superseded" for id in chosen)
+    if partitions is not None and superseded and not force:
+        raise OperationError(
+            f"{key}: a reset of superseded {names(chosen)} alone reads nothing again: the "
+            "successors went on from there. Give them, too, or --force (force=True)"
         )
     if not dry_run:
         await store.delete(key, None if partitions is None else chosen)
@@ -341,8 +348,11 @@ async def _check_cursors_alone(
         if quarantine is not None and await quarantine.page(key, partition=partition, limit=1):
             raise _moved_as_a_whole(key, f"partition {partition} has quarantined events")
     if claims and isinstance(store, DoneStore):
-        # Of all: what is done in an ancestor counts for its successors.
+        # Of ancestors, too: what is done there counts for their successors. Other partitions keep
+        # their claims, which a consumer may have.
         for partition, position in (await store.load(key)).items():
+            if partition not in chosen and position.status != "superseded":
+                continue
             if (await store.take_over(key, [partition], position.revision)).done:
                 raise _moved_as_a_whole(key, "events are done ahead of the cursor")
 

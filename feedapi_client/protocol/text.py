@@ -109,6 +109,11 @@ def printable(text: str, length: int = _QUOTED) -> str:
     )[:length]
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number of things, in the right form: "1 event", "2,000 events"."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def names(partitions: Iterable[int]) -> str:
     """Return "partition 4" or "partitions 4, 5", at most 8 of them, for a message."""
     listed = sorted(partitions)

@@ -20,6 +20,7 @@ import tenacity
 from feedapi_client.causes import StrayCancellationError
 from feedapi_client.errors import FeedError
 from feedapi_client.model import FeedKey
+from feedapi_client.protocol.text import counted
 
 _FRAMES = 20
 _LINKS = 5
@@ -41,7 +42,8 @@ class _Note(str):
 def note_limit(error: Exception, feed: FeedKey, partition: int, limit: int) -> None:
     """Note that `Quarantine.limit` is why the error is raised."""
     where = f"feed {feed.url}, partition {partition}"
-    error.add_note(_Note(f"{where}: {limit} events in a row were quarantined before this one"))
+    many = counted(limit, "event in a row was", "events in a row were")
+    error.add_note(_Note(f"{where}: {many} quarantined before this one"))
 
 
 def failure_line(error: BaseException) -> str:

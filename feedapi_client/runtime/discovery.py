@@ -31,6 +31,7 @@ from feedapi_client.protocol.page import (
     Outcome,
     unrecognized_error,
 )
+from feedapi_client.protocol.text import counted
 from feedapi_client.retry import Backoff, gives_up_after, retry
 from feedapi_client.runtime.discovery_timer import INTERVAL
 from feedapi_client.runtime.driver import Driver
@@ -109,7 +110,9 @@ class Discovery:
         self._driver.entry_waits = "for an answer to the discovery"
         info = await self._client.discover()
         unresolved = self._driver.planner.unresolved(info)
-        self._driver.entry_waits = f"for the present ends of {len(unresolved)} partitions"
+        self._driver.entry_waits = (
+            f"for the present ends of {counted(len(unresolved), 'partition')}"
+        )
         return info, await self._present_ends(unresolved)
 
     async def run(self) -> None:

@@ -17,7 +17,7 @@ from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import FeedKey, Partition, Position
-from feedapi_client.protocol.text import names
+from feedapi_client.protocol.text import counted, names
 from feedapi_client.runtime.cancellation import beside
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error
@@ -111,7 +111,7 @@ class Session:
             await anyio.sleep(_LOOK_SECONDS)
         if count:
             text = (
-                f"{count} cursors that were stored under {old.url} are kept under "
+                f"{counted(count, 'cursor')} stored under {old.url} so far: kept under "
                 f"{self.driver.feed} from now on"
             )
             self.driver.report(None, text)

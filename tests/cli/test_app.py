@@ -152,6 +152,17 @@ WRONG = [
         "not both",
     ),
     *(
+        Row(words, 2, says)
+        for words, says in (
+            ("cat http://me:pw@h/feed --auth-env SECRET", "--auth-env or a password in the URL"),
+            (
+                "cursors ls http://me:pw@h/feed --lag --store x --token-file t",
+                "--token-file or a passw",
+            ),
+            (f"doctor {NOBODY} --auth-env SECRET --header-env authorization=SECRET", "not both"),
+        )
+    ),
+    *(
         Row(f"{command} --store FOLDER", 2, "--store: FOLDER is a folder: name a file in it")
         for command in (f"cat {NOBODY}", f"run {NOBODY} {HANDLER}")
     ),
@@ -555,3 +566,11 @@ def test_ingest_is_its_adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(ingest, "import_module", missing)
     said = "feedapi: pyspark is not installed: pip install 'feedapi-client[spark]'\n"
     play([Row("ingest http://h/feed", 1, said)])
+
+
+def test_the_help_of_each_command_is_drawn(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs" / "help_pictures.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True)
+    drawn = {each.stem for each in tmp_path.iterdir()}
+    assert drawn >= {f"feedapi-{name.replace(' ', '-')}" for name in LEAVES}
+    assert "MODULE:FUNCTION" in (tmp_path / "feedapi-run.svg").read_text("utf-8")

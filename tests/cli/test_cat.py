@@ -155,7 +155,7 @@ def test_a_selection_by_filter_is_read_and_skipped(
     publisher.extend(0, [{"n": n} for n in range(3)])
     rows(
         Row("cat OTHER --filter n=1 --raw", says='={"n":1}\n'),
-        Row("cursors skip OTHER --filter n=1 --store STORE", says=": 1 events skipped, 1 posi"),
+        Row("cursors skip OTHER --filter n=1 --store STORE", says=": 1 event skipped, 1 posi"),
         Row("cat OTHER --filter n=1 --store STORE", says="="),
         OTHER=publisher.url,
     )

@@ -142,15 +142,15 @@ CASES = {
     "reset": [
         Row("cursors reset --store STORE", 1, "forget 2 of 2 positions?", "n\n"),
         Row("cursors reset --store STORE", 1, "aborted", ""),
-        Row("cursors reset --store STORE -p 0 --yes", says="1 positions forgotten\n"),
+        Row("cursors reset --store STORE -p 0 --yes", says="1 position forgotten\n"),
         Row("cursors reset --store STORE -p 0 --yes", 1, "nothing is stored for partition 0"),
-        Row("cursors reset --store STORE", says="forget 1 of 1 positions?", input="y\n"),
+        Row("cursors reset --store STORE", says="forget 1 of 1 position?", input="y\n"),
         Row("cursors ls --store STORE", says="=no positions are stored\n"),
     ],
     "import": [
         Row("cursors import FILE --store OTHER", says="default @ URL: 2 positions imported\n"),
         Row("cat URL --store OTHER", says="="),
-        Row("cursors import FILE --store OTHER", 1, "2 positions are there already", "n\n"),
+        Row("cursors import FILE --store OTHER", 1, "Replace 2 positions", "n\n"),
         Row("cursors import FILE --store OTHER --yes"),
         Row("cursors import none.json --store OTHER", 1, "none.json: No such file or directory"),
     ],
@@ -166,11 +166,22 @@ CASES = {
     "skip": [
         Row(f"{SKIP} --dry-run", says="10 events skipped, 2 positions saved"),
         Row(f"{SKIP} -p 0 --dry-run", says="start at their beginning"),
-        Row(f"{SKIP} -p 0", says="7 events skipped, 1 positions saved"),
+        Row(f"{SKIP} -p 0", says="7 events skipped, 1 position saved"),
         Row("cursors ls --store STORE --name new --json", says="END0"),
-        Row(SKIP, says="=new @ URL: 3 events skipped, 1 positions saved\n"),
+        Row(SKIP, says="=new @ URL: 3 events skipped, 1 position saved\n"),
         Row("cat URL --store STORE --name new", says="="),
         Row(SKIP, says="=new @ URL: 0 events skipped, 0 positions saved\n"),
+    ],
+    "skip without the name": [
+        Row("cursors rename default app --store STORE"),
+        Row("cursors skip URL --store STORE", 1, "but of app: give --name"),
+        Row("cursors ls --store STORE --name default", 1, "no positions"),
+        Row("cursors skip URL --store STORE --force", says="10 events skipped"),
+    ],
+    "reset of what is superseded": [
+        Row("cursors set 0 x --status superseded --store STORE"),
+        Row("cursors reset --store STORE -p 0 --yes", 1, "superseded partition 0 alone"),
+        Row("cursors reset --store STORE -p 0 -p 1 --yes", says="2 positions forgotten\n"),
     ],
     "drain": [
         Row("cursors drain URL 0 --store STORE --yes", 1, "partition 0 is open"),
@@ -215,7 +226,7 @@ CASES = {
         Row(f"{SELECT} {ONE} {{}}", 1, "--overwrite"),
         Row(
             f"{SELECT} {ONE} {ONE.replace('1', '2')}",
-            says="=app @ URL filter-n=2: 1 positions moved here\n",
+            says="=app @ URL filter-n=2: 1 position moved here\n",
         ),
         Row(f"{SELECT} {ONE} {{}}", 1, "holds no cursors"),
         Row("cursors ls --store STORE --json", says='"cursor": "all"'),
@@ -226,7 +237,7 @@ CASES = {
         Row("cursors rename nobody new --store STORE", 1, "of a consumer nobody"),
         Row("cursors rename default default --store STORE", 2, "another name"),
         Row("cursors rename default new http://elsewhere --store STORE", 1, "of http://elsewhere"),
-        Row("cursors rename default new --store STORE", says="2 positions have this name now\n"),
+        Row("cursors rename default new --store STORE", says="2 positions renamed\n"),
         Row("cat URL --store STORE --name new", says="="),
     ],
 }
@@ -332,7 +343,7 @@ def test_rewind_takes_the_consumer_back(
         Row("cursors rewind --to TIME --store STORE --dry-run", says="END0"),
         Row("cursors rewind --to TIME --store STORE", 1, "Stop the consumer first. Rewind?", "n\n"),
         Row("cat URL --store STORE -p 0", says="="),
-        Row("cursors rewind --to TIME --store STORE --yes", says="2 positions are those of"),
+        Row("cursors rewind --to TIME --store STORE --yes", says="2 positions rewound to"),
         Row("cat URL --store STORE --format %s", says='={"n":7}'),
         Row("cursors rewind --to BEFORE --store STORE --yes", 1, "reset' begins anew"),
         Row("cursors rewind --to BEFORE --store STORE --dry-run", 1, "reset' begins anew"),
@@ -549,7 +560,7 @@ def test_what_changes_positions_refuses_beside_a_living_instance_and_may_be_trie
     of, words = key(publisher), CHANGES[command]
     before = stored(shared, of)
     prepared(
-        Row(words, 1, "1 instances that share this feed are alive (alive\\x1b[31m): stop them"),
+        Row(words, 1, "shared by 1 living instance (alive\\x1b[31m), to be stopped"),
         Row(words, 1, "--force"),
     )
     words += " --force"
@@ -585,7 +596,7 @@ def test_a_change_of_some_partitions_leaves_the_others(
 
 def test_what_only_reads_is_never_refused(prepared: Play) -> None:
     prepared(
-        Row("cursors restore URL 0 --store STORE --yes", 1, "are alive"),
+        Row("cursors restore URL 0 --store STORE --yes", 1, "1 living instance"),
         Row("cursors restore URL 0 --store STORE --yes --force", 1, "nothing to restore"),
         Row("cursors ls --store STORE"),
         Row("cursors export --store STORE"),

@@ -25,6 +25,13 @@ seen = []
 async def handle(batch):
     seen.extend(event.json()["n"] for event in batch.events)
 
+async def each(event):
+    seen.append(event.json()["n"])
+
+@contextlib.asynccontextmanager
+async def opened_each():
+    yield each
+
 async def refuse(batch):
     raise ValueError("database down", batch.events[0].json())
 
@@ -107,7 +114,7 @@ CASES = {
         Row(f"{DROP} http://elsewhere --all --yes", says="=0 events deleted\n"),
         Row(f"{DROP} --all --name nobody --yes", says="=0 events deleted\n"),
         Row(f"{DROP} ID1 --name nobody --yes", says="=0 events deleted\n"),
-        Row(f"{DROP} ID1 --yes", says="=1 events deleted\n"),
+        Row(f"{DROP} ID1 --yes", says="=1 event deleted\n"),
         Row(f"{DROP} URL --all --yes --json", says='={\n  "deleted": 1\n}\n'),
         Row("quarantine ls --store STORE", says=EMPTY),
     ],
@@ -128,9 +135,16 @@ CASES = {
         ),
         Row(
             f"{REPLAY} replayed:opened ID3",
-            says="=ID3  handled\n1 events handled, 0 failed again and stay\n",
+            says="=ID3  handled\n1 event handled, 0 failed again and kept\n",
         ),
-        Row(f"{REPLAY} replayed:handle --all", says="1 events handled, 0 failed again and stay\n"),
+        Row(f"{REPLAY} replayed:handle --all", says="1 event handled, 0 failed again and kept\n"),
+        Row("quarantine ls --store STORE", says=EMPTY),
+    ],
+    "replay by key": [
+        Row(f"{REPLAY} replayed:each --key n --all", 2, "--key takes a JSON pointer"),
+        Row(f"{REPLAY} replayed:not_async --key /n --all", 2, "async def handle(event)"),
+        Row(f"{REPLAY} replayed:opened_each --key /n ID3", says="ID3  handled\n1 event handled"),
+        Row(f"{REPLAY} replayed:each --key /n --all", says="1 event handled"),
         Row("quarantine ls --store STORE", says=EMPTY),
     ],
 }
@@ -142,12 +156,12 @@ def test_r19_quarantine(rows: Play, case: str) -> None:
         output = rows(row).output
         assert case == "show" or "secret" not in output
         assert "hidden" not in output
-    if case == "replay":
+    if case.startswith("replay"):
         assert sys.modules["replayed"].seen == [3, 1]
 
 
 def test_r19_events_that_fail_again_stay(rows: Play) -> None:
-    said = "ID1  failed again: ValueError\n0 events handled, 1 failed again and stay\n"
+    said = "ID1  failed again: ValueError\n0 events handled, 1 failed again and kept\n"
     failed = rows(Row(f"{REPLAY} replayed:refuse ID1", 1, said, input=""))
     assert "payload" not in failed.output
     printed = rows(Row(f"{REPLAY} replayed:refuse ID1 --json", 1, input="")).stdout
@@ -156,5 +170,5 @@ def test_r19_events_that_fail_again_stay(rows: Play) -> None:
     assert orjson.loads(printed) == {"handled": 0, "failed": 1, "events": events}
     handled = orjson.loads(rows(Row(f"{REPLAY} replayed:handle ID1 --json")).stdout)
     assert handled == {"handled": 1, "failed": 0, "events": [{"id": id, "error": None}]}
-    asked = rows(Row(f"{DROP} ID3 --json", 1, "Delete 1 events for good?", "n\n"))
+    asked = rows(Row(f"{DROP} ID3 --json", 1, "Delete 1 event for good?", "n\n"))
     assert "Delete" in asked.stderr

@@ -195,3 +195,7 @@ def test_nothing_but_json_is_written_where_log_records_are_json(run: Run) -> Non
     assert (last["level"], last["message"]) == ("ERROR", message)
     own = [record for record in records if record["logger"] == "shop"]
     assert ("INFO", "x 1") in [(record["level"], record["message"]) for record in own]
+    for wrong in (["--nonsense"], ["--attempts=x"], ["--key=x"], ["--journal"]):
+        code, errors = end(run("logs", "--log-format=json", *wrong), None)
+        (record,) = map(json.loads, errors.splitlines())
+        assert (code, record["level"], record["logger"]) == (2, "ERROR", "feedapi")

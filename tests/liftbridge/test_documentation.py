@@ -110,5 +110,5 @@ async def test_the_commands_of_the_page_run_one_after_the_other(
     async with LiftbridgeApi(new_broker.api, timeout=SAFETY_NET) as api:
         partitions = [await api.partition_metadata("orders", each) for each in range(4)]
     assert sum(partition.newest_offset + 1 for partition in partitions) == 100
-    assert b"default @ https://new/feed: 1 positions moved here" in done.stdout
-    assert b"1 positions imported" in done.stdout
+    assert b"default @ https://new/feed: 1 position moved here" in done.stdout
+    assert b"1 position imported" in done.stdout

@@ -86,7 +86,7 @@ async def test_positions_are_listed_exported_and_seed_another_stream(
     assert code == 0, text
     await anyio.Path(export).write_text(text)
     code, text = await cursors("import", export, "--store", f"{place}new?replicas=1")
-    assert (code, "1 positions imported" in text) == (0, True), text
+    assert (code, "1 position imported" in text) == (0, True), text
     seeded = await StreamCursorStore(publisher, api, "new").load(FeedKey(url))
     assert seeded[0].cursor == found["positions"][0]["cursor"]
     code, text = await cursors("set", "3", "abc", "--store", f"{place}new")
@@ -107,7 +107,7 @@ async def test_a_feed_that_moved_is_continued_exactly_once(
     store = f"liftbridge://{broker.address}/s"
     await relay(url, publisher, api)
     code, text = await cursors("move", url, moved, "--store", store)
-    assert (code, f"default @ {moved}: 1 positions moved here" in text) == (0, True), text
+    assert (code, f"default @ {moved}: 1 position moved here" in text) == (0, True), text
     feedapi_publisher.append(0, {"n": 10})
     assert await relay(moved, publisher, api) == 1
     # With a name it may move without a command.

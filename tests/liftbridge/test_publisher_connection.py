@@ -140,14 +140,18 @@ async def test_a_timeout_while_nats_is_away_says_that_the_message_was_not_sent()
                 await publisher.publish("s", b"x", timeout=0.1)
 
 
-async def test_a_failed_connection_is_an_error_without_credentials() -> None:
-    publisher = LiftbridgePublisher(
-        f"nats://user:secret@127.0.0.1:{free_port()}", connect_timeout=0.3
-    )
+async def test_a_failed_connection_is_an_error_without_credentials(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And while it is waited for, it is said what for."""
+    monkeypatch.setattr(nats_connection, "_SILENT_SECONDS", 0.0)
+    place = f"127.0.0.1:{free_port()}"
+    publisher = LiftbridgePublisher(f"nats://user:secret@{place}", connect_timeout=0.3)
     with pytest.raises(BrokerUnavailableError) as caught:
         await publisher.__aenter__()
-    assert "secret" not in str(caught.value)
+    assert "secret" not in f"{caught.value} {caplog.text}"
     assert "127.0.0.1:" in str(caught.value)
+    assert f"waiting for NATS at {place}, at most 0.3 s" in caplog.messages
 
 
 async def lose_a_cancellation() -> None:

@@ -98,6 +98,16 @@ class TestStripsCursors(_Bare):
             }
 
 
+class TestEncodesCursors(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def save(
+            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
+        ) -> None:
+            for position in positions.values():
+                position.cursor.encode()
+            await super().save(feed, positions, transaction=transaction)
+
+
 class TestChecksAndSavesSeparately(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
         async def save(

@@ -18,6 +18,7 @@ from feedapi_client.cli.command import (
 from feedapi_client.cli.doctor import Bounds
 from feedapi_client.cli.options import AskedFeed, some_partitions
 from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table
+from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from feedapi_client.cli.doctor.examination import Examination
@@ -145,7 +146,9 @@ class Result:
 def _result(check: Check, e: Examination) -> Result:
     missing = next(filter(None, (need(e) for need in check.needs)), None)
     found = [] if missing else dict.fromkeys(check.find(e))
-    return Result(check, [replace(each, text=e.prober.hide(each.text)) for each in found], missing)
+    return Result(
+        check, [replace(each, text=each.text + e.prober.hide(each.said)) for each in found], missing
+    )
 
 
 def _as_json(e: Examination, results: list[Result]) -> dict[str, Any]:
@@ -179,10 +182,9 @@ def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
     """Print the findings, or with `verbose` all checks, and a summary."""
     print_line(e.prober.feed, "bold")
     dialect = "unknown" if e.info is None else e.info.dialect
-    read = f"{len(e.partitions)} partitions, {len(e.visits)} of them read"
-    print_line(
-        f"dialect {dialect} · {read} · {e.prober.requests} requests, {e.prober.bytes:,} bytes"
-    )
+    read = f"{counted(len(e.partitions), 'partition')}, {len(e.visits)} read"
+    requests, size = counted(e.prober.requests, "request"), counted(e.prober.bytes, "byte")
+    print_line(f"dialect {dialect} · {read} · {requests}, {size}")
     rows = [row for each in results if each.findings or verbose for row in _rows(each)]
     if rows:
         print_table(("check", "level", "partitions", "result"), rows)
@@ -199,10 +201,12 @@ def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
             print_line(line.replace("`", ""), indent="  ")
     violated = sum(result.level == "MUST" for result in found)
     verdict = f"{violated} violated" if violated else "sound"
-    extra = f", {len(found) - violated} other findings" if len(found) > violated else ""
+    extra = f", {counted(len(found) - violated, 'other finding')}" if len(found) > violated else ""
     outcomes = [result.outcome for result in results]
     passed, skipped = outcomes.count("passed"), outcomes.count("not checked")
-    summary = f"{passed} checks passed, {skipped} not applicable or not done (--all says why)"
+    summary = (
+        f"{counted(passed, 'check')} passed, {skipped} not applicable or not done (--all says why)"
+    )
     print_line(f"{verdict}{extra}: {summary}", "bold red" if violated else "bold green")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,7 @@ class Resume:
     before: list[bytes]
     expected: list[bytes]
     pages: list[Page] = field(default_factory=list)
-    complete: bool = False  # both times everything up to the end was read
+    complete: bool = False  # everything up to the end was read
     repeatable: bool | None = None  # the same request had the same answer; None: not repeated
 
     @property
@@ -77,10 +77,19 @@ class Visit:
         del places[FIRST]
         return events, places
 
-    def resumable(self) -> list[str]:
-        """Return the cursors behind which events came."""
-        events, places = self.known()
-        return [cursor for cursor, place in places.items() if place < len(events)]
+    def resumable(self, *, within: bool = False) -> dict[str, Resume]:
+        """Return the cursors behind which events came, or `within` a page, with these events."""
+        (events, places), found, before = self.known(), dict[str, Resume](), list[bytes]()
+        for page in self.pages:
+            # Events behind the last cursor of a page come again with the next one, or are lost.
+            closed = page.closed_events == page.events
+            for cursor, place in page.checkpoints:
+                after = places.get(cursor, len(events))
+                behind = events[after:] if closed else page.events[place:]
+                if page.events[place:] if within else behind:
+                    found.setdefault(cursor, Resume([*before, *page.events[:place]], behind))
+            before += page.closed_events
+        return found
 
 
 class Examination:
@@ -187,19 +196,23 @@ class Examination:
             visit.at_last_cursor = await self._fetch(id, visit.partition.last_cursor)
 
     async def _resume(self, visit: Visit, id: int) -> None:
-        """Read again from checkpoints behind which events came."""
-        (events, places), inner = visit.known(), visit.resumable()
-        if not inner and len(events) > HINT:
+        """Read again from checkpoints behind which events came.
+
+        Where each page ends at its only checkpoint, pages begin the same each time. One from inside
+        a page shows what they leave out or repeat.
+        """
+        events, found = visit.known()[0], visit.resumable(within=True)
+        at_ends = {} if found else visit.resumable()
+        if not found and len(events) > HINT:
             page_size = DIALECTS[self.infos[-1].dialect].page_size
             small = await self._fetch(id, FIRST, {page_size: str(HINT)})
             if 0 < len(small.payloads) < len(events) and small.moved_to is not None:
-                places[small.moved_to] = small.checkpoints[-1][1]
-                inner = [small.moved_to]
-        for cursor in dict.fromkeys(inner[i] for i in (0, len(inner) // 2, -1) if inner):
-            resume = Resume(events[: places[cursor]], events[places[cursor] :])
+                behind = _without(events, small.closed_events)
+                found[small.moved_to] = Resume(small.closed_events, behind)
+        inner = [*(found | at_ends).items()]
+        for cursor, resume in dict(inner[i] for i in (0, len(inner) // 2, -1) if inner).items():
             await self._read_again(resume, id, cursor)
-            if resume.repeatable is not None:
-                resume.complete = resume.pages[-1].at_end and visit.pages[-1].at_end
+            resume.complete = resume.repeatable is not None and resume.pages[-1].at_end
             visit.resumes.append(resume)
 
     async def _read_again(self, resume: Resume, id: int, cursor: str) -> None:
@@ -310,7 +323,7 @@ class Examination:
             yield "event-types", first(" with event-types", {"event-types": _STRANGER})
         for id in [id for id in counts if info.stream and not info.partitions[id].closed][:1]:
             yield "stream", self._stream(id, LAST)
-            for cursor in self.visits[id].resumable()[-1:]:
+            for cursor in [*self.visits[id].resumable()][-1:]:
                 # Few events come at once, so that what holds them back shows.
                 yield "stream-behind", self._stream(id, cursor)
 
@@ -326,6 +339,16 @@ class _ReplacedError(Exception):
 
 def _agree(one: list[bytes], other: list[bytes]) -> bool:
     return all(mine == its for mine, its in zip(one, other, strict=False))
+
+
+def _without(events: list[bytes], some: list[bytes]) -> list[bytes]:
+    left, rest = Counter(some), list[bytes]()
+    for event in events:
+        if left[event]:
+            left[event] -= 1
+        else:
+            rest.append(event)
+    return rest
 
 
 def sample(info: FeedInfo, size: int, only: Collection[int] = ()) -> list[Partition]:

@@ -12,6 +12,7 @@ from feedapi_client.cli.doctor.wire import Discovery
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.graph import suspected_missing_edges, validate
 from feedapi_client.model import FeedInfo
+from feedapi_client.protocol.text import counted
 
 LEVELS = MUST, SHOULD, DEVIATION = "MUST", "SHOULD", "deviation"
 """How binding a requirement is, the most binding first."""
@@ -19,16 +20,21 @@ LEVELS = MUST, SHOULD, DEVIATION = "MUST", "SHOULD", "deviation"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is not as a check requires, in one sentence; `level` where it is not the check's."""
+    """What is not as a check requires, in one sentence; `level` where it is not the check's.
+
+    `said` goes on with words of the publisher, which may hold a secret.
+    """
 
     text: str
     partition: int | None = None
     level: str = ""
+    said: str = ""
 
 
-def about(answer: Answer, text: str = "") -> Finding:
+def about(answer: Answer, text: str = "", said: str = "") -> Finding:
     """Return what is wrong with an answer; without a text, what came."""
-    return Finding(f"{answer.question.what}: {text or answer}", answer.question.partition)
+    what = f"{answer.question.what}: {text or answer}"
+    return Finding(what, answer.question.partition, said=said)
 
 
 Findings = Iterator[Finding]
@@ -162,7 +168,7 @@ def discovery_usable(e: Examination) -> Findings:
     except LineageError as error:
         refusal = error
     if refusal is not None:
-        yield Finding(refusal.message, refusal.partition)
+        yield Finding("", refusal.partition, said=refusal.message)
 
 
 _LINEAGE = {
@@ -179,14 +185,18 @@ def id_text(e: Examination) -> Findings:
     entries = e.discoveries[0].entries
     ids = [entry.get("id") for entry in entries]
     if numbers := [id for id in ids if type(id) is int]:
-        yield Finding(f"{len(numbers)} ids are numbers, such as {numbers[0]}")
+        yield Finding(f"{counted(len(numbers), 'number')} as id, such as ", said=str(numbers[0]))
     texts = [id for id in ids if isinstance(id, str) and id.isdigit()]
     if padded := [id for id in texts if id != "0" and id.startswith("0")]:
-        yield Finding(f"{len(padded)} ids have leading zeros, such as {padded[0][:20]}")
+        yield Finding(
+            f"{counted(len(padded), 'id')} with leading zeros, such as ", said=padded[0][:20]
+        )
     fields = [[entry.get(name) for name in (*_LINEAGE, *_LINEAGE.values())] for entry in entries]
     values = [[*own, *chain(*(v for v in own if isinstance(v, list)))] for own in fields]
     if count := sum(int in map(type, each) for each in values):
-        yield Finding(f"the lineage of {count} partitions holds numbers", level=DEVIATION)
+        yield Finding(
+            f"the lineage of {counted(count, 'partition')} holds numbers", level=DEVIATION
+        )
 
 
 @DISCOVERY.check(MUST, PARTITIONS, "R6", DRAFT, CLOSED)
@@ -303,7 +313,7 @@ def lineage_names(e: Examination) -> Findings:
     Other clients don't see the lineage: they read out of order, or from the beginning."""
     for old, name in _LINEAGE.items():
         if count := sum(old in entry for entry in e.discoveries[0].entries):
-            yield Finding(f"{count} partitions have {old} in place of {name}")
+            yield Finding(f"{old} in place of {name} in {counted(count, 'partition')}")
 
 
 @LINEAGE.check(DEVIATION, FIELD, "R8 R12", V2, was="lineage-zero")

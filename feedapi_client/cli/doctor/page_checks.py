@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from feedapi_client.cli.doctor.examination import Examination, Resume, Visit
+from feedapi_client.cli.doctor.examination import HINT, Examination, Resume, Visit
 from feedapi_client.cli.doctor.feed_checks import (
     CLOSED,
     CLOSING,
@@ -23,6 +23,7 @@ from feedapi_client.cli.doctor.feed_checks import (
 from feedapi_client.cli.doctor.prober import Problem
 from feedapi_client.cli.doctor.wire import Page
 from feedapi_client.model import FIRST
+from feedapi_client.protocol.text import counted
 
 PAGES = Section("Pages and cursors")
 AGAIN = Section("Cursors asked for again")
@@ -58,9 +59,10 @@ def fetch_accepted(e: Examination) -> Findings:
 
 def _faults(e: Examination, check: str) -> Findings:
     for page in e.pages():
-        if texts := [text for id, text in page.faults if id == check]:
-            more = f", and {len(texts) - 1} more lines" if texts[1:] else ""
-            yield about(page.answer, f"{texts[0]}{more}")
+        if found := [fault for fault in page.faults if fault[0] == check]:
+            _, text, said = found[0]
+            times = f"{len(found)} times, first: " if found[1:] else ""
+            yield about(page.answer, f"{times}{text}", said)
 
 
 _LINES = "line-json payload-type line-partition cursor-text cursor-special"
@@ -102,7 +104,7 @@ def page_cursor(e: Examination) -> Findings:
     """Every response has at least one cursor, also without an event.
     Its events come again: `NoProgressError` after a few attempts."""
     for page in _without_cursor(e, closed=False):
-        events = f"{len(page.payloads)} events" if page.payloads else "no event"
+        events = counted(len(page.payloads), "event") if page.payloads else "no event"
         yield about(page.answer, f"{events} and no cursor")
 
 
@@ -131,7 +133,7 @@ def cursor_progress(e: Examination) -> Findings:
             asked = [each.asked for each in visit.pages[:index]]
             if page.answer.ok and page.payloads and page.cursor in asked:
                 back = "the cursor asked with" if page.cursor == page.asked else "an earlier cursor"
-                yield about(page.answer, f"{len(page.payloads)} events, then {back}")
+                yield about(page.answer, f"{counted(len(page.payloads), 'event')}, then {back}")
                 break
         for page in list(_back(visit))[:1]:
             yield about(page.answer, "no event, and a cursor behind which events come again")
@@ -147,7 +149,7 @@ def page_meaning(e: Examination) -> Findings:
         body = page.answer.body.strip()
         if body and page.whole and not page.payloads and not page.checkpoints and not page.echoes:
             shown = body[:80].decode("ascii", "replace")
-            yield about(page.answer, f"lines without an event or a cursor: {shown!r}")
+            yield about(page.answer, "lines without an event or a cursor: ", repr(shown))
 
 
 @PAGES.check(MUST, CLOSING, "R6", CLOSED, READ, was="closed-end-reached")
@@ -158,7 +160,9 @@ def closed_end(e: Examination) -> Findings:
     for id, visit in e.visits.items():
         page, end = visit.at_last_cursor, visit.pages[-1]
         if page is not None and page.payloads:
-            yield about(page.answer, f"{len(page.payloads)} events behind the lastCursor")
+            yield about(
+                page.answer, f"{counted(len(page.payloads), 'event')} behind the lastCursor"
+            )
         elif visit.partition.closed and any(poll.payloads for poll in visit.polls):
             yield Finding("it is closed, and events come behind its end", id)
         if page is not None and end.at_end and end.asked not in (FIRST, page.asked):
@@ -258,7 +262,7 @@ def end_stable(e: Examination) -> Findings:
 
 # Only the order of an entity's events is fixed: a publisher may interleave entities anew each time,
 # and go on to write meanwhile. So an event counts as lost only where all that is behind the cursor
-# was read, or where everything else came in the same order as before.
+# was read, where everything else came in the same order as before, or where none of them came.
 
 
 def _lost(resume: Resume, missing: Counter[bytes]) -> int:
@@ -266,6 +270,8 @@ def _lost(resume: Resume, missing: Counter[bytes]) -> int:
         return missing.total()
     common = [event for event in resume.expected if event not in missing]
     known = set(common)
+    if not common and resume.repeatable:
+        return missing.total()
     if not common or [event for event in resume.events if event in known] != common:
         return 0  # interleaved anew: they may come later
     behind = resume.expected[::-1].index(common[-1])
@@ -285,17 +291,17 @@ def _differences(resume: Resume) -> Iterator[tuple[str, str]]:
         again = sum(count for event, count in fresh.items() if event in once)
         changed = sum(one != other for one, other in zip(expected, got, strict=False))
         if not again and fresh and changed == (asked - came).total():  # each event is in its place
-            yield "event-stable", f"{changed} events with another content than before"
+            yield "event-stable", f"{counted(changed, 'event')} with another content than before"
             return
         lost = _lost(resume, Counter(expected) - came)
         if not lost and not again and resume.repeatable and asked == Counter(got[:length]):
             yield "event-order", "the same events as before, in another order"
     if lost:
-        some = f"{lost} of the events that came before are missing"
+        some = f"without {counted(lost, 'event')} that came there before"
         nothing = "nothing, although events came behind this cursor before"
         yield "cursor-resumes", nothing if lost == len(expected) else some
     if again:
-        yield "cursor-repeats", f"{again} events that came before this cursor"
+        yield "cursor-repeats", f"{counted(again, 'event')} that came before this cursor"
 
 
 def _found(e: Examination, check: str) -> Findings:
@@ -317,7 +323,23 @@ def cursor_resumes(e: Examination) -> Findings:
 def cursor_repeats(e: Examination) -> Findings:
     """No event that came before a cursor comes again behind it.
     A consumer that is restarted there handles it twice."""
-    return _found(e, "cursor-repeats")
+    yield from _found(e, "cursor-repeats")
+    visits = [[page for page in v.pages if page.events] for v in e.visits.values()]
+    seams = [seam for pages in visits for seam in pairwise(pages)]
+    # Payloads may be equal: but not in no page, and at each place where one page follows another.
+    if all(_distinct(page) and _overlaps(page, behind) for page, behind in seams):
+        for _, behind in seams:
+            yield about(behind.answer, "it begins with the events that came before this cursor")
+
+
+def _distinct(page: Page) -> bool:
+    return HINT < len(page.events) == len(set(page.events))
+
+
+def _overlaps(page: Page, behind: Page) -> bool:
+    before, events = page.closed_events, behind.events
+    again = before[before.index(events[0]) :] if events[0] in before else []
+    return bool(again) and events[: len(again)] == again
 
 
 @AGAIN.check(SHOULD, _CHECKPOINT, "R4 R5", RESUMED)

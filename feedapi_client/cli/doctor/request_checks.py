@@ -21,6 +21,7 @@ from feedapi_client.cli.doctor.feed_checks import (
 )
 from feedapi_client.cli.doctor.page_checks import EVENTS, FETCH, READ, VISITS
 from feedapi_client.cli.doctor.prober import Answer, Problem
+from feedapi_client.protocol.text import counted
 
 RESPONSES = Section("Responses")
 ARGUMENTS = Section("Arguments")
@@ -43,7 +44,7 @@ STREAM = probe("stream", "no streamed response is offered, or no partition is op
 def _one(answers: list[Answer], text: str = "") -> Findings:
     """Yield one finding for all of these answers, which quotes the first."""
     if answers:
-        more = f", and {len(answers) - 1} more requests" if answers[1:] else ""
+        more = f", and {counted(len(answers) - 1, 'more request')}" if answers[1:] else ""
         yield about(answers[0], f"{text or answers[0]}{more}")
 
 
@@ -61,7 +62,7 @@ def token_current(e: Examination) -> Findings:
     A fetch is refused again and again; after `RetryPolicy.refused_for` the partition stops."""
     if count := e.current_token_refused:
         same = "the discovery behind them has the same token"
-        yield Finding(f"{count} fetches were refused with 409, and {same}")
+        yield Finding(f"{counted(count, 'fetch', 'fetches')} refused with 409, and {same}")
 
 
 @RESPONSES.check(SHOULD, _AUTHORIZATION, "R1", ANONYMOUS)
@@ -91,7 +92,8 @@ def http_stable(e: Examination) -> Findings:
     for limited in (False, True):
         failed = [each for each in e.prober.failures if each.limited is limited]
         if limited and failed:
-            yield about(failed[0], f"{failed[0]}, {len(failed)} times beside {len(good)} answers")
+            beside = f"{counted(len(failed), 'time')} beside {counted(len(good), 'answer')}"
+            yield about(failed[0], f"{failed[0]}, {beside}")
         elif passed := [each for each in failed if id(each.question) in good]:
             yield from _one(passed, f"{passed[0]}, and success when repeated")
 
@@ -135,7 +137,7 @@ def http_cache(e: Examination) -> Findings:
             yield about(answer, f"Age: {age}")
             return
         if fresh and "no-store" not in control and "no-cache" not in control:
-            yield about(answer, f"Cache-Control: {control[:60]}")
+            yield about(answer, "Cache-Control: ", control[:60])
             return
 
 
@@ -195,7 +197,9 @@ def page_size_honoured(e: Examination) -> Findings:
     page = e.probes["page-size"]
     usual = e.visits[page.answer.question.partition or 0].pages[0]
     if len(page.payloads) > HINT and len(page.payloads) >= len(usual.payloads):
-        yield about(page.answer, f"{len(page.payloads)} events, where {HINT} were asked for")
+        yield about(
+            page.answer, f"{counted(len(page.payloads), 'event')}, where {HINT} were asked for"
+        )
 
 
 @ARGUMENTS.check(SHOULD, FETCH, "R14 R15", STREAM, was="stream-held stream-buffered")

@@ -64,7 +64,8 @@ class Page:
     payloads: list[Any] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)  # payloads written in one way, to be compared
     checkpoints: list[tuple[str, int]] = field(default_factory=list)
-    faults: list[tuple[str, str]] = field(default_factory=list)  # checks, and what they say
+    faults: list[tuple[str, str, str]] = field(default_factory=list)
+    """Checks, what they say, and words of the publisher that this ends with."""
     echoes: bool = False  # its only cursor is the special one of the request, and no event came
 
     @classmethod
@@ -84,12 +85,12 @@ class Page:
         if page.echoes:
             page.checkpoints = []
         elif special := cursors & {FIRST, LAST}:
-            page.faults.append(("line-sound", f"a cursor is {special.pop()}"))
+            page.faults.append(("line-sound", f"a cursor is {special.pop()}", ""))
         return page
 
     def _read_line(self, where: str, line: bytearray, dialect: Dialect) -> None:
-        def fault(check: str, text: str) -> None:
-            self.faults.append((check, f"{where} {text}"))
+        def fault(check: str, text: str, said: str = "") -> None:
+            self.faults.append((check, f"{where} {text}", said))
 
         value, key, asked = _object(line), dialect.payload_key, self.answer.question.partition
         if value is None or isinstance(value.get("partitions"), list):
@@ -114,11 +115,11 @@ class Page:
         if known and dialect.names_partition and str(value.get("partition")) != str(asked):
             fault("line-sound", f"does not name partition {asked}")
 
-    def _read_cursor(self, cursor: object, fault: Callable[[str, str], None]) -> None:
+    def _read_cursor(self, cursor: object, fault: Callable[..., None]) -> None:
         if isinstance(cursor, str):
             self.checkpoints.append((cursor, len(self.payloads)))
         if not _is_sendable(cursor):
-            fault("line-sound", f"has a cursor that can't be sent back: {ascii(cursor)[:80]}")
+            fault("line-sound", "has a cursor that can't be sent back: ", ascii(cursor)[:80])
 
     @property
     def asked(self) -> str:

@@ -1,7 +1,5 @@
 """Contract tests of what is done ahead of the cursor."""
 
-# ruff: noqa: D102 - the name of a test says what it shows
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -47,9 +45,11 @@ class DoneTests(StoreContract):
     """What is done is remembered until a cursor has passed it, under one claim at a time."""
 
     async def test_it_is_a_done_store(self, store: DoneStore) -> None:
+        """It has `take_over`, `done`, `is_done` and `save_passing`: `run_by_key` calls them."""
         assert isinstance(store, DoneStore)
 
     async def test_what_is_done_is_found_by_the_next_claim(self, store: DoneStore) -> None:
+        """Else the events would be handled again after a restart."""
         claim = await store.take_over(FEED, [0], 0)
         assert claim.done == {}
         for name in ("a", "b"):
@@ -59,6 +59,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store) == _ids("a", "b")
 
     async def test_it_is_done_once(self, store: DoneStore) -> None:
+        """A second time is an AlreadyDoneError, under a newer claim too: its effects are there."""
         claim = await _claimed(store)
         await store.done(FEED, _event(claim))
         with pytest.raises(AlreadyDoneError) as refused:
@@ -70,6 +71,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store) == _ids("a")
 
     async def test_r17_an_older_claim_does_nothing_more(self, store: DoneStore) -> None:
+        """It is a FencedError: a process that was paused must not do what another one does."""
         old = await _claimed(store)
         await store.done(FEED, _event(old))
         new = await _claimed(store)
@@ -81,6 +83,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store) == _ids("a", "b")
 
     async def test_r17_without_a_claim_nothing_is_done(self, store: DoneStore) -> None:
+        """Of another partition, number or feed it is a FencedError: nobody would look for it."""
         claim = await _claimed(store)
         for event in (_event(claim, partition=1), _event(claim + 1)):
             with pytest.raises(FencedError):
@@ -89,6 +92,7 @@ class DoneTests(StoreContract):
             await store.done(_OTHER, _event(claim))
 
     async def test_r17_a_claim_of_another_revision_is_refused(self, store: DoneStore) -> None:
+        """What was done behind that position may be forgotten already."""
         with pytest.raises(FencedError):
             await store.take_over(FEED, [0], 1)
         positions = opening()
@@ -104,6 +108,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store, revision=advanced(positions)[0].revision) == {}
 
     async def test_r17_a_refused_claim_fences_nobody(self, store: DoneStore) -> None:
+        """The claim before it holds: its consumer is the one whose position is stored."""
         claim = await _claimed(store)
         with pytest.raises(FencedError):
             await store.take_over(FEED, [0], 1)
@@ -111,6 +116,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store) == _ids("a")
 
     async def test_a_save_forgets_what_it_passes(self, store: DoneStore) -> None:
+        """What is done is remembered behind the cursor only, else the table grows for ever."""
         positions = opening(range(2))
         await store.save(FEED, positions)
         claims = {p: await _claimed(store, [p], positions[p].revision) for p in range(2)}
@@ -125,6 +131,7 @@ class DoneTests(StoreContract):
         assert found == _ids("a", "b", partition=1)
 
     async def test_r17_a_refused_save_forgets_nothing(self, store: DoneStore) -> None:
+        """The cursor did not pass the events: they come again, and must be known as done."""
         await store.save(FEED, opening())
         await store.done(FEED, _event(await _claimed(store, revision=_OPENING)))
         for refused in (opening(cursor="x"), advanced(advanced(opening()))):
@@ -133,6 +140,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store, revision=_OPENING) == _ids("a")
 
     async def test_a_save_forgets_any_number(self, store: DoneStore) -> None:
+        """More identities than one statement takes are forgotten with one save."""
         claim = await _claimed(store)
         names = [str(number) for number in range(_MANY)]
         await store.done(FEED, _event(claim, names[0]))
@@ -144,6 +152,7 @@ class DoneTests(StoreContract):
     async def test_r9_a_successor_finds_what_is_done_in_its_ancestors(
         self, store: DoneStore
     ) -> None:
+        """It goes on from their cursor, behind which these events come again."""
         for partition in (3, 4):
             claim = await _claimed(store, [partition])
             await store.done(FEED, _event(claim, str(partition), partition))
@@ -162,6 +171,7 @@ class DoneTests(StoreContract):
     async def test_r5_what_is_done_takes_effect_with_the_transaction(
         self, store: DoneStore
     ) -> None:
+        """With a rollback the effects are gone, and so must be the mark."""
         self._need("supports_transactions")
         claim = await _claimed(store)
         for finish, expected in ((self.rollback, {}), (self.commit, _ids("a", "b"))):
@@ -175,6 +185,7 @@ class DoneTests(StoreContract):
     async def test_r5_a_refusal_leaves_a_transaction_that_rolls_back(
         self, store: DoneStore
     ) -> None:
+        """The application has to undo what it did in it."""
         self._need("supports_transactions")
         old = await _claimed(store)
         claim = await _claimed(store)
@@ -192,6 +203,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store) == _ids("a", "b")
 
     async def test_r5_a_save_forgets_with_its_transaction(self, store: DoneStore) -> None:
+        """Rolled back, the cursor stays before the events, and they have to be remembered."""
         self._need("supports_transactions")
         positions = opening([0])
         await store.save(FEED, positions)
@@ -206,6 +218,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store, revision=later[0].revision) == {}
 
     async def test_what_is_no_transaction_is_refused_here_too(self, store: DoneStore) -> None:
+        """It is a StoreError: a mark on its own would outlive a rollback of the effects."""
         claim = await _claimed(store)
         with pytest.raises(StoreError):
             await store.done(FEED, _event(claim), transaction=object())
@@ -215,6 +228,7 @@ class DoneTests(StoreContract):
     async def test_r17_a_claim_waits_for_open_transactions(
         self, store: DoneStore, commits: bool
     ) -> None:
+        """Else it would miss what they commit, and the event would be done twice."""
         self._need("supports_transactions")
         self._need("supports_second_handle")
         claim = await _claimed(store)
@@ -235,6 +249,7 @@ class DoneTests(StoreContract):
         assert found == [_ids("a") if commits else {}]
 
     async def test_feeds_are_apart(self, store: DoneStore) -> None:
+        """The same identity in another feed is another event."""
         claim = await _claimed(store)
         await store.done(FEED, _event(claim))
         assert (await store.take_over(_OTHER, [0], 0)).done == {}
@@ -242,6 +257,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store) == _ids("a", "b")
 
     async def test_an_operators_changes_forget(self, store: DoneStore) -> None:
+        """Behind a cursor that was set or deleted all events are wanted again."""
         assert isinstance(store, AdministrableStore)
         await store.save(FEED, opening([0]))
         claim = await _claimed(store, revision=_OPENING)
@@ -258,6 +274,7 @@ class DoneTests(StoreContract):
         assert await _remembered(store) == {}
 
     async def test_a_move_takes_along_what_is_done(self, store: DoneStore) -> None:
+        """The cursor is moved, and behind it these events come again."""
         assert isinstance(store, AdministrableStore)
         await store.save(FEED, opening([0]))
         claim = await _claimed(store, revision=_OPENING)

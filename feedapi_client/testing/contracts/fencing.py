@@ -1,7 +1,5 @@
 """Contract tests of compare-and-set: of several consumers one advances."""
 
-# ruff: noqa: D102 - the name of a test says what it shows
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -24,6 +22,7 @@ class FencingTests(StoreContract):
     async def test_r17_a_position_that_replaces_another_one_is_refused(
         self, store: CursorStore
     ) -> None:
+        """Only what replaces the stored revision is saved, all else is a FencedError."""
         stored = Position("c3", revision=30, replaces=20)
         await store.save(FEED, {0: Position("c1", revision=10)})
         await store.save(FEED, {0: Position("c2", revision=20, replaces=10)})
@@ -36,11 +35,13 @@ class FencingTests(StoreContract):
     async def test_r17_a_position_that_replaces_one_is_refused_where_nothing_is_stored(
         self, store: CursorStore
     ) -> None:
+        """What it replaces was deleted: saved, it would undo a reset."""
         with pytest.raises(FencedError):
             await store.save(FEED, {0: Position("c", revision=2, replaces=1)})
         assert await store.load(FEED) == {}
 
     async def test_r17_two_first_positions_are_not_both_accepted(self, store: CursorStore) -> None:
+        """Two consumers that start at once would both go on."""
         await store.save(FEED, opening())
         with pytest.raises(FencedError):
             await store.save(FEED, opening(cursor="other"))
@@ -48,6 +49,8 @@ class FencingTests(StoreContract):
     async def test_r17_a_consumer_notices_that_the_database_went_back(
         self, store: CursorStore
     ) -> None:
+        """After a failover that lost its save it is a FencedError, whoever saved since."""
+
         def saved(cursor: str, before: Position | None) -> Position:
             return Position.after(before, cursor)
 
@@ -64,12 +67,14 @@ class FencingTests(StoreContract):
             assert await store.load(feed) == {0: rival}
 
     async def test_r17_the_error_names_feed_and_partition(self, store: CursorStore) -> None:
+        """FencedError has `feed` and `partition`: an operator looks there."""
         await store.save(FEED, opening(range(3)))
         with pytest.raises(FencedError) as refused:
             await store.save(FEED, {**advanced(opening(range(2))), 2: Position("x")})
         assert (refused.value.feed, refused.value.partition) == (FEED.url, 2)
 
     async def test_r17_one_stale_position_refuses_all(self, store: CursorStore) -> None:
+        """A save is one step: a part of it would tear a split or a merge apart."""
         positions = opening(range(10))
         for stale in (0, 4, 9):
             feed = FeedKey(FEED.url, f"{stale} is stale")
@@ -83,6 +88,7 @@ class FencingTests(StoreContract):
     async def test_r17_a_partition_that_is_not_new_refuses_the_new_ones(
         self, store: CursorStore
     ) -> None:
+        """So it is where new partitions are saved together with one that is there."""
         positions = opening((0, 5))
         await store.save(FEED, positions)
         with pytest.raises(FencedError) as refused:
@@ -91,6 +97,7 @@ class FencingTests(StoreContract):
         assert await store.load(FEED) == positions
 
     async def test_the_store_keeps_working_after_a_refusal(self, store: CursorStore) -> None:
+        """The next save of the consumer that is right is accepted."""
         await store.save(FEED, opening())
         with pytest.raises(FencedError):
             await store.save(FEED, opening(cursor="other"))
@@ -98,6 +105,7 @@ class FencingTests(StoreContract):
         assert await store.load(FEED) == advanced(opening())
 
     async def test_r17_of_concurrent_consumers_one_advances(self, store: CursorStore) -> None:
+        """Exactly one of the saves at once is accepted, the others are FencedErrors."""
         for _ in range(3):
             before = await store.load(FEED)
             results = await self._race(store, [0])
@@ -108,6 +116,7 @@ class FencingTests(StoreContract):
     async def test_r17_of_concurrent_saves_of_many_positions_one_is_kept(
         self, store: CursorStore
     ) -> None:
+        """And all that is stored is of that one."""
         for _ in range(3):
             before = await store.load(FEED)
             results = await self._race(store, range(50))
@@ -119,6 +128,7 @@ class FencingTests(StoreContract):
     async def test_concurrent_saves_of_different_partitions_are_all_kept(
         self, store: CursorStore
     ) -> None:
+        """They have nothing in common: none is refused or lost."""
         last: dict[int, Position] = {}
 
         async def consume(partition: int) -> None:
@@ -134,6 +144,7 @@ class FencingTests(StoreContract):
     async def test_concurrent_saves_of_different_feeds_are_all_kept(
         self, store: CursorStore
     ) -> None:
+        """They have nothing in common: none is refused or lost."""
         feeds = [FeedKey(FEED.url, f"consumer {number}") for number in range(CONSUMERS)]
         async with anyio.create_task_group() as group:
             for feed in feeds:
@@ -142,6 +153,7 @@ class FencingTests(StoreContract):
             assert await store.load(feed) == opening(range(5), feed.name)
 
     async def test_a_second_handle_sees_what_the_first_saved(self, store: CursorStore) -> None:
+        """What is saved is in the storage, not in the store object: a restart reads it."""
         self._need("supports_second_handle")
         await store.save(FEED, opening(range(3)))
         async with self.second_handle(store) as second:
@@ -150,6 +162,7 @@ class FencingTests(StoreContract):
         assert await store.load(FEED) == {**opening(range(3)), **advanced(opening())}
 
     async def test_r17_a_second_handle_fences_the_first(self, store: CursorStore) -> None:
+        """Revisions are compared in the storage: the consumers are different processes."""
         self._need("supports_second_handle")
         await store.save(FEED, opening())
         async with self.second_handle(store) as second:
@@ -161,6 +174,7 @@ class FencingTests(StoreContract):
     async def test_r17_of_concurrent_consumers_on_two_handles_one_advances(
         self, store: CursorStore
     ) -> None:
+        """Comparison and save are one step of the storage: UPDATE ... WHERE revision = ?."""
         self._need("supports_second_handle")
         async with self.second_handle(store) as second:
             for _ in range(3):

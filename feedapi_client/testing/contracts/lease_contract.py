@@ -1,7 +1,5 @@
 """What a store of leases promises, as tests."""
 
-# ruff: noqa: D102 - the names of the tests say what is promised
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -62,14 +60,17 @@ class LeaseStoreContract(StoreContract):
         raise NotImplementedError(f"{type(self).__name__} must define the fixture store")
 
     async def test_it_is_a_lease_store(self, store: LeaseStore) -> None:
+        """It has `look`, `beat`, `put` and `leave`: instances call them."""
         assert isinstance(store, LeaseStore)
 
     async def test_an_empty_store(self, store: LeaseStore) -> None:
+        """Nobody lives and nobody reads: that is no error."""
         instances, leases = await store.look(FEED)
         assert not instances
         assert not leases
 
     async def test_who_joins_is_alive_until_it_leaves(self, store: LeaseStore) -> None:
+        """Sorted by name, with an age and the time that is left by the store's clock."""
         assert not await store.beat(FEED, "b", LONG)
         assert not await store.beat(FEED, "a", LONG)
         found = (await store.look(FEED)).instances
@@ -80,6 +81,7 @@ class LeaseStoreContract(StoreContract):
         assert [each.name for each in (await store.look(FEED)).instances] == ["b"]
 
     async def test_what_an_instance_tells_is_read_by_the_others(self, store: LeaseStore) -> None:
+        """They compare it with their own, and report what differs."""
         await store.beat(FEED, "a", LONG, "follow=1 version=1.0.0")
         await store.beat(FEED, "b", LONG)
         await store.beat(FEED, "a", SHORT)
@@ -92,6 +94,7 @@ class LeaseStoreContract(StoreContract):
     async def test_a_heartbeat_holds_for_so_long_from_the_last_beat(
         self, store: LeaseStore
     ) -> None:
+        """The last beat counts, also a shorter one, and says whether the instance was alive."""
         await store.beat(FEED, "a", 2 * LONG)
         assert await store.beat(FEED, "a", LONG)
         assert (await store.look(FEED)).instances[0].expires_in <= LONG
@@ -99,6 +102,7 @@ class LeaseStoreContract(StoreContract):
         assert (await store.look(FEED)).instances[0].expires_in > 2 * LONG
 
     async def test_feeds_are_apart(self, store: LeaseStore) -> None:
+        """Instances and leases of another feed are not seen, and not changed."""
         await store.beat(FEED, "a", LONG)
         await _claimed(store, "a", {1: 0})
         instances, leases = await store.look(OTHER)
@@ -109,6 +113,7 @@ class LeaseStoreContract(StoreContract):
         assert await _owners(store) == {1: "a"}
 
     async def test_a_claim_raises_the_epoch_by_one(self, store: LeaseStore) -> None:
+        """Of any other epoch it is refused, by being left out: somebody else was faster."""
         await store.beat(FEED, "a", LONG)
         assert await _claimed(store, "a", {2: 0, 1: 0}) == {1, 2}
         leases = (await store.look(FEED)).leases
@@ -124,16 +129,19 @@ class LeaseStoreContract(StoreContract):
         assert found == {1: 2, 2: 1}
 
     async def test_a_lease_whose_answer_was_lost_can_be_put_again(self, store: LeaseStore) -> None:
+        """The caller has it already, and is told so."""
         await store.beat(FEED, "a", LONG)
         for _ in range(2):
             assert await _claimed(store, "a", {1: 0}) == {1}
         assert (await store.look(FEED)).leases[1].epoch == 1
 
     async def test_who_has_not_joined_puts_nothing(self, store: LeaseStore) -> None:
+        """Without a heartbeat nobody could tell that it died, and its leases were held for ever."""
         assert not await _claimed(store, "a", {1: 0})
         assert not (await store.look(FEED)).leases
 
     async def test_nobody_takes_from_a_living_instance(self, store: LeaseStore) -> None:
+        """Two would read one partition, and handle its events twice."""
         for name in ("a", "b"):
             await store.beat(FEED, name, LONG)
         assert await _claimed(store, "a", {1: 0}) == {1}
@@ -144,6 +152,7 @@ class LeaseStoreContract(StoreContract):
         assert await _owners(store) == {1: "a", 2: "b"}
 
     async def test_what_was_released_can_be_claimed_once(self, store: LeaseStore) -> None:
+        """At once, by the next epoch: a hand-over does not wait for an expiry."""
         for name in ("a", "b", "c"):
             await store.beat(FEED, name, LONG)
         await _claimed(store, "a", {1: 0, 2: 0})
@@ -156,6 +165,7 @@ class LeaseStoreContract(StoreContract):
         assert await _owners(store) == {1: None, 2: "a"}
 
     async def test_the_dead_lose_their_leases(self, store: LeaseStore) -> None:
+        """Others take them, and who comes back is told that it was dead."""
         await store.beat(FEED, "b", LONG)
         await store.beat(FEED, "a", LONG)
         await _claimed(store, "a", {1: 0})
@@ -169,6 +179,7 @@ class LeaseStoreContract(StoreContract):
         assert await _owners(store) == {1: "b"}
 
     async def test_who_joins_again_has_what_nobody_took(self, store: LeaseStore) -> None:
+        """It goes on with them, and others may not take them."""
         await store.beat(FEED, "a", LONG)
         await _claimed(store, "a", {1: 0})
         await store.beat(FEED, "a", SHORT)
@@ -203,6 +214,7 @@ class LeaseStoreContract(StoreContract):
     async def test_a_look_shows_what_has_changed_since_the_last_one(
         self, store: LeaseStore
     ) -> None:
+        """Given the last look, what is unchanged need not be read: it shows the same."""
         for name in ("a", "b"):
             await store.beat(FEED, name, LONG)
         await _claimed(store, "a", {1: 0})
@@ -214,6 +226,7 @@ class LeaseStoreContract(StoreContract):
         assert {p: lease.owner for p, lease in seen.leases.items()} == {1: None, 2: "b"}
 
     async def test_ends_hold_until_all_others_are_gone(self, store: LeaseStore) -> None:
+        """Who begins after all others left reads the feed again, to its end of then."""
         for name in ("a", "b"):
             await store.beat(FEED, name, LONG)
         await _claimed(store, "a", {1: 0, 2: 0})
@@ -228,6 +241,7 @@ class LeaseStoreContract(StoreContract):
         assert await _ends(store) == [False, False]
 
     async def test_a_claim_deletes_the_mark_of_an_end(self, store: LeaseStore) -> None:
+        """Who claims a partition reads it on: it has not ended."""
         for name in ("a", "b"):
             await store.beat(FEED, name, LONG)
         await _claimed(store, "a", {1: 0, 2: 0})
@@ -261,6 +275,7 @@ class LeaseStoreContract(StoreContract):
         assert sorted(p for found in claimed.values() for p in found) == list(partitions)
 
     async def test_thousands_of_partitions_at_once(self, store: LeaseStore) -> None:
+        """More than one statement takes are put with one call."""
         await store.beat(FEED, "a", LONG)
         count = 3000
         for epoch in range(2):

@@ -1,7 +1,5 @@
 """Contract tests of storage that fails, and of cancellation."""
 
-# ruff: noqa: D102 - the name of a test says what it shows
-
 from __future__ import annotations
 
 import anyio
@@ -27,6 +25,9 @@ class FailureTests(StoreContract):
     async def test_a_store_that_fails_in_the_middle_of_first_positions_keeps_none(
         self, store: CursorStore
     ) -> None:
+        """A StoreError with `feed=` and the cause, no FencedError, and nothing is saved: it is
+        tried again.
+        """
         self._need("supports_failure_injection")
         async with self.failing(store):
             with pytest.raises(StoreError) as failed:
@@ -39,6 +40,7 @@ class FailureTests(StoreContract):
     async def test_a_store_that_fails_in_the_middle_of_later_positions_keeps_none(
         self, store: CursorStore
     ) -> None:
+        """So it is where positions are there: they stay as they were."""
         self._need("supports_failure_injection")
         positions = opening(range(10))
         await store.save(FEED, positions)
@@ -51,6 +53,7 @@ class FailureTests(StoreContract):
         assert await store.load(FEED) == advanced(positions)
 
     async def test_a_cancelled_save_has_saved_all_or_nothing(self, store: CursorStore) -> None:
+        """A task may be cancelled at any time: a half of a save would skip events."""
         expected = opening(range(1_000))
         await store.save(FEED, expected)
         for delay in CANCELLATION_DELAYS:
@@ -64,6 +67,7 @@ class FailureTests(StoreContract):
         assert await store.load(FEED) == advanced(expected)
 
     async def test_cancellation_during_a_save_in_a_transaction(self, store: CursorStore) -> None:
+        """The caller's transaction can be rolled back, and nothing of the save is left."""
         self._need("supports_transactions")
         for delay in CANCELLATION_DELAYS:
             transaction = await self.begin(store)
@@ -76,6 +80,7 @@ class FailureTests(StoreContract):
     async def test_a_save_cancelled_at_any_of_its_first_steps_has_saved_all_or_nothing(
         self, store: CursorStore
     ) -> None:
+        """So it is at each await within the save."""
         expected = opening(range(10))
         await store.save(FEED, expected)
         for steps in range(20):
@@ -92,6 +97,7 @@ class FailureTests(StoreContract):
     async def test_a_cancelled_queue_of_saves_leaves_the_store_usable(
         self, store: CursorStore
     ) -> None:
+        """Saves that wait end when cancelled, and keep no lock or connection."""
         saves, sent = 0, set[Position]()
 
         async def consume(partition: int) -> None:

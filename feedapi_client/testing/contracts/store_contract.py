@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -12,9 +14,28 @@ import pytest
 from feedapi_client.stores.base import CursorStore
 
 
+def _with_reason(test: Any) -> Any:
+    """Let any error of a test say what is expected, and why: its docstring."""
+
+    @functools.wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            await test(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"expected: {inspect.getdoc(test)}")
+            raise
+
+    return run
+
+
 @pytest.mark.anyio
 class StoreContract:
     """The capabilities of a store, and the hooks that tests use to reach it."""
+
+    def __init_subclass__(cls) -> None:
+        for name, test in vars(cls).copy().items():
+            if name.startswith("test_") and inspect.iscoroutinefunction(test) and test.__doc__:
+                setattr(cls, name, _with_reason(test))
 
     supports_transactions: bool
     """The store takes part in a caller's transaction: define `begin`, `commit` and `rollback`."""

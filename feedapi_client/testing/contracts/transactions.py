@@ -1,7 +1,5 @@
 """Contract tests of saves in the caller's transaction."""
 
-# ruff: noqa: D102 - the name of a test says what it shows
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -26,11 +24,13 @@ class TransactionTests(StoreContract):
     """A save takes effect with the caller's transaction, or is refused."""
 
     async def test_what_is_no_transaction_is_refused(self, store: CursorStore) -> None:
+        """It is a StoreError: saved on its own, the position would outlive a rollback."""
         with pytest.raises(StoreError):  # saved on its own it would outlive a rollback
             await store.save(FEED, opening(), transaction=object())
         assert await store.load(FEED) == {}, "what was refused is not to be saved"
 
     async def test_r5_a_save_takes_effect_when_the_caller_commits(self, store: CursorStore) -> None:
+        """The save is a part of the caller's transaction, and does not commit it."""
         self._need("supports_transactions")
         transaction = await self.begin(store)
         await store.save(FEED, opening(range(10)), transaction=transaction)
@@ -38,6 +38,7 @@ class TransactionTests(StoreContract):
         assert await store.load(FEED) == opening(range(10))
 
     async def test_r5_a_rolled_back_save_leaves_nothing(self, store: CursorStore) -> None:
+        """With the effects of the events their cursor is gone: exactly once."""
         self._need("supports_transactions")
         for partitions in ([0], range(10)):
             transaction = await self.begin(store)
@@ -48,6 +49,7 @@ class TransactionTests(StoreContract):
     async def test_r5_after_a_rollback_the_same_position_is_saved_again(
         self, store: CursorStore
     ) -> None:
+        """The store remembers nothing of what was rolled back: a commit may be tried again."""
         self._need("supports_transactions")
         positions = opening(range(3))
         await store.save(FEED, positions)
@@ -66,6 +68,7 @@ class TransactionTests(StoreContract):
     async def test_r18_a_cursor_that_is_refused_leaves_the_transaction_usable(
         self, store: CursorStore, cursor: str
     ) -> None:
+        """A StoreError with `partition=`, before a statement fails: the application may go on."""
         self._need("supports_transactions")
         transaction, unusual = await self.begin(store), {3: Position(cursor)}
         try:
@@ -78,6 +81,7 @@ class TransactionTests(StoreContract):
         assert await store.load(FEED) == opening() | unusual
 
     async def test_several_saves_in_one_transaction(self, store: CursorStore) -> None:
+        """Each one sees what those before it saved."""
         self._need("supports_transactions")
         positions = opening(range(3))
         transaction = await self.begin(store)
@@ -91,6 +95,7 @@ class TransactionTests(StoreContract):
         }
 
     async def test_a_save_of_nothing_in_a_transaction(self, store: CursorStore) -> None:
+        """It is no error, and the transaction can be committed."""
         self._need("supports_transactions")
         transaction = await self.begin(store)
         await store.save(FEED, {}, transaction=transaction)
@@ -101,6 +106,7 @@ class TransactionTests(StoreContract):
     async def test_r17_a_refused_save_leaves_a_transaction_that_rolls_back(
         self, store: CursorStore, partitions: Iterable[int]
     ) -> None:
+        """FencedError, and the application undoes what it did."""
         self._need("supports_transactions")
         positions = opening(partitions)
         await store.save(FEED, positions)
@@ -115,6 +121,7 @@ class TransactionTests(StoreContract):
         assert await store.load(FEED) == {**positions, **advanced(winner)}
 
     async def test_many_partitions_in_one_transaction(self, store: CursorStore) -> None:
+        """More than one statement takes are one step with the caller's transaction."""
         self._need("supports_transactions")
         positions = opening(MANY)
         for finish in (self.rollback, self.commit):

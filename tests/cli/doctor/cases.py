@@ -146,6 +146,50 @@ def last_one_again(response: Response, request: Request, publisher: Any) -> Resp
     return response
 
 
+def each_page(
+    change: Callable[[list[bytes], list[bytes]], list[bytes]], size: int = 20, *, hint: bool = True
+) -> Change:
+    """Change the lines of each page with events, which has one cursor, at its end.
+
+    The change gets the event in front of the page first: none at `_first`. Without `hint` no page
+    size is heeded.
+    """
+
+    def events(request: Request, publisher: Any, **changes: str | None) -> list[bytes]:
+        all_of_them = {"pageSizeHint": "9999", "pagesizehint": "9999", "stream": None}
+        body = handle(publisher, asked_with(request, **all_of_them, **changes)).body
+        return [line for line in body.splitlines(keepends=True) if b'"entity"' in line]
+
+    def apply(response: Response, request: Request, publisher: Any) -> Response:
+        if not hint:
+            plain = asked_with(request, pageSizeHint=None, pagesizehint=None)
+            response = handle(publisher, plain)
+        if b'"entity"' in response.body:
+            whole = events(request, publisher, cursor="_first")
+            count = len(whole) - len(events(request, publisher))
+            before = whole[count - 1 : count] if count else []
+            response.body = b"".join(change(before, response.body.splitlines(keepends=True)))
+        return response
+
+    def changed(publisher: Publisher) -> None:
+        publisher.page_size = publisher.checkpoint_every = size
+        fetch(apply)(publisher)
+
+    return changed
+
+
+def one_late(before: list[bytes], page: list[bytes]) -> list[bytes]:
+    return page[len(before) :]
+
+
+def one_early(before: list[bytes], page: list[bytes]) -> list[bytes]:
+    return [*before, *page]
+
+
+def cursor_first(before: list[bytes], page: list[bytes]) -> list[bytes]:
+    return [page[-1], *page[:-1]]
+
+
 def counted(response: Response, request: Request, publisher: Any) -> Response:
     """Write how often the publisher was asked into each event."""
     count = len(publisher.requests)
@@ -340,7 +384,13 @@ ROWS = [
     Row("cursor-resumes", "nothing", where(has_cursor, faults.EmptyPage(moving=False))),
     Row("cursor-resumes", "off by one", lines(lambda found: found[1:])),
     Row("cursor-resumes", "one left out", lines(lambda found: [*found[:3], *found[4:]])),
+    Row("cursor-resumes", "each page one late", each_page(one_late)),
+    Row("cursor-resumes", "cursor first", each_page(cursor_first)),
+    Row("cursor-resumes", "cursor first, own size", each_page(cursor_first, hint=False)),
+    Row("cursor-resumes", "cursor first, one page", each_page(cursor_first, 999, hint=False)),
     Row("cursor-repeats", "off by one", fetch(last_one_again)),
+    Row("cursor-repeats", "each page one early", each_page(one_early)),
+    Row("cursor-repeats", "each page one early, own size", each_page(one_early, hint=False)),
     Row("event-order", "two exchanged", lines(lambda found: [found[1], found[0], *found[2:]])),
     Row("event-stable", "a counter", fetch(counted)),
     # Arguments

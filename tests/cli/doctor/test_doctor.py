@@ -167,6 +167,12 @@ def resize(publisher: Publisher) -> None:
     publish(publisher)
 
 
+def publish_equal(publisher: Publisher) -> None:
+    for n in range(300):
+        publisher.publish(n % 7, {"entity": "the same"})
+
+
+ONE_CURSOR = {"page_size": 20, "checkpoint_every": 20}
 ECHO = Quirks(empty_page="echo", last_cursor="closed")
 SOUND: dict[str, tuple[tuple[str, ...], Change, dict[str, Any], set[str]]] = {
     "at rest": (ALL, lambda publisher: None, {}, set()),
@@ -174,6 +180,12 @@ SOUND: dict[str, tuple[tuple[str, ...], Change, dict[str, Any], set[str]]] = {
     "pages are divided anew": (ALL, lambda publisher: None, {"vary": True, "seed": 1}, set()),
     "once more": (ALL, lambda publisher: None, {"vary": True, "seed": 2}, set()),
     "while events come": (V2, moving(1, publish), {"vary": True, "seed": 4}, set()),
+    "a cursor a page": (ALL, lambda publisher: None, ONE_CURSOR, set()),
+    "a cursor a page, events come": (ALL, moving(1, publish), ONE_CURSOR, set()),
+    "a cursor a page, divided anew": (
+        *(ALL, moving(3, publish), {**ONE_CURSOR, "vary": True, "seed": 3}, set()),
+    ),
+    "payloads are equal": (ALL, publish_equal, {**ONE_CURSOR, "events": 0}, set()),
     "unknown commands": (ALL, fails(faults.UnknownCommands(), on="fetch"), {}, set()),
     "extra fields": (ALL, fails(faults.ExtraFields()), {}, set()),
     "503 now and then": (ALL, fails(every(9, 503)), {}, {"http-stable"}),
@@ -380,6 +392,29 @@ def test_credentials_are_sent_and_never_shown(
     assert "status 500" in result.stdout
     assert password not in result.output
     assert sent not in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (faults.NoCheckpoint(), "a fetch from _first: 100 events and no cursor"),
+        (faults.Maintenance(), "a fetch from _first: lines without an event or a cursor: "),
+        (
+            faults.Replace(b'{"cursor":"\\u00fcfetch"}\n'),
+            "a cursor that can't be sent back: '\\xfc***'",
+        ),
+        (faults.Status(500, "a fetch of events"), "a fetch from _first: status 500: a *** of ***"),
+    ],
+)
+def test_words_of_its_own_are_no_secrets(
+    feedapi: Feedapi, make: Make, change: Any, says: str
+) -> None:
+    """Although a secret is the same word: only in what the publisher said it is masked."""
+    publisher = make("v2-draft")
+    publisher.fail(change, times=None)
+    asked = arguments(publisher)
+    result = feedapi(asked[0], f"{asked[1]}?a=fetch&b=events&c=lines", *asked[2:])
+    assert says in result.stdout, result.output
 
 
 def test_text_of_a_publisher_is_escaped(feedapi: Feedapi, make: Make) -> None:
