@@ -23,7 +23,7 @@ from feedapi_client.spark.ingest.job import (
 )
 from feedapi_client.spark.ingest.parquet_table import read_table
 from feedapi_client.spark.ingest.pipeline import Run, run, start
-from feedapi_client.spark.ingest.plain_message import MicroBatchError, plain_message
+from feedapi_client.spark.ingest.plain_messages import MicroBatchError, plain_message
 
 __all__ = [
     "CORRUPT",

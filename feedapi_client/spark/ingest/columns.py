@@ -21,7 +21,7 @@ from feedapi_client.spark.ingest.job import (
     Ingest,
     IngestError,
 )
-from feedapi_client.spark.ingest.plain_message import plain_message
+from feedapi_client.spark.ingest.plain_messages import plain_message
 
 EVENT = ("partition", "cursor", "sequence", "depth", "headers")
 REASON = "reason"

@@ -35,7 +35,7 @@ from feedapi_client.spark.ingest.parquet_table import (
     ParquetTable,
     WrittenFiles,
 )
-from feedapi_client.spark.ingest.plain_message import MicroBatchError, plain_message
+from feedapi_client.spark.ingest.plain_messages import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.preflight import Tables, check_session, check_tables, columns_of
 from feedapi_client.spark.ingest.resume import resume
 from feedapi_client.spark.source import is_connect, register

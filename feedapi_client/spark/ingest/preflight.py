@@ -20,7 +20,7 @@ from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable
 from feedapi_client.spark.ingest.ingest_table import Identity, forgotten
 from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.parquet_table import ParquetTable
-from feedapi_client.spark.ingest.plain_message import plain_message
+from feedapi_client.spark.ingest.plain_messages import plain_message
 from feedapi_client.spark.schema import spark_schema
 
 _TIMES = "spark.sql.legacy.timeParserPolicy"
