@@ -29,12 +29,7 @@ from feedapi_client.spark.ingest.columns import Rows, payload_schema
 from feedapi_client.spark.ingest.delta_table import column
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import Ingest, IngestError, Summary, trigger_options
-from feedapi_client.spark.ingest.parquet_table import (
-    Decision,
-    Decisions,
-    ParquetTable,
-    WrittenFiles,
-)
+from feedapi_client.spark.ingest.parquet_table import Decision, WrittenFiles
 from feedapi_client.spark.ingest.plain_messages import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.preflight import Tables, check_session, check_tables, columns_of
 from feedapi_client.spark.ingest.resume import resume
@@ -68,10 +63,10 @@ class BatchWriter:
         if not self.job.is_files:
             self._write(tables, batch, number)
             return
-        decisions = Decisions(tables.folders(), tables.typed)
+        decisions = tables.decisions()
         decision = decisions.find(number)
         if decision is None:
-            tables.output.check_ahead(tables.typed, number, decisions.last())
+            tables["output"].check_ahead(tables.identity("output"), number, decisions.last())
             written = self._write(tables, batch, number)
             decision = decisions.decide(number, Decision(written))
         decisions.publish(number, decision)
@@ -84,7 +79,7 @@ class BatchWriter:
     def _write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
         """Write to all tables. Return what is to be published."""
         self._rows = self._rows or Rows(self.job, self.schema)
-        several = len(tables.all()) > 1 or self.job.transform is not None
+        several = len(tables) > 1 or self.job.transform is not None
         if several:
             batch.persist()  # the staged events are read and parsed once
         try:
@@ -98,21 +93,18 @@ class BatchWriter:
     ) -> list[WrittenFiles]:
         output = self._transformed(rows["output"], number)
         parts: dict[str, DataFrame | None] = {**rows, "output": output, "gold": output}
-        writing = [(one, part) for one in tables.all() if (part := parts[one.role]) is not None]
-        for table, part in writing:
-            table.prepare(part, tables.identity(table), number)
-        written: list[WrittenFiles] = []
-        for table, part in writing:
-            who = tables.identity(table)
-            if table is tables.gold and self.job.transform is not None:
+        writing = [(role, part) for role in tables if (part := parts[role]) is not None]
+        for role, part in writing:
+            tables[role].prepare(part, tables.identity(role), number)
+        written: list[WrittenFiles | None] = []
+        for role, part in writing:
+            who = tables.identity(role)
+            if role == "gold" and self.job.transform is not None:
                 # What a transform computes, such as a time, is the same in both tables.
-                there = tables.output.batches(part.sparkSession, who, [number])
+                there = tables["output"].batches(part.sparkSession, who, [number])
                 part = part if there is None else there.select(*map(column, part.columns))
-            if isinstance(table, ParquetTable):
-                written.append(table.write(part, who, number))
-            else:
-                table.write(part, who, number)
-        return written
+            written.append(tables[role].write(part, who, number))
+        return [one for one in written if one is not None]
 
     def _transformed(self, output: DataFrame, number: int) -> DataFrame | None:
         """Return what is written to `output`, if anything. Raises before anything is written."""

@@ -19,7 +19,7 @@ from feedapi_client.spark.ingest.columns import Rows
 from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable
 from feedapi_client.spark.ingest.ingest_table import Identity, forgotten
 from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.parquet_table import ParquetTable
+from feedapi_client.spark.ingest.parquet_table import Decisions, ParquetTable
 from feedapi_client.spark.ingest.plain_messages import plain_message
 from feedapi_client.spark.schema import spark_schema
 
@@ -27,41 +27,38 @@ _TIMES = "spark.sql.legacy.timeParserPolicy"
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
 
 
-class Tables:
-    """The tables of a pipeline, and who writes to them.
+AnyTable = ParquetTable | DeltaTable
+
+
+class Tables(dict[str, AnyTable]):
+    """The tables of a pipeline by their roles, in the order in which they are written.
+
+    Bronze is the last one: no other table lacks what bronze has.
 
     Arguments:
+        who: writes to them.
         optional: whether `output` and `gold` may lack batches, which a transform wrote itself.
     """
 
     def __init__(self, job: Ingest, who: Identity, *, optional: bool = False) -> None:
-        kind = ParquetTable if job.is_files else DeltaTable
-        self.who = who  # of tables whose columns are all ours
-        self.typed = replace(who, prefix=job.prefix if job.schema else "")
-        self.output = kind(job, "output", optional=optional)
-        self.bronze = kind(job, "bronze") if job.bronze else None
-        self.rejected = kind(job, "rejected") if job.rejected else None
-        self.gold = GoldTable(job, "gold", optional=optional) if job.gold else None
+        self._who, self._typed = who, replace(who, prefix=job.prefix if job.schema else "")
+        for role in ("rejected", "output", "gold", "bronze"):
+            if getattr(job, role):
+                kind = GoldTable if role == "gold" else ParquetTable if job.is_files else DeltaTable
+                self[role] = kind(job, role, optional=optional and role in ("output", "gold"))
 
-    def identity(self, table: ParquetTable | DeltaTable) -> Identity:
-        """Return who writes to one of them."""
-        return self.typed if table in (self.output, self.gold) else self.who
-
-    def all(self) -> list[ParquetTable | DeltaTable]:
-        """Return all tables, in the order in which they are written.
-
-        Bronze is the last one: no other table lacks what bronze has.
-        """
-        tables = (self.rejected, self.output, self.gold, self.bronze)
-        return [table for table in tables if table is not None]
+    def identity(self, role: str) -> Identity:
+        """Return who writes to one of them: in two of them our columns have the prefix."""
+        return self._typed if role in ("output", "gold") else self._who
 
     def places(self, spark: SparkSession) -> dict[str, str]:
-        """Return where they are, by their roles."""
-        return {one.role: one.place(spark) for one in self.all()}
+        """Return where they are."""
+        return {role: table.place(spark) for role, table in self.items()}
 
-    def folders(self) -> dict[str, ParquetTable]:
-        """Return the tables that are folders, by their roles."""
-        return {one.role: one for one in self.all() if isinstance(one, ParquetTable)}
+    def decisions(self, query: str | None = None) -> Decisions:
+        """Return what counts of micro-batches in folders: of this query, or of another one."""
+        folders = {role: one for role, one in self.items() if isinstance(one, ParquetTable)}
+        return Decisions(folders, replace(self._typed, query=query or self._typed.query))
 
 
 def check_session(spark: SparkSession, job: Ingest) -> None:
@@ -95,7 +92,7 @@ def columns_of(spark: SparkSession, job: Ingest, rows: Rows) -> dict[str, Struct
         raise IngestError(what) from error
     if job.transform is not None:
         del columns["output"]
-    return columns
+    return columns | ({"gold": columns["output"]} if "output" in columns else {})
 
 
 def check_tables(
@@ -127,9 +124,8 @@ def check_tables(
             f"{', '.join(sorted(changed))} events would be missing. Give the same tables, or a "
             f"new checkpoint and staging{'' if job.is_files else forgotten(spark)}"
         )
-    for table in tables.all():
-        role = "output" if table is tables.gold else table.role
-        table.check(spark, tables.identity(table), columns.get(role))
+    for role, table in tables.items():
+        table.check(spark, tables.identity(role), columns.get(role))
     places = tables.places(spark)  # of those that were made just now, too
     if len(set(places.values())) < len(places):
         raise IngestError(

@@ -16,7 +16,7 @@ from feedapi_client.spark.ingest.checkpoint import note
 from feedapi_client.spark.ingest.delta_table import DeltaTable, column
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.parquet_table import Decisions, read_table
+from feedapi_client.spark.ingest.parquet_table import read_table
 from feedapi_client.spark.ingest.preflight import Tables
 from feedapi_client.spark.source import is_connect
 from feedapi_client.spark.source_options import parse_options
@@ -31,8 +31,8 @@ def resume(spark: SparkSession, job: Ingest, who: Identity) -> str:
             "leave it out in later runs. It does not work over Spark Connect"
         )
     tables = Tables(job, who)
-    whole = tables.bronze or tables.output
-    own = tables.identity(whole)
+    role = "bronze" if "bronze" in tables else "output"
+    whole, own = tables[role], tables.identity(role)
 
     def events() -> DataFrame:
         table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
@@ -44,13 +44,14 @@ def resume(spark: SparkSession, job: Ingest, who: Identity) -> str:
             "Leave out --resume-from-table, or name the feed as before with --feed"
         )
     run = uuid.uuid4().hex
-    for one in tables.all():  # a query that still runs writes nothing more that would be missed
-        one.take_over(spark, replace(tables.identity(one), run=run))
-    earlier = tables.output.owners(spark, tables.typed).keys() - {run}
+    # A query that still runs writes nothing more that would be missed.
+    for one, table in tables.items():
+        table.take_over(spark, replace(tables.identity(one), run=run))
+    earlier = tables["output"].owners(spark, tables.identity("output")).keys() - {run}
     for query in earlier if job.is_files else ():
-        Decisions(tables.folders(), replace(tables.typed, query=query)).take_over(run)
+        tables.decisions(query).take_over(run)
     rows, queries = events(), list(whole.owners(spark, own))  # with what was published just now
-    if tables.bronze is not None:
+    if role == "bronze":
         _end_with_bronze(spark, rows, tables, queries)
     options = parse_options({**job.options, "url": job.url})
     seed(options, job.staging_location, read_so_far(rows, own, queries), run)
@@ -71,14 +72,14 @@ def _end_with_bronze(
     # Those before it that bronze has no row of have expired there. Those behind it wrote none.
     behind = queries[queries.index(newest) + 1 :] if newest else queries
     last |= dict.fromkeys(behind, -1)
-    for table in tables.all():
-        who = tables.identity(table)
+    for role, table in tables.items():
+        who = tables.identity(role)
         if newest and table.job.transform is None and newest not in table.owners(spark, who):
             raise IngestError(
                 f"{table.name} was never written by query {newest}, which wrote bronze: earlier "
                 "events would be missing. Give the table that they are in, or leave it out"
             )
-        if isinstance(table, DeltaTable) and table is not tables.bronze:
+        if isinstance(table, DeltaTable) and role != "bronze":
             table.delete_newer(spark, who, last)
 
 
