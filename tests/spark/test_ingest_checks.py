@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.types import DateType
 
 from feedapi_client.spark import OptionError
 from feedapi_client.spark.ingest import (
@@ -18,7 +17,6 @@ from feedapi_client.spark.ingest import (
     MicroBatchError,
     parquet_table,
     plain_message,
-    read_table,
 )
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import as_url
@@ -118,15 +116,6 @@ def test_r10_column_that_differs_in_case_is_the_same_column(
         run(spark, job(publisher, tmp_path, schema="id STRING, N STRING"))
     with setting(spark, "spark.sql.caseSensitive", "TRUE"):
         run(spark, job(publisher, tmp_path, schema="id STRING, N STRING"))
-
-
-def test_r10_partition_of_a_date_is_read_as_one(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    assert run(spark, job(publisher, tmp_path, schema="day DATE", partition_by=["DAY"])).rows == 1
-    days = read_table(spark, str(tmp_path / "table")).select("day")
-    assert days.schema[0].dataType == DateType()
-    assert days.count() == 1
 
 
 def test_r10_columns_that_change_while_a_run_writes_are_compared_and_noted(
