@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib
 import re
 import shlex
 import subprocess
@@ -20,7 +19,6 @@ import orjson
 import pytest
 
 from feedapi_client import RetryPolicy, __version__
-from feedapi_client.cli import ingest
 from feedapi_client.cli.command import EXIT_CODES, REMOVED
 from feedapi_client.cli.options import Connection
 from feedapi_client.cli.options import time as parse_time
@@ -68,7 +66,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(LEAVES.keys() - {"ingest"}))
+@pytest.mark.parametrize("name", sorted(LEAVES))
 def test_help_fits_80_columns_and_has_examples_that_can_be_parsed(
     feedapi: Feedapi, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,15 +82,7 @@ def test_help_fits_80_columns_and_has_examples_that_can_be_parsed(
     assert [line for line in lines if len(line) > 80 or "<bool>" in line] == []
 
 
-def test_the_examples_of_ingest_are_shown_and_can_be_parsed() -> None:
-    command = importlib.import_module("feedapi_client.spark.ingest.ingest_command")
-    text = command.parser().format_help()
-    for example in command.EXAMPLES:
-        assert f"feedapi ingest {example}" in text
-        command.parser().parse_args(shlex.split(example))
-
-
-@pytest.mark.parametrize("command", ["", "cursors", "cat", "discover", "relay", "run"])
+@pytest.mark.parametrize("command", ["", "cursors", "cat", "discover", "ingest", "relay", "run"])
 def test_help_imports_nothing_that_only_another_command_needs(command: str) -> None:
     heavy = (
         *("httpx", "anyio", "grpc", "sqlalchemy", "redis", "pyspark", "nats", "rich.live"),
@@ -185,6 +175,7 @@ WRONG = [
             f"doctor {NOBODY}",
             f"run {NOBODY} {HANDLER} --store c.db",
             f"relay {NOBODY} --stream s --store c.db",
+            f"ingest {NOBODY} out",
         )
         for file in ("absent", "empty")
     ),
@@ -547,30 +538,19 @@ def test_without_the_extra_cli_the_command_says_what_to_install() -> None:
     assert (result.returncode, result.stderr) == (1, said)
 
 
-def test_ingest_is_its_adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play([Row("ingest --help", says="usage: feedapi ingest "), Row("ingest", 2)])
-    (tmp_path / "adapter_of_the_test.py").write_text(
-        "from argparse import Namespace\n"
-        "def parser(): return Namespace(parse_args=str)\n"
-        "def main(arguments, report):\n    report(arguments)\n    return 3\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(ingest, "import_module", lambda _: __import__("adapter_of_the_test"))
-    row = Row("ingest http://h/feed out --help --trigger 10s", 3, input="")
-    words = "['http://h/feed', 'out', '--help', '--trigger', '10s']\n"
-    assert play([row]).stdout == words
-
-    def missing(_: str) -> None:
-        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
-
-    monkeypatch.setattr(ingest, "import_module", missing)
-    said = "feedapi: pyspark is not installed: pip install 'feedapi-client[spark]'\n"
-    play([Row("ingest http://h/feed", 1, said)])
-
-
 def test_the_help_of_each_command_is_drawn(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "docs" / "help_pictures.py"
     subprocess.run([sys.executable, script, tmp_path], check=True)
     drawn = {each.stem for each in tmp_path.iterdir()}
     assert drawn >= {f"feedapi-{name.replace(' ', '-')}" for name in LEAVES}
     assert "MODULE:FUNCTION" in (tmp_path / "feedapi-run.svg").read_text("utf-8")
+
+
+def test_ingest_without_spark_names_the_extra(
+    without: Callable[[ImportError, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("feedapi_client.spark")]:
+        monkeypatch.delitem(sys.modules, name)
+    without(ModuleNotFoundError("No module named 'pyspark'", name="pyspark"), "pyspark")
+    said = "pip install 'feedapi-client[spark]'"
+    play([Row("ingest http://h/feed out", 1, said), Row("ingest --help", says="(extra spark)")])

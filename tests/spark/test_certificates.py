@@ -13,7 +13,6 @@ from feedapi_client.errors import FeedError
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.http_clients import kept_client
-from feedapi_client.spark.ingest.ingest_command import _job, main, parser
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.target import Target
 from feedapi_client.testing import Publisher
@@ -52,26 +51,3 @@ def test_server_is_verified_with_the_certificates_of_the_file(
 def test_a_process_without_the_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"option caFile: .*absent\.pem holds no certificates"):
         FeedConnection(parse_options({"url": URL, "caFile": str(tmp_path / "absent.pem")}))
-
-
-@pytest.mark.parametrize("by_variable", [True, False])
-def test_ingest_refuses_a_file_without_certificates(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    by_variable: bool,
-) -> None:
-    (tmp_path / "empty.pem").write_text("no certificate")
-    for name in ("empty.pem", "absent.pem"):
-        file = str(tmp_path / name)
-        if by_variable:
-            monkeypatch.setenv("FEEDAPI_CA_FILE", file)
-        assert main([URL, "out", *(() if by_variable else ("--ca-file", file))]) == 2
-        assert f"--ca-file: {file} holds no certificates" in capsys.readouterr().err
-
-
-def test_ingest_gives_the_source_the_place_of_the_file(certificate: Certificate) -> None:
-    given = vars(parser().parse_args([URL, "out", "--ca-file", str(certificate.path)]))
-    for name in ("json", "conf"):
-        del given[name]
-    assert _job(given).options == {"caFile": str(certificate.path)}

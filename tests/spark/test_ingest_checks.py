@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.types import DateType
 
 from feedapi_client.spark import OptionError
 from feedapi_client.spark.ingest import (
@@ -18,7 +17,6 @@ from feedapi_client.spark.ingest import (
     MicroBatchError,
     parquet_table,
     plain_message,
-    read_table,
 )
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import as_url
@@ -120,15 +118,6 @@ def test_r10_column_that_differs_in_case_is_the_same_column(
         run(spark, job(publisher, tmp_path, schema="id STRING, N STRING"))
 
 
-def test_r10_partition_of_a_date_is_read_as_one(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    assert run(spark, job(publisher, tmp_path, schema="day DATE", partition_by=["DAY"])).rows == 1
-    days = read_table(spark, str(tmp_path / "table")).select("day")
-    assert days.schema[0].dataType == DateType()
-    assert days.count() == 1
-
-
 def test_r10_columns_that_change_while_a_run_writes_are_compared_and_noted(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -190,17 +179,14 @@ def test_write_that_fails_notes_nothing(
 # ---------------------------------------------------------------------- places
 
 
-@pytest.mark.parametrize("name", ["a[1]", "a{b}", "a*", "a?", "a\\b", "a\nb", "a:b"])
-def test_path_that_is_a_pattern_is_refused(tmp_path: Path, name: str) -> None:
-    check_refused(tmp_path, f"/tmp/{name}")
+NO_PLACES = [f"/tmp/{name}" for name in ("a[1]", "a{b}", "a*", "a?", "a\\b", "a\nb", "a:b")]
+NO_PLACES += ["FILE:/tmp/t", "File:///tmp/t", "S3://b/t", "file://host/tmp/t"]
 
 
-@pytest.mark.parametrize("url", ["FILE:/tmp/t", "File:///tmp/t", "S3://b/t", "file://host/tmp/t"])
-def test_url_that_names_no_file_system_is_refused(tmp_path: Path, url: str) -> None:
-    check_refused(tmp_path, url)
-
-
-def check_refused(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("path", NO_PLACES)
+def test_path_that_is_a_pattern_or_names_no_file_system_is_refused(
+    tmp_path: Path, path: str
+) -> None:
     for place in ("output", "bronze", "checkpoint", "staging"):
         given: Any = {"output": str(tmp_path / "t"), "schema": "id INT", place: path}
         with pytest.raises(IngestError, match=f"{place} .* can't be read back"):
@@ -208,13 +194,26 @@ def check_refused(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b%20c#Ärger'd,e&f+g;h", "day=1"])
-def test_path_of_any_other_name_is_written_and_read(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, name: str
+def test_path_of_any_other_name_is_written_and_read_with_the_options_of_the_writer(
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
+    """Also where what nobody reads any more can't be deleted."""
+
+    def refuses(*_: Any) -> None:
+        raise PermissionError("delete")
+
+    monkeypatch.setattr(type(open_folder(tmp_path.as_uri())), "delete", refuses)
     for _ in range(2):
-        found = run(spark, job(publisher, tmp_path / name, schema="id STRING"))
-        assert found.uncounted == ""
-    assert spark.read.parquet(str(tmp_path / name / "table")).count() == 1
+        publisher.append(0, {"id": "b"})
+        more = {"schema": "id STRING", "writer_options": {"compression": "gzip"}}
+        run(spark, job(publisher, tmp_path / name, **more))
+    assert spark.read.parquet(str(tmp_path / name / "table")).count() == 3
+    files = written(tmp_path / name / "table")
+    assert [file.name.endswith(".gz.parquet") for file in files] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -330,51 +329,3 @@ def test_error_without_text_is_its_type() -> None:
     assert plain_message(ValueError(raised.format(""))) == "Odd"
     assert plain_message(ValueError(raised.format(" odd"))) == "Odd: odd"
     assert plain_message(ValueError(raised.format(" SQLSTATE: 1 of"))) == "Odd: SQLSTATE: 1 of"
-    unnamed = ValueError("Malformed input or input contains unmappable characters: /t/k=%C3")
-    advised = plain_message(unnamed)
-    assert advised.count("Set LC_ALL=C.UTF-8 where Spark runs") == 1
-    assert plain_message(ValueError(advised)) == advised
-
-
-# ---------------------------------------------------------------------- a run that is over
-
-
-def test_run_whose_rows_can_not_be_counted_has_succeeded(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any) -> DataFrame:
-        raise RuntimeError("no such file")
-
-    monkeypatch.setattr("feedapi_client.spark.ingest.parquet_table.ParquetTable.batches", fails)
-    found = run(spark, job(publisher, tmp_path))
-    assert "could not be counted: no such file" in str(found)
-    assert len(written(tmp_path / "table")) == 1
-
-
-def test_rows_of_many_partitions_and_batches_are_counted(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    publisher.extend(0, [{"id": f"e{n % 3}", "n": n} for n in range(30)])
-    limits = {"options": {"maxEventsPerPartition": "7"}, "partition_by": ["id", "n"]}
-    found = run(spark, job(publisher, tmp_path, schema="id STRING, n INT", **limits))
-    assert (found.rows, found.uncounted) == (31, "")
-    assert found.batches > 2
-
-
-def test_files_that_nobody_reads_any_more_and_that_can_not_be_deleted_fail_nothing(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*_: Any) -> None:
-        raise PermissionError("delete")
-
-    monkeypatch.setattr(type(open_folder(tmp_path.as_uri())), "delete", refuses)
-    assert run(spark, job(publisher, tmp_path)).rows == 1
-    publisher.append(0, {"id": "b"})
-    assert run(spark, job(publisher, tmp_path)).rows == 1
-
-
-def test_r10_writer_option_is_used(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    run(spark, job(publisher, tmp_path, writer_options={"compression": "gzip"}))
-    assert [file.name.endswith(".gz.parquet") for file in written(tmp_path / "table")] == [True]

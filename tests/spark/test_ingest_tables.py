@@ -15,7 +15,6 @@ from feedapi_client.spark.ingest import (
     MicroBatchError,
     columns,
     latest,
-    main,
     pipeline,
     read_table,
 )
@@ -360,22 +359,6 @@ def test_latest_state_of_each_entity(
 # ---------------------------------------------------------------------- without a JVM
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--schema", "id INT", "--gold", "g", "--key", "id"], "MERGE, which format parquet can't"),
-        (["--key", "id"], "key and delete_when describe gold"),
-        (["--bronze", "b"], "bronze and rejected need a schema"),
-        (["--schema", "id INT", "--bronze", "/tmp/x"], "must be different tables"),
-    ],
-)
-def test_arguments_that_do_not_go_together(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["http://service/feed", "/tmp/x", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_name_of_the_feed_holds_no_secret() -> None:
     url = "https://me:secret@service:8443/orders/?token=secret"
     assert Ingest(url=url, output="/tmp/x").feed_name == "service:8443/orders"
@@ -424,37 +407,6 @@ def test_r09_resumption_does_not_begin_a_table_that_lacks_what_bronze_holds(
     assert not (tmp_path / "tabel").exists()
     ingest(2)
     assert numbers(spark, tmp_path / "table") == [*range(60), 100, 101]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "url",
-        "output",
-        "schema",
-        "bronze",
-        "rejected",
-        "gold",
-        "delete_when",
-        "feed",
-        "checkpoint",
-        "staging",
-        "key",
-        "partition_by",
-        "transform",
-        "ca_file",
-    ],
-)
-def test_argument_of_a_variable_that_is_not_set_is_refused(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    given = {"url": "http://service/feed", "output": "lake.t", "checkpoint": "/c", "staging": "/s"}
-    given[name] = ""
-    places = [given.pop("url"), given.pop("output"), "--format", "delta"]
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    assert main([*places, *options]) == 2
-    said = capsys.readouterr().err
-    assert f"{name} is empty" in said or f"--{name.replace('_', '-')}" in said
 
 
 def test_text_of_a_pipeline_holds_no_secret() -> None:

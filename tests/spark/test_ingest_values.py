@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,11 +251,12 @@ def test_values_of_partitions_are_read_as_they_were_sent(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     for number, value in enumerate(PARTITIONS):
-        publisher.append(0, {"code": value, "n": number})
-    given: dict[str, Any] = {"schema": "code STRING, n INT", "partition_by": ["code"], "feed": "07"}
-    run(spark, job(publisher, tmp_path, **given))
+        publisher.append(0, {"code": value, "n": number, "day": "2026-11-25"})
+    given: dict[str, Any] = {"schema": "code STRING, n INT, day DATE", "feed": "07"}
+    run(spark, job(publisher, tmp_path, partition_by=["code", "DAY"], **given))
     rows = read_table(spark, str(tmp_path / "table")).orderBy("n").collect()
     assert [row.code for row in rows] == PARTITIONS
+    assert {row.day for row in rows} == {date(2026, 11, 25)}
     assert {row.feed for row in rows} == {"07"}
     with pytest.raises(IngestError, match="is no table of feedapi ingest"):
         read_table(spark, str(tmp_path))

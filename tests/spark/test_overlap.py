@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
-from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline, read_table
-from feedapi_client.spark.ingest.columns import payload_schema
+from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, read_table, resume
+from feedapi_client.spark.ingest.columns import Rows, payload_schema
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.parquet_table import (
     Decision,
@@ -23,7 +23,6 @@ from feedapi_client.spark.ingest.parquet_table import (
     _LocalFolder,
 )
 from feedapi_client.spark.ingest.pipeline import BatchWriter
-from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.stream import ReadSoFar
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import problems
@@ -56,36 +55,26 @@ def counts(spark: SparkSession, tmp_path: Path) -> dict[str, int]:
     }
 
 
-def late_writer(spark: SparkSession, late: Ingest, monkeypatch: pytest.MonkeyPatch) -> BatchWriter:
-    """The writer of a run that was paused behind its check of the lease."""
-    lease = QueryLease(late.staging_location, late.lease_name)
-    monkeypatch.setattr(lease, "acquire", lambda: None)
-    monkeypatch.setattr(lease, "check", lambda: None)
-    return BatchWriter(late, payload_schema(late), lease)
-
-
 def source_rows(spark: SparkSession, publisher: Publisher) -> DataFrame:
     return spark.read.format("feedapi").load(str(publisher.url))
 
 
 def test_r08_late_run_changes_nothing_in_folders(
-    spark: SparkSession,
-    publisher: Publisher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     publisher.append(0, {"entity": "x", "n": "many"})
-    run(spark, typed(publisher, tmp_path))
+    run(spark, given := typed(publisher, tmp_path))
     expected = {"bronze": 61, "rejected": 1, "table": 60}
     files = set(tmp_path.rglob("*.parquet"))
     assert counts(spark, tmp_path) == expected
-    late = late_writer(spark, typed(publisher, tmp_path), monkeypatch)
+    schema = payload_schema(given)
+    rows, late = Rows(given, schema), BatchWriter(given, schema)
     gone = source_rows(spark, publisher).selectExpr(
         "partition", "cursor", "sequence", "raise_error('staged object is gone') AS data",
         "headers", "depth",
     )  # fmt: skip
-    late(gone, 0)  # not even read
-    late(source_rows(spark, publisher), 0)
+    late(rows.parse(gone), 0)  # not even read
+    late(rows.parse(source_rows(spark, publisher)), 0)
     assert counts(spark, tmp_path) == expected
     assert set(tmp_path.rglob("*.parquet")) == files
 
@@ -229,12 +218,12 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
     second = {"checkpoint": str(tmp_path / "second")}
     with pytest.raises(ingest.IngestError, match="all events would be written again"):
         run(spark, typed(publisher, tmp_path, **second))
-    resume: dict[str, Any] = {"resume_from_table": True}
+    again: dict[str, Any] = {"resume_from_table": True}
     with pytest.raises(ingest.IngestError, match="partition_by names dey"):
-        run(spark, typed(publisher, tmp_path, partition_by=["dey"], **resume, **second))
+        run(spark, typed(publisher, tmp_path, partition_by=["dey"], **again, **second))
     assert not (tmp_path / "second").exists()
     assert counts(spark, tmp_path)["table"] < 100
-    run(spark, typed(publisher, tmp_path, **resume, **second))
+    run(spark, typed(publisher, tmp_path, **again, **second))
     assert counts(spark, tmp_path) == {"bronze": 101, "rejected": 1, "table": 100}
     with monkeypatch.context() as clock:
         clock.setattr(F, "current_timestamp", lambda: F.lit("2020-01-01").cast("timestamp"))
@@ -243,13 +232,13 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
         publish(publisher, 10, first=130)
         run_that_is_killed(spark, typed(publisher, tmp_path, **second), monkeypatch)
     third = {"checkpoint": str(tmp_path / "third")}
-    run(spark, typed(publisher, tmp_path, **resume, **third))
+    run(spark, typed(publisher, tmp_path, **again, **third))
     assert run(spark, typed(publisher, tmp_path, **third)).rows == 0  # also before a batch
     assert counts(spark, tmp_path) == {"bronze": 141, "rejected": 1, "table": 140}
     bronze = spark.read.parquet(str(tmp_path / "bronze")).where("data not like '%many%'")
     assert problems((row.asDict() for row in bronze.collect()), fitting(publisher)) == []
     with pytest.raises(ingest.IngestError, match="begins a new checkpoint"):
-        run(spark, typed(publisher, tmp_path, **resume, **third))
+        run(spark, typed(publisher, tmp_path, **again, **third))
     (tmp_path / "lost").rename(tmp_path / "first")
     publish(publisher, 1, first=140)
     for old in (first, second):
@@ -275,14 +264,14 @@ def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
     )
     run(spark, first)
     publish(publisher, 10, first=60)
-    read = pipeline._read_so_far
+    read = resume.read_so_far
 
     def meanwhile(*rows: Any) -> dict[int, ReadSoFar]:
         with pytest.raises(IngestError, match=r"goes on in .* checkpoint of that run"):
             run(spark, first)
         return read(*rows)
 
-    monkeypatch.setattr(pipeline, "_read_so_far", meanwhile)
+    monkeypatch.setattr(resume, "read_so_far", meanwhile)
     second = replace(first, checkpoint=str(tmp_path / "second"), resume_from_table=True)
     assert run(spark, second).rows == 10
     assert read_table(spark, first.output).count() == 70
@@ -333,5 +322,5 @@ def test_r09_resume_goes_on_where_the_last_query_was(spark: SparkSession) -> Non
         ],
         "query STRING, partition INT, cursor STRING, sequence BIGINT, depth INT",
     )
-    read = pipeline._read_so_far(rows, Identity("feed", None), {"old": 1, "new": 2})
+    read = resume.read_so_far(rows, Identity("feed", None), ["old", "new"])
     assert read == {0: ReadSoFar("c9", 10, 0), 1: ReadSoFar("d2", 3, 1)}

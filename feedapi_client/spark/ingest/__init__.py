@@ -11,8 +11,6 @@ feed's events a second time is refused.
 """
 
 from feedapi_client.spark.ingest.delta_table import latest
-from feedapi_client.spark.ingest.ingest_command import main, parser
-from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import (
     CORRUPT,
     FILE_FORMATS,
@@ -25,6 +23,7 @@ from feedapi_client.spark.ingest.job import (
 )
 from feedapi_client.spark.ingest.parquet_table import read_table
 from feedapi_client.spark.ingest.pipeline import Run, run, start
+from feedapi_client.spark.ingest.plain_messages import MicroBatchError, plain_message
 
 __all__ = [
     "CORRUPT",
@@ -37,8 +36,6 @@ __all__ = [
     "Summary",
     "Transform",
     "latest",
-    "main",
-    "parser",
     "plain_message",
     "read_table",
     "run",

@@ -1,4 +1,4 @@
-"""Which streaming query a checkpoint belongs to, and how far it came.
+"""Which streaming query a checkpoint belongs to, how far it came, and the notes beside it.
 
 Here are also the options that writes and reads name, because a session may set others.
 Read with Spark, so that it works in any file system of the cluster and over Spark Connect.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.staging.staging_errors import newer_format
@@ -37,6 +37,77 @@ VERSION = 2
 """Of the format of the notes beside a checkpoint. Since 2 the tables are noted by their roles."""
 
 
+@dataclass(frozen=True)
+class QueryCheckpoint:
+    """What a checkpoint says.
+
+    Arguments:
+        query: id of the query, None when none ran with it. Spark writes it before the first
+            micro-batch and never changes it.
+        begun, committed: the last micro-batches that were, -1 before the first.
+        outputs: the tables that the query writes to.
+        resumed: the run where it begins.
+    """
+
+    query: str | None
+    begun: int
+    committed: int
+    outputs: Mapping[str, Any]
+    resumed: Mapping[str, Any]
+
+
+def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
+    """Return what a checkpoint says; nothing where there is none.
+
+    Raises:
+        IngestError: nobody knows its query, or a note is damaged, or of a newer version.
+    """
+    query: str | None = None
+    last = {"offsets": -1, "commits": -1}
+    notes: dict[str, dict[str, Any]] = {"outputs": {}, "resumed": {}}
+    location = location.rstrip("/")
+    lost = IngestError(
+        f"{location}/metadata, which has the id of the query, is missing or damaged: "
+        "put the checkpoint back from a backup, or give a new one with --resume-from-table"
+    )
+    pattern = f"{location}/{{metadata,offsets,commits,feedapi/{{outputs,resumed}}}}"
+    for path, text in contents(spark, pattern, "{part-*,metadata,[0-9]*}").items():
+        *_, folder, name = path.split("/")
+        if name == "metadata":
+            try:
+                query = str(json.loads(text)["id"])
+            except (ValueError, TypeError, KeyError):
+                raise lost from None
+        elif folder in notes and text:
+            notes[folder] = checked_note(text, path)
+        elif folder in last and name.isdigit():
+            last[folder] = max(last[folder], int(name))
+    if query is None and last["offsets"] >= 0:
+        raise lost
+    if notes["outputs"].get("version") == 1:
+        notes["outputs"] = {}
+    return QueryCheckpoint(query, last["offsets"], last["commits"], **notes)
+
+
+def contents(spark: SparkSession, pattern: str, names: str) -> dict[str, str]:
+    """Return the texts of the files that match, also in sub-folders, by their paths.
+
+    Arguments:
+        names: others are copies of an editor, and the like.
+    """
+    options = {**READING, "recursiveFileLookup": "true", "pathGlobFilter": names}
+    files = spark.read.format("binaryFile").options(**options)
+    # Spark logs a warning with a stack trace for a single path that does not exist. Spark Connect
+    # finds that out in `collect`, not in `load`.
+    try:
+        found = files.load([pattern, pattern]).select("path", "content").collect()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        found = []
+    return {row["path"]: bytes(row["content"]).decode().strip() for row in found}
+
+
 def checked_note(line: str, path: str) -> dict[str, Any]:
     """Return a note. Raises `IngestError` for a damaged one, or one of a newer version."""
     try:
@@ -49,87 +120,6 @@ def checked_note(line: str, path: str) -> dict[str, Any]:
     if newer:
         raise IngestError(newer_format(f"the note {path}", note["version"], VERSION))
     return note
-
-
-def contents(spark: SparkSession, pattern: str, names: str = "{part-*,metadata}") -> dict[str, str]:
-    """Return the texts of notes and of a checkpoint's metadata that match, by their paths.
-
-    Arguments:
-        names: others are copies of an editor, and the like.
-    """
-    found = _read(spark, pattern, "path", "content", pathGlobFilter=names)
-    return {row["path"]: bytes(row["content"]).decode().strip() for row in found}
-
-
-def paths(spark: SparkSession, pattern: str) -> list[str]:
-    """Return the paths of the files that match, also in sub-folders."""
-    return list(dict.fromkeys(row["path"] for row in _read(spark, pattern, "path")))
-
-
-def _read(spark: SparkSession, pattern: str, *columns: str, **more: str) -> list[Row]:
-    # Spark logs a warning with a stack trace for a single path that does not exist. Spark Connect
-    # finds that out in `collect`, not in `load`.
-    options = {**READING, "recursiveFileLookup": "true", **more}
-    files = spark.read.format("binaryFile").options(**options)
-    try:
-        return files.load([pattern, pattern]).select(*columns).collect()
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return []
-        raise
-
-
-@dataclass(frozen=True)
-class QueryCheckpoint:
-    """Which query a checkpoint is of, and the notes beside its own files.
-
-    Arguments:
-        query: id of the query, None when none ran with it. Spark writes it before the first
-            micro-batch and never changes it.
-        outputs: the tables that the query writes to.
-        resumed: the run where it begins.
-    """
-
-    query: str | None
-    outputs: Mapping[str, Any]
-    resumed: Mapping[str, Any]
-
-
-def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
-    """Return what a checkpoint says; nothing where there is none."""
-    query: str | None = None
-    notes: dict[str, dict[str, Any]] = {"outputs": {}, "resumed": {}}
-    pattern = f"{location.rstrip('/')}/{{metadata,feedapi/{{outputs,resumed}}}}"
-    for path, text in contents(spark, pattern).items():
-        *_, name, file = path.split("/")
-        if file == "metadata":
-            try:
-                query = str(json.loads(text)["id"])
-            except (ValueError, TypeError, KeyError):
-                raise lost_query(location) from None
-        elif name in notes and text:
-            notes[name] = checked_note(text, path)
-    if notes["outputs"].get("version") == 1:
-        notes["outputs"] = {}
-    return QueryCheckpoint(query, **notes)
-
-
-def lost_query(location: str) -> IngestError:
-    """Return the error of a checkpoint of which nobody knows the query."""
-    return IngestError(
-        f"{location.rstrip('/')}/metadata, which has the id of the query, is missing or damaged: "
-        "put the checkpoint back from a backup, or give a new one with --resume-from-table"
-    )
-
-
-def last_batches(spark: SparkSession, location: str) -> tuple[int, int]:
-    """Return the last micro-batch that was begun, and the last committed; -1 before the first."""
-    last = {"offsets": -1, "commits": -1}
-    for path in paths(spark, f"{location.rstrip('/')}/{{offsets,commits}}"):
-        *_, log, name = path.split("/")
-        if name.isdigit() and log in last:
-            last[log] = max(last[log], int(name))
-    return last["offsets"], last["commits"]
 
 
 def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:

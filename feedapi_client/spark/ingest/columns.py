@@ -14,7 +14,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 
-from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.job import (
     CORRUPT,
     FOLDER_BYTES,
@@ -22,6 +21,7 @@ from feedapi_client.spark.ingest.job import (
     Ingest,
     IngestError,
 )
+from feedapi_client.spark.ingest.plain_messages import plain_message
 
 EVENT = ("partition", "cursor", "sequence", "depth", "headers")
 REASON = "reason"
@@ -85,8 +85,13 @@ class Rows:
         if schema is not None:
             self._add_types(schema)
 
+    @property
+    def reason(self) -> Column:
+        """Of what `parse` returns: why an event does not fit the schema, null when it fits."""
+        return F.col(_REASON) if self._steps else F.lit(None)
+
     def parse(self, batch: DataFrame) -> DataFrame:
-        """Return a micro-batch with what `tables` needs."""
+        """Return events with what `tables` needs."""
         for step in self._steps:
             batch = batch.withColumns(step)
         return batch.drop(_SENT, _KEYS)

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 from feedapi_client.retry import Backoff
-from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.ingest_table import Identity, Table, forgotten, identified
 from feedapi_client.spark.ingest.job import IngestError
+from feedapi_client.spark.ingest.plain_messages import plain_message
 
 ORDER = ("depth", "sequence", "partition")
 """The columns that the order of an entity's events comes from. The partition makes the latest one

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -23,20 +23,14 @@ TABLES = ("output", "bronze", "rejected", "gold")
 """Arguments of `Ingest`."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
-_COLON = re.compile(rf"file://[^/]|(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:")
-_PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
-_NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
+_COLON = rf"file://[^/]|(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:"
+_PATTERN = r"[\[\]{}*?\\\x00-\x1f]"
+_NOT_IN_FOLDER = r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]"
 FOLDER_BYTES = 255
 """Of the longest name of a folder."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What the name of a folder has for NULL."""
-_UNITS = {
-    "ms": ("milliseconds", 1),
-    "s": ("seconds", 1000),
-    "m": ("minutes", 60_000),
-    "h": ("hours", 3_600_000),
-}
-"""What Spark calls them, and their milliseconds."""
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _LONGEST = 10**12
 _OWN_FOLDER = "_feedapi"
 _OWN_WRITER_OPTIONS = frozenset(
@@ -113,25 +107,38 @@ class Ingest:
 
     def __post_init__(self) -> None:
         trigger_options(self.trigger)
-        if self.format not in FORMATS:
-            raise IngestError(
-                f"format must be {' or '.join(FORMATS)}, not {self.format!r}: read the table with "
-                "Spark, and write it in another format from there"
-            )
-        if not self.is_files and (self.checkpoint is None or self.staging is None):
-            raise IngestError(
-                f"format {self.format} writes to a table: say with --checkpoint and --staging "
-                "where the query keeps its own files"
-            )
-        for problem in self._problems():
+        for problem in chain(self._problems(), self._problems_of_tables(), self._of_places()):
             raise IngestError(problem)
 
     def _problems(self) -> Iterator[str]:
-        for name, given in vars(self).items():
-            values = given if name in ("key", "partition_by") else [given]
-            if name != "prefix" and any(isinstance(one, str) and not one.strip() for one in values):
-                yield f"{name} is empty: leave it out, or was a variable to be set?"
-        yield from self._problems_of_places()
+        if self.format not in FORMATS:
+            yield f"format must be {' or '.join(FORMATS)}, not {self.format!r}"
+        if not self.is_files and None in (self.checkpoint, self.staging):
+            yield (
+                f"format {self.format} writes to a table: say with --checkpoint and --staging "
+                "where the query keeps its own files"
+            )
+        empty = [
+            name for name, given in vars(self).items() if name != "prefix" and _is_empty(given)
+        ]
+        if empty:
+            yield f"{', '.join(empty)} is empty: leave it out, or was a variable to be set?"
+        given = {name.lower(): value.strip().lower() for name, value in self.options.items()}
+        later = given.get("startingcursors", "first") != "first"
+        if later and (self.append or self.resume_from_table):
+            yield (
+                "--append and --resume-from-table need all events of a partition, so that column "
+                "sequence tells which one is later: leave out option startingCursors"
+            )
+        if "endingcursors" in given:
+            yield "a pipeline goes on where it was: leave out option endingCursors"
+        if self.delete_when and given.get("ordered") == "false":
+            yield "delete_when needs events in their order: leave out option ordered=false"
+        ours = [name for name in self.writer_options if name.lower() in _OWN_WRITER_OPTIONS]
+        if ours:
+            yield f"writer options {', '.join(ours)} are set by the pipeline: leave them out"
+
+    def _problems_of_tables(self) -> Iterator[str]:
         if self.schema is None and (self.bronze or self.rejected):
             yield "bronze and rejected need a schema: without one, output holds every event"
         if self.resume_from_table and self.whole_table is None:
@@ -139,58 +146,36 @@ class Ingest:
                 "--resume-from-table needs a table of every event with its partition, cursor and "
                 "sequence: bronze, or output without rejected and transform"
             )
-        later = self._given.get("startingcursors", "first").strip().lower() != "first"
-        if later and (self.append or self.resume_from_table):
-            yield (
-                "with --append and --resume-from-table partitions begin at their first event, or "
-                "where the table ends, so that column sequence tells which event is the later one: "
-                "leave out option startingCursors"
-            )
-        ours = [name for name in self.writer_options if name.lower() in _OWN_WRITER_OPTIONS]
-        if ours:
-            yield f"writer options {', '.join(ours)} are set by the pipeline: leave them out"
-        if "endingcursors" in self._given:
-            yield "a pipeline goes on where it was: leave out option endingCursors"
-        if self.gold is not None:
-            yield from self._problems_of_gold()
-        elif self.key or self.delete_when:
+        if self.gold is None and (self.key or self.delete_when):
             yield "key and delete_when describe gold: name its table"
+        if self.gold is not None and self.is_files:
+            yield (
+                f"gold is kept up to date with MERGE, which format {self.format} can't do: take "
+                "delta, or compute the latest state with feedapi_client.spark.ingest.latest"
+            )
+        if self.gold is not None and not (self.schema and self.key and self.rejected):
+            yield "gold needs a schema, the key of an entity, and rejected for events without a key"
 
-    def _problems_of_places(self) -> Iterator[str]:
-        given = {name: path for name in TABLES if (path := getattr(self, name))}
-        own = {"checkpoint": self.checkpoint, "staging": self.staging}
-        places = {name: path for name, path in {**given, **own}.items() if path}
+    def _of_places(self) -> Iterator[str]:
+        tables = {name: path for name in TABLES if (path := getattr(self, name))}
+        own = {name: path for name in ("checkpoint", "staging") if (path := getattr(self, name))}
         if not self.is_files:  # names in a catalog are compared where there is a session
-            for name in given:
-                path = places.pop(name)
-                if "/" in path:
-                    yield (
-                        f"{name} {path} is a path, and format {self.format} writes to tables of a "
-                        "catalog: CREATE SCHEMA ... LOCATION names the folder of its tables"
-                    )
-        for name, path in places.items():
-            if _PATTERN.search(path) or _COLON.match(path):
+            for name in [name for name, path in tables.items() if "/" in path]:
                 yield (
-                    f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a "
-                    "path for a pattern, text before : for a scheme, in lower case, and finds no "
-                    "host of file:. Name another folder"
+                    f"{name} {tables[name]} is a path, and format {self.format} writes to tables "
+                    "of a catalog: CREATE SCHEMA ... LOCATION names the folder of its tables"
                 )
-        urls = {name: as_url(path) for name, path in places.items()}
-        tables = {name: url for name, url in urls.items() if name in given}
-        if len(set(tables.values())) < len(tables):
-            yield "output, bronze, rejected and gold must be different tables"
-        for (name, table), (other, place) in product(tables.items(), urls.items()):
-            hidden = other in own and place.removeprefix(table).startswith(("/_", "/."))
-            if name != other and f"{place}/".startswith(f"{table}/") and not hidden:
-                yield f"{other} lies inside of {name}, where readers would take it for rows"
-        hidden = self.is_files and any(name.startswith(".") for name in self.partition_by)
+            yield from _problems_of_folders({}, own)
+            return
+        yield from _problems_of_folders(tables, own)
         folder = f"{self.prefix}feed={in_folder(self.feed_name)}".encode()
-        if self.is_files and (len(folder) > FOLDER_BYTES or self.feed_name == NO_VALUE):
+        if len(folder) > FOLDER_BYTES or self.feed_name == NO_VALUE:
             yield (
                 f"the feed's name names a folder, of at most {FOLDER_BYTES} bytes, and {NO_VALUE} "
                 "is read as NULL: give another one with --feed"
             )
-        if hidden or _NOT_IN_FOLDER.search(self.prefix):
+        hidden = any(name.startswith(".") for name in self.partition_by)
+        if hidden or re.search(_NOT_IN_FOLDER, self.prefix):
             yield (
                 "prefix and partition_by name folders: they must not begin with a dot, which hides "
                 'them, and prefix not hold any of / \\ = * ? [ ] { } % : # "'
@@ -202,28 +187,6 @@ class Ingest:
         if self.bronze is not None:
             return self.bronze
         return None if self.rejected is not None or self.transform is not None else self.output
-
-    def _problems_of_gold(self) -> Iterator[str]:
-        if self.is_files:
-            yield (
-                f"gold is kept up to date with MERGE, which format {self.format} can't do: take "
-                "delta, or compute the latest state with feedapi_client.spark.ingest.latest"
-            )
-        if not (self.schema and self.key and self.rejected):
-            yield (
-                "gold needs a schema, the key of an entity, and a table of rejected events for "
-                "those without a key"
-            )
-        if self.delete_when and self._given.get("ordered", "").strip().lower() == "false":
-            yield (
-                "delete_when needs the events of an entity in their order: leave out option "
-                "ordered=false"
-            )
-
-    @property
-    def _given(self) -> dict[str, str]:
-        """The options of the source, whose names Spark takes in any case."""
-        return {name.lower(): value for name, value in self.options.items()}
 
     @property
     def is_files(self) -> bool:
@@ -245,13 +208,38 @@ class Ingest:
     @property
     def staging_location(self) -> str:
         """Where the source stages epochs, and the query its lease."""
+        given = {name.lower(): value for name, value in self.options.items()}
         own = f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
-        return self._given.get("staginglocation") or self.staging or as_url(own)
+        return given.get("staginglocation") or self.staging or as_url(own)
 
     @property
     def lease_name(self) -> str:
         """The location of the checkpoint, the same for all its spellings."""
         return as_url(self.checkpoint_location)
+
+
+def _is_empty(given: object) -> bool:
+    if isinstance(given, str):
+        return not given.strip()
+    return isinstance(given, Sequence) and any(map(_is_empty, given))
+
+
+def _problems_of_folders(tables: Mapping[str, str], own: Mapping[str, str]) -> Iterator[str]:
+    places = {**tables, **own}
+    for name, path in places.items():
+        if re.search(_PATTERN, path) or re.match(_COLON, path):
+            yield (
+                f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a path "
+                "for a pattern, text before : for a scheme, in lower case, and finds no host of "
+                "file:. Name another folder"
+            )
+    urls = {name: as_url(path) for name, path in places.items()}
+    if len({urls[name] for name in tables}) < len(tables):
+        yield "output, bronze, rejected and gold must be different tables"
+    for name, other in product(tables, places):
+        hidden = other in own and urls[other].removeprefix(urls[name]).startswith(("/_", "/."))
+        if name != other and f"{urls[other]}/".startswith(f"{urls[name]}/") and not hidden:
+            yield f"{other} lies inside of {name}, where readers would take it for rows"
 
 
 def as_url(path: str) -> str:
@@ -269,11 +257,11 @@ def in_folder(text: str) -> str:
 
 @dataclass
 class Summary:
-    """What one run wrote.
+    """What one run wrote, as Spark counted it while it read the events.
 
-    `rows` are those of `output`. `unparsed` is the number of events that did not fit the schema:
-    rows of `output`, or with `apart` of the table of rejected events. Where they could not be
-    counted, `uncounted` says why: that changes nothing of what was written.
+    `rows` are those of `output`, or those that a transform was given. `unparsed` is the number of
+    events that did not fit the schema: rows of `output`, or with `apart` of the table of rejected
+    events. What is read again, as after a conflict in a Delta table, counts again.
     """
 
     output: str
@@ -282,14 +270,8 @@ class Summary:
     unparsed: int = 0
     seconds: float = 0.0
     apart: bool = False
-    uncounted: str = ""
 
     def __str__(self) -> str:
-        if self.uncounted:
-            return (
-                f"the run to {self.output} ended after {self.seconds:.1f} s; what it wrote is "
-                f"committed, and could not be counted: {self.uncounted}"
-            )
         rate = f", {self.rows / self.seconds:,.0f} rows/s" if self.seconds else ""
         rows = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         if self.unparsed and self.apart:
@@ -305,13 +287,10 @@ def trigger_options(text: str) -> dict[str, Any]:
     if text in ("available-now", "availableNow"):
         return {"availableNow": True}
     interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip(), re.ASCII)
-    unit, size = ("", 0) if interval is None else _UNITS[interval[2]]
-    milliseconds = 0 if interval is None else Decimal(interval[1]) * size
-    if interval is None or milliseconds > _LONGEST or milliseconds % 1:
+    milliseconds = Decimal(interval[1]) * _MILLISECONDS[interval[2]] if interval else Decimal("0.1")
+    if milliseconds > _LONGEST or milliseconds % 1:
         raise IngestError(
             "trigger must be available-now or an interval such as 500ms, 10s, 5m, of whole "
             f"milliseconds and at most {_LONGEST // 1000:,} s, not {text!r}"
         )
-    if "." in interval[1]:  # Spark takes fractions of seconds only
-        return {"processingTime": f"{milliseconds:.0f} milliseconds"}
-    return {"processingTime": f"{interval[1]} {unit}"}
+    return {"processingTime": f"{milliseconds:.0f} milliseconds"}

@@ -40,9 +40,9 @@ from pyspark.sql.types import (
 )
 
 from feedapi_client.spark.ingest.checkpoint import READING, WRITING, checked_note, contents
-from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.ingest_table import Identity, Table, identified
 from feedapi_client.spark.ingest.job import IngestError, as_url, in_folder
+from feedapi_client.spark.ingest.plain_messages import plain_message
 from feedapi_client.spark.source import is_connect
 from feedapi_client.spark.staging.location import harmless, listed, open_store
 from feedapi_client.spark.staging.staging_errors import newer_format

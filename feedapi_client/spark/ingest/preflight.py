@@ -1,18 +1,64 @@
-"""What is checked before the first micro-batch and Spark would not say, or too late.
+"""What is checked before the first micro-batch, and Spark would not say, or too late.
 
-All else is told by Spark, in its own words, where no rows are written to each table.
+All else Spark says in its own words, where no row is written to each table.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
+from feedapi_client.spark.ingest.checkpoint import note
+from feedapi_client.spark.ingest.columns import Rows
+from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable
+from feedapi_client.spark.ingest.ingest_table import Identity, forgotten
 from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.parquet_table import Decisions, ParquetTable
+from feedapi_client.spark.ingest.plain_messages import plain_message
+from feedapi_client.spark.schema import spark_schema
 
 _TIMES = "spark.sql.legacy.timeParserPolicy"
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
+
+
+AnyTable = ParquetTable | DeltaTable
+
+
+class Tables(dict[str, AnyTable]):
+    """The tables of a pipeline by their roles, in the order in which they are written.
+
+    Bronze is the last one: no other table lacks what bronze has.
+
+    Arguments:
+        who: writes to them.
+        optional: whether `output` and `gold` may lack batches, which a transform wrote itself.
+    """
+
+    def __init__(self, job: Ingest, who: Identity, *, optional: bool = False) -> None:
+        self._who, self._typed = who, replace(who, prefix=job.prefix if job.schema else "")
+        for role in ("rejected", "output", "gold", "bronze"):
+            if getattr(job, role):
+                kind = GoldTable if role == "gold" else ParquetTable if job.is_files else DeltaTable
+                self[role] = kind(job, role, optional=optional and role in ("output", "gold"))
+
+    def identity(self, role: str) -> Identity:
+        """Return who writes to one of them: in two of them our columns have the prefix."""
+        return self._typed if role in ("output", "gold") else self._who
+
+    def places(self, spark: SparkSession) -> dict[str, str]:
+        """Return where they are."""
+        return {role: table.place(spark) for role, table in self.items()}
+
+    def decisions(self, query: str | None = None) -> Decisions:
+        """Return what counts of micro-batches in folders: of this query, or of another one."""
+        folders = {role: one for role, one in self.items() if isinstance(one, ParquetTable)}
+        return Decisions(folders, replace(self._typed, query=query or self._typed.query))
 
 
 def check_session(spark: SparkSession, job: Ingest) -> None:
@@ -22,16 +68,11 @@ def check_session(spark: SparkSession, job: Ingest) -> None:
             f"this session would change values, such as times of nine digits below the second: "
             f"{_TIMES} is LEGACY. Set it to CORRECTED"
         )
-    if not job.is_files:
-        _check_delta_version(spark)
-
-
-def _check_delta_version(spark: SparkSession) -> None:
-    """A jar for another release of Spark fails in the first micro-batch only, in Java's words."""
-    given = " ".join(
-        spark.conf.get(name, "") or "" for name in ("spark.jars", "spark.jars.packages")
-    )
-    built_for = set(_DELTA_JAR.findall(given))
+    if job.is_files:
+        return
+    # A jar for another release of Spark fails in the first micro-batch only, in Java's words.
+    jars = [spark.conf.get(name, "") or "" for name in ("spark.jars", "spark.jars.packages")]
+    built_for = set(_DELTA_JAR.findall(" ".join(jars)))
     here = ".".join(spark.version.split(".")[:2])
     if built_for and here not in built_for:
         raise IngestError(
@@ -39,3 +80,57 @@ def _check_delta_version(spark: SparkSession) -> None:
             f"{spark.version}: take delta-spark_{here}_2.13, or where there is none, the PySpark "
             "that the jar is built for"
         )
+
+
+def columns_of(spark: SparkSession, job: Ingest, rows: Rows) -> dict[str, StructType]:
+    """Return the columns of the tables by role, without those that a transform makes."""
+    try:
+        made = rows.tables(rows.parse(spark.createDataFrame([], spark_schema())))
+        columns = {role: table.schema for role, table in made.items()}
+    except PySparkException as error:
+        what = f"schema {job.schema!r} can't be read from JSON: {plain_message(error)}"
+        raise IngestError(what) from error
+    if job.transform is not None:
+        del columns["output"]
+    return columns | ({"gold": columns["output"]} if "output" in columns else {})
+
+
+def check_tables(
+    spark: SparkSession,
+    job: Ingest,
+    columns: Mapping[str, StructType],
+    who: Identity,
+    noted: Mapping[str, Any],
+) -> None:
+    """Raise `IngestError` when the query must not write to the tables.
+
+    Arguments:
+        columns: as of `columns_of`.
+        noted: which tables earlier runs wrote, as is noted beside the checkpoint.
+    """
+    known, place = noted.get("tables", {}), job.lease_name
+    tables = Tables(job, who, optional=job.transform is not None and bool(known))
+    places = tables.places(spark)
+    moved = noted.get("location") != place  # and folders may have moved with it
+    changed = places.keys() ^ known.keys() if moved else dict(places.items() ^ known.items())
+    if known and who.last_offset >= 0 and noted["feed"] != job.feed_name:
+        raise IngestError(
+            f"the checkpoint's query {who.query} wrote another feed than {job.feed_name}: give the "
+            "feed's own checkpoint. If the feed moved to another URL, keep its name with --feed"
+        )
+    if known and who.last_offset >= 0 and changed:
+        raise IngestError(
+            f"earlier runs wrote {', '.join(known.values())}: with another "
+            f"{', '.join(sorted(changed))} events would be missing. Give the same tables, or a "
+            f"new checkpoint and staging{'' if job.is_files else forgotten(spark)}"
+        )
+    for role, table in tables.items():
+        table.check(spark, tables.identity(role), columns.get(role))
+    places = tables.places(spark)  # of those that were made just now, too
+    if len(set(places.values())) < len(places):
+        raise IngestError(
+            f"tables must be different: two are the same of {', '.join(places.values())}"
+        )
+    if known != places or moved:
+        content = {"tables": places, "location": place, "feed": job.feed_name}
+        note(spark, job.checkpoint_location, "outputs", **content)
