@@ -6,7 +6,6 @@ through obstore.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,7 @@ import pytest
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark.source_options import parse_options
-from feedapi_client.spark.staging.lease import LeaseRecord
-from feedapi_client.spark.staging.staging_errors import StagingError
+from feedapi_client.spark.staging import StagingError
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
@@ -142,13 +140,10 @@ class World:
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], int]]:
     """Return what plays a world: with a mode, the number of the write, and how to write."""
-    monkeypatch.setattr(LeaseRecord, "is_over", lambda record: True)  # the newer run takes over
     put, delete = obstore.put, obstore.delete
     worlds: list[World] = []
 
     def written(write: Callable[..., Any], *given: Any, **more: Any) -> Any:
-        if threading.current_thread().name == "feedapi-lease":
-            return write(*given, **more)
         return worlds[-1].write(partial(write, *given, **more))
 
     def play(mode: str, at: int, put: Callable[..., Any] = put) -> tuple[list[str], int]:

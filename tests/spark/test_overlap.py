@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from feedapi_client.spark.staging.lease import QueryLease
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.errors import FencedError
@@ -23,7 +24,6 @@ from feedapi_client.spark.ingest.parquet_table import (
     _LocalFolder,
 )
 from feedapi_client.spark.ingest.pipeline import BatchWriter
-from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.stream import ReadSoFar
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import problems

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from feedapi_client.spark.staging.lease import QueryLease
 from pyspark.errors import StreamingQueryException
 
 from feedapi_client.spark.ingest import latest
-from feedapi_client.spark.staging.lease import QueryLease
 from tests.spark import driver
 from tests.spark.conftest import needs_jvm
 from tests.spark.killed_query import (

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
-
-from feedapi_client.errors import FencedError
-from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
+
+from feedapi_client.errors import FencedError
+from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems

@@ -188,7 +188,7 @@ def _run_until_signal(spark: SparkSession, job: Ingest) -> tuple[Summary, signal
                 stopped = signal.Signals(stopping[0])
                 running.query.stop()
                 with suppress(MicroBatchError):  # a micro-batch in flight fails
-                    running.wait(1)  # gives the lease back
+                    running.wait(1)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -244,7 +244,7 @@ class Ingest:
 
     @property
     def staging_location(self) -> str:
-        """Where the source stages epochs, and the query its lease."""
+        """Where the source stages epochs."""
         own = f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
         return self._given.get("staginglocation") or self.staging or as_url(own)
 

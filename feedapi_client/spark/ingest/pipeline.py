@@ -52,7 +52,6 @@ from feedapi_client.spark.ingest.preflight import check_session
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source import is_connect, register
 from feedapi_client.spark.source_options import parse_options
-from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.stream import ReadSoFar, seed
 
 _log = logging.getLogger(__name__)
@@ -111,28 +110,21 @@ class BatchWriter:
     An attempt may end anywhere. In a catalog each table is written in one commit, which the next
     attempt does not make again. In folders the first attempt that wrote all tables counts for all
     of them.
-
-    Arguments:
-        lease: of the query. Over Spark Connect a process of the server gets a copy.
     """
 
-    def __init__(self, job: Ingest, schema: StructType | None, lease: QueryLease) -> None:
+    def __init__(self, job: Ingest, schema: StructType | None) -> None:
         self.job = job
         self.schema = schema
-        self.lease = lease
         self._tables: Tables | None = None
         self._rows: Rows | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Write a micro-batch. Raises `FencedError` where another run of the query may write."""
-        self.lease.acquire()
-        self.lease.check()
+        """Write a micro-batch."""
         tables = self._tables_of(batch.sparkSession)
         if self.job.is_files:
             self._write_files(tables, batch, number)
         else:
             self.write(tables, batch, number)
-            self.lease.check()
 
     def _tables_of(self, spark: SparkSession) -> Tables:
         if self._tables is None:
@@ -149,7 +141,6 @@ class BatchWriter:
         if decision is None:
             tables.output.check_ahead(tables.typed, number, decisions.last())
             written = self.write(tables, batch, number)
-            self.lease.check()
             decision = decisions.decide(number, Decision(written))
         decisions.publish(number, decision)
 
@@ -227,16 +218,8 @@ class Run:
         # The key belongs to gold, in Delta, which takes other letters where a session may not.
         spelled = {name.lower(): name for name in (() if schema is None else schema.names)}
         self.job = job = replace(job, key=[spelled.get(name.lower(), name) for name in job.key])
-        self._lease = QueryLease(job.staging_location, job.lease_name)
-        if not is_connect(spark):  # whose server reaches the staging location, and this need not
-            self._lease.acquire()
-        try:
-            self._committed = self._check(schema)
-            self.query = self._start(schema)
-        except BaseException:
-            self._lease.release()
-            raise
-        self._lease.in_use = self._is_active
+        self._committed = self._check(schema)
+        self.query = self._start(schema)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Return whether the query ended within that time.
@@ -247,14 +230,8 @@ class Run:
         try:
             ended = self.query.awaitTermination(seconds)  # type: ignore[arg-type]
         except StreamingQueryException as error:
-            self._lease.release()
             raise MicroBatchError(plain_message(error)) from error
-        if not self._is_active():
-            self._lease.release()
         return seconds is None or bool(ended)
-
-    def _is_active(self) -> bool:
-        return bool(self.query.isActive)
 
     def summary(self) -> Summary:
         """Return what this run wrote until now, as far as that can be counted."""
@@ -408,7 +385,7 @@ class Run:
             .options(**({"resumeRun": self._resumed} if self._resumed else {}))
             .load()
         )
-        writer = source.writeStream.foreachBatch(BatchWriter(job, schema, self._lease)).option(
+        writer = source.writeStream.foreachBatch(BatchWriter(job, schema)).option(
             "checkpointLocation", job.checkpoint_location
         )
         return writer.trigger(**trigger_options(job.trigger)).start()
