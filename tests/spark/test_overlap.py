@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from feedapi_client.spark.staging.lease import QueryLease
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
 from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline, read_table
 from feedapi_client.spark.ingest.columns import payload_schema
@@ -27,7 +25,7 @@ from feedapi_client.spark.ingest.pipeline import BatchWriter
 from feedapi_client.spark.stream import ReadSoFar
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import problems
-from tests.spark.slow_workers import despite_slow_workers, run
+from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job, publish
 
 if TYPE_CHECKING:
@@ -56,30 +54,20 @@ def counts(spark: SparkSession, tmp_path: Path) -> dict[str, int]:
     }
 
 
-def late_writer(spark: SparkSession, late: Ingest, monkeypatch: pytest.MonkeyPatch) -> BatchWriter:
-    """The writer of a run that was paused behind its check of the lease."""
-    lease = QueryLease(late.staging_location, late.lease_name)
-    monkeypatch.setattr(lease, "acquire", lambda: None)
-    monkeypatch.setattr(lease, "check", lambda: None)
-    return BatchWriter(late, payload_schema(late), lease)
-
-
 def source_rows(spark: SparkSession, publisher: Publisher) -> DataFrame:
     return spark.read.format("feedapi").load(str(publisher.url))
 
 
 def test_r08_late_run_changes_nothing_in_folders(
-    spark: SparkSession,
-    publisher: Publisher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     publisher.append(0, {"entity": "x", "n": "many"})
     run(spark, typed(publisher, tmp_path))
     expected = {"bronze": 61, "rejected": 1, "table": 60}
     files = set(tmp_path.rglob("*.parquet"))
     assert counts(spark, tmp_path) == expected
-    late = late_writer(spark, typed(publisher, tmp_path), monkeypatch)
+    given = typed(publisher, tmp_path)
+    late = BatchWriter(given, payload_schema(given))
     gone = source_rows(spark, publisher).selectExpr(
         "partition", "cursor", "sequence", "raise_error('staged object is gone') AS data",
         "headers", "depth",
@@ -150,23 +138,6 @@ def test_r08_attempt_that_counts_is_published_by_the_next_run(
     assert counts(spark, tmp_path) == {"bronze": 60, "rejected": 0, "table": 60}
 
 
-def test_r08_overlapping_run_is_refused_in_one_line(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    first = despite_slow_workers(
-        lambda: ingest.start(spark, job(publisher, tmp_path, trigger="1s"))
-    )
-    try:
-        with pytest.raises(FencedError, match="another run of this query") as caught:
-            ingest.start(spark, job(publisher, tmp_path))
-        assert "\n" not in str(caught.value)
-        assert first.query.isActive
-    finally:
-        first.query.stop()
-    run(spark, job(publisher, tmp_path))
-    assert spark.read.parquet(str(tmp_path / "table")).count() == 60
-
-
 def test_r08_query_with_a_sink_of_sparks_own_is_fenced(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -190,9 +161,14 @@ def test_r08_query_with_a_sink_of_sparks_own_is_fenced(
         metadata.write_text('{"id":"00000000-0000-0000-0000-000000000001"}')
         (metadata.parent / ".metadata.crc").unlink()
         second = start("copy")
-        with pytest.raises(Exception, match="another run of this query"):
-            second.awaitTermination(200)
-        assert first.isActive
+        while not list((tmp_path / "staging").glob("*/driver/*2")):
+            assert second.isActive
+            second.awaitTermination(1)
+        publish(publisher, 10, first=60)
+        with pytest.raises(Exception, match="a later run took the place of this one: process"):
+            first.awaitTermination(200)
+        assert second.isActive
+        second.stop()
     finally:
         first.stop()
 
