@@ -473,8 +473,15 @@ def test_r14_failing_partition_does_not_delay_the_others(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_old_epochs_are_deleted(start: Start, publisher: Publisher, tmp_path: Path) -> None:
-    engine = start(maxEventsPerPartition="20")
+@pytest.mark.parametrize("dies", [False, True])
+def test_old_epochs_are_deleted_also_after_a_driver_that_died_before_it_did(
+    start: Start, publisher: Publisher, tmp_path: Path, dies: bool
+) -> None:
+    def crash_at(point: str) -> None:
+        if dies and point == "logged" and len(engine.offsets) in (3, 6):
+            raise Crash(point)
+
+    engine = start(crash_at, maxEventsPerPartition="20")
     for step in range(10):
         publish(publisher, 40, first=40 * step)
         engine.run()

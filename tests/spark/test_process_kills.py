@@ -109,6 +109,9 @@ def test_executor_and_workers_are_killed_while_the_query_runs_and_the_feed_is_di
     assert query.problems() == []
 
 
+ENDED_BY_ANOTHER = ("a later run took the place of this one", "CONCURRENT_STREAM_LOG_UPDATE")
+"""How a late driver ends: before its next plan, or within a micro-batch that another one has
+committed, by Spark."""
 POINTS = {
     "staged": "staging/*/data/*/*",
     "sunk": "output/_spark_metadata/*",
@@ -186,7 +189,7 @@ def test_r08_driver_that_wakes_up_late_writes_nothing(
     late.finish(spark)
     late.driver.signal(signal.SIGCONT)
     assert late.driver.wait(TIMEOUT) != 0
-    assert "a later run took the place of this one" in late.driver.log()
+    assert any(text in late.driver.log() for text in ENDED_BY_ANOTHER), late.driver.log()
     assert problems(late.rows("bronze"), late.publisher.payloads()) == []
     assert len(list(late.rows("silver"))) + len(list(late.rows("rejected"))) == 1300
 
