@@ -20,7 +20,6 @@ try:
     import obstore  # noqa: F401
     import pyarrow  # noqa: F401
     import pyspark.sql.streaming.datasource  # noqa: F401 - since PySpark 4.2
-    import zstandard  # noqa: F401
 except ImportError as error:
     from importlib.metadata import distributions
 
@@ -37,7 +36,7 @@ except ImportError as error:
 from feedapi_client.spark.java import JavaError, ensure_java
 from feedapi_client.spark.source import FeedDataSource, register
 from feedapi_client.spark.source_options import OptionError, SourceOptions
-from feedapi_client.spark.staging.staging_errors import StagingError
+from feedapi_client.spark.staging import StagingError
 
 __all__ = [
     "FeedDataSource",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
-import orjson
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -14,7 +13,7 @@ from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.protocol.text import shown
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
-from feedapi_client.spark.schema import RowBuilder
+from feedapi_client.spark.schema import RowBuilder, event_columns
 from feedapi_client.spark.snapshot import Chain, chains_to_read
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.target import Target
@@ -92,6 +91,4 @@ def rows(
         sequence,
         [(len(batch.events), batch.cursor) for batch in batches],
     )
-    v1 = connection.info.dialect == "v1"
-    headers = [orjson.dumps(event.headers) for event in events] if v1 else None
-    return builder.build(b"\n".join([event._payload for event in events]), headers)
+    return builder.build(event_columns(events, headers=connection.info.dialect == "v1"))

@@ -29,7 +29,7 @@ from feedapi_client.spark.fetch import read_end
 from feedapi_client.spark.plan.epoch import check_partitions, only
 from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.source_options import SourceOptions
-from feedapi_client.spark.staging.location import private_folder
+from feedapi_client.spark.staging import private_folder
 from feedapi_client.spark.target import Target
 
 _log = logging.getLogger(__name__)

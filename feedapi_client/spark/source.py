@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from feedapi_client.spark.batch import FeedReader
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
-from feedapi_client.spark.staging.location import default_location
+from feedapi_client.spark.staging import default_location
 from feedapi_client.spark.stream import FeedStreamReader
 
 

@@ -394,7 +394,7 @@ _GONE = {
     "forbiddenpayloads": (
         "such events are read, with the JSON as sent in column data; feedapi ingest rejects them"
     ),
-    "fenced": "every streaming query holds a lease at its staging location",
+    "fenced": "every streaming query is fenced at its staging location",
     "cacertificates": "caFile names a PEM file that the driver and all executors have",
 }
 """Options of earlier versions, and what to write in their place."""

@@ -1,6 +1,7 @@
 """``spark.readStream.format("feedapi")``: exactly once by first fetch wins.
 
-See `feedapi_client.spark.staging.first_fetch`.
+Each task of an epoch is fetched once. The first attempt that stages its events decides what the
+epoch holds; all others, whether concurrent or later, read that object.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import gc
 import logging
 import time
 import uuid
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -22,23 +24,30 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from feedapi_client.model import Position
 from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, decode, encode
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner, key_of
 from feedapi_client.spark.plan.probe import AvailableNow
+from feedapi_client.spark.schema import StagedEvents, staged_rows
 from feedapi_client.spark.source_options import SourceOptions
-from feedapi_client.spark.staging.first_fetch import fetch_once, results_in, rows_of
-from feedapi_client.spark.staging.format import pack
-from feedapi_client.spark.staging.lease import QueryLease
-from feedapi_client.spark.staging.location import Staging, harmless
-from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
-from feedapi_client.spark.target import FetchResult
+from feedapi_client.spark.staging import (
+    Fence,
+    MissingObjectError,
+    Objects,
+    StagingError,
+    harmless,
+    pack,
+)
+from feedapi_client.spark.target import FetchResult, Target
 
 _log = logging.getLogger(__name__)
 
 Offset = dict[str, Any]
 
-_HEADER_READERS = 16
-_RENEWED_EVERY = 86_400.0
+GRACE_PERIOD = 10.0
+"""Seconds for which a task retries temporary errors of one partition."""
+_FETCH_THREADS = 8
+_HEAD_READERS = 16
 _MAX_PAUSE = 0.2
 """Seconds that an idle trigger may take when no partition is due. Without a pause, Spark triggers
 about 100 times a second, and each one is a call into this process."""
@@ -99,9 +108,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned_here = False
         self._plans: dict[Epoch, EpochPlan] = {}
         self._available_now: AvailableNow | None = None
-        self._lease: QueryLease | None = None
-        self._renew_at = 0.0
-        self._staged: Staging | None = None
+        self._fence: Fence | None = None
+        self._deleted = -1  # the epoch up to which this driver deleted all
+        self._objects_of: Objects | None = None
 
     def __repr__(self) -> str:
         return f"<FeedStreamReader at {self._current}>"
@@ -133,29 +142,31 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Plan the epoch after `start`, stage the plan and return the epoch's offset.
 
-        That is `start` itself when there is nothing new. Raises `FeedError`.
+        That is `start` itself when there is nothing new. Raises `FeedError`, and of these
+        `FencedError` when a later run took the place of this one.
         """
         last = Epoch.of(start)
         if self._is_planned_after(last):
             return self._current.offset()
-        if last.run and self._lease is None:
-            self._hold(last.run)
+        if last.run:
+            self._claim(last.run, self._plan(last).driver)
         restarted = last not in (self._current, _BEFORE_FIRST)
         planner = self._planner_after(last)
         epoch = last.next()
-        staging = self._staging(epoch.run)
-        if restarted and staging.exists(staging.plan_key(epoch.number)):
+        objects = self._objects(epoch.run)
+        if restarted and objects.exists(objects.plan_key(epoch.number)):
             self._restore(epoch)  # an earlier driver planned it and died before it returned
             return epoch.offset()
         plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if plan is None:
             self._current = last
-            self._keep_alive(last)
             if self._available_now is None:
                 time.sleep(min(planner.pause(), _MAX_PAUSE))
             return start
-        self._hold(epoch.run)
-        if not staging.create(staging.plan_key(epoch.number), encode(plan)):
+        fence = self._claim(epoch.run, 0)
+        fence.check()
+        plan.driver = fence.number
+        if not objects.create(objects.plan_key(epoch.number), encode(plan)):
             self._restore(epoch)
             return epoch.offset()
         self._plans[epoch] = plan
@@ -174,8 +185,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of the epochs after `start`, up to `end`. Raises `StagingError`."""
         last = Epoch.of(end)
-        if self._lease is None:  # else `latestOffset` has just checked it
-            self._hold(last.run)
+        self._claim(last.run, self._plan(last).driver)
         found: list[InputPartition] = []
         for number in range(Epoch.of(start).number + 1, last.number + 1):
             tasks = self._tasks(Epoch(last.run, number))
@@ -191,30 +201,43 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """Delete the epochs before `end`, whose plan still says where to continue."""
         epoch = Epoch.of(end)
-        if epoch.number <= 0:
-            return
-        with harmless("old epochs were not deleted, the next commit tries again"):
-            self._staging(epoch.run).delete_before(epoch.number)
+        with harmless("old epochs were not deleted, a later run tries again"):
+            for number in range(epoch.number - 1, self._deleted, -1):
+                if not self._delete(Epoch(epoch.run, number)):
+                    break  # an earlier driver deleted this one and those before
+            self._deleted = epoch.number - 1
         self._plans = {
             planned: plan for planned, plan in self._plans.items() if planned.number >= epoch.number
         }
 
+    def _delete(self, epoch: Epoch) -> bool:
+        """Delete an epoch, its plan last: it says what else there is. Return whether it was there.
+
+        Raises `StagingError`.
+        """
+        objects = self._objects(epoch.run)
+        try:
+            plan = self._plan(epoch)
+        except MissingObjectError:
+            return False
+        for group in range(len(plan.groups)):
+            objects.delete(objects.data_key(epoch.number, group))
+        objects.delete(objects.plan_key(epoch.number))
+        return True
+
     def stop(self) -> None:
-        """Give the lease and the connection back."""
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+        """Give the connection back."""
         self._connection = None
 
-    def _hold(self, run: str) -> None:
-        """Acquire the lease of the run, or check that it is still held. Raises `FencedError`."""
-        if self._lease is None or self._lease.query != run:
-            lease, reader = QueryLease(self.location, run), weakref.ref(self)
-            lease.in_use = lambda: reader() is not None
-            lease.acquire()
-            self._lease = lease
-        else:
-            self._lease.check()
+    def _claim(self, run: str, after: int) -> Fence:
+        """Return the place of this driver among those of the run, claimed at first use.
+
+        Arguments:
+            after: a place that is taken, as a plan says.
+        """
+        if self._fence is None:
+            self._fence = Fence.claim(self._objects(run), after)
+        return self._fence
 
     # ------------------------------------------------------------------ on executors
 
@@ -226,10 +249,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, StreamPartition):
             return
         _freeze_imported_objects()
-        staging, task = self._staging(partition.run), partition.task
-        key = staging.data_key(task.epoch, task.number)
-        staged = fetch_once(self.options, staging, task)
-        yield from rows_of(staged, key, self.options.limits.max_batch_bytes)
+        objects, task = self._objects(partition.run), partition.task
+        staged = fetch_once(self.options, objects, task)
+        yield from staged_rows(staged, objects.data_key(task.epoch, task.number))
 
     # ------------------------------------------------------------------ the planner and its epoch
 
@@ -237,14 +259,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether the epoch after `last` is planned, and Spark has not run it yet."""
         current = self._current
         return current.number == last.number + 1 and last.run in ("", current.run)
-
-    def _keep_alive(self, epoch: Epoch) -> None:
-        """Renew the run of an idle query once a day: no clean-up shall take it for an old one."""
-        if not epoch.run or time.monotonic() < self._renew_at:
-            return
-        self._renew_at = time.monotonic() + _RENEWED_EVERY
-        with harmless("the run was not renewed"):
-            self._staging(epoch.run).keep_alive()
 
     def _planner_after(self, epoch: Epoch) -> EpochPlanner:
         """Return the planner with the results of the epoch added."""
@@ -270,26 +284,19 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         A task without an object was not read by the sink. An empty object is staged for it, so
         that it never holds an event.
         """
-        staging = self._staging(epoch.run)
         groups = range(len(self._plan(epoch).groups))
-        keys = [staging.data_key(epoch.number, group) for group in groups]
-        with ThreadPoolExecutor(min(_HEADER_READERS, len(keys) or 1)) as pool:
-            headers = list(pool.map(partial(_header, staging), keys))
-        found = zip(headers, keys, strict=True)
-        return [result for header, key in found for result in results_in(header, key)]
+        with ThreadPoolExecutor(min(_HEAD_READERS, len(groups) or 1)) as pool:
+            heads = list(pool.map(partial(_head, self._objects(epoch.run), epoch.number), groups))
+        return [result for head in heads for result in head]
 
     def _plan(self, epoch: Epoch) -> EpochPlan:
         if epoch not in self._plans:
-            staging = self._staging(epoch.run)
-            key = staging.plan_key(epoch.number)
+            objects = self._objects(epoch.run)
+            key = objects.plan_key(epoch.number)
             try:
-                self._plans[epoch] = decode(staging.read(key), key)
-            except MissingObjectError as error:
-                raise StagingError(
-                    f"the plan of epoch {epoch.number} is gone from the staging location: without "
-                    "it this micro-batch can't be repeated. Was stagingLocation changed, or "
-                    "cleaned by hand? Give the query the location that it ran with"
-                ) from error
+                self._plans[epoch] = decode(objects.get(key), key)
+            except MissingObjectError:
+                raise _gone(epoch.number) from None
         return self._plans[epoch]
 
     def _connect(self, plan: EpochPlan | None = None) -> FeedConnection:
@@ -300,11 +307,11 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connection.restore(plan.info)
         return self._connection
 
-    def _staging(self, run: str) -> Staging:
+    def _objects(self, run: str) -> Objects:
         """Return the objects of the run. To open a location anew takes some 20 ms in S3."""
-        if self._staged is None or self._staged.run != run:
-            self._staged = Staging(self.location, run)
-        return self._staged
+        if self._objects_of is None or self._objects_of.run != run:
+            self._objects_of = Objects(self.location, run)
+        return self._objects_of
 
 
 class ReadSoFar(NamedTuple):
@@ -354,18 +361,88 @@ def seed(
         limit=None,
         chosen=chosen,
     )
-    staging = Staging(location, run or uuid.uuid4().hex)
-    staging.create(staging.plan_key(0), encode(plan))
-    return staging.run
+    objects = Objects(location, run or uuid.uuid4().hex)
+    objects.create(objects.plan_key(0), encode(plan))
+    return objects.run
 
 
-def _header(staging: Staging, key: str) -> Any:
+def _gone(epoch: int) -> MissingObjectError:
+    return MissingObjectError(
+        f"the plan of epoch {epoch} is gone from the staging location: without it this micro-batch "
+        "can't be repeated. Was stagingLocation changed, or cleaned by hand? Give the query the "
+        "location that it ran with"
+    )
+
+
+def _head(objects: Objects, epoch: int, group: int) -> list[FetchResult]:
+    """Return the results of a task; none where the sink did not read it."""
+    key = objects.data_key(epoch, group)
     try:
-        return staging.read_header(key)
+        return objects.head(key)
     except MissingObjectError:
-        staging.check_not_delivered(key)
-        staging.create(key, pack([]))  # so that a late attempt of the task stages nothing
-        return staging.read_header(key)
+        if not objects.exists(objects.plan_key(epoch)):
+            raise _gone(epoch) from None
+        objects.create(key, pack([]))  # so that a late attempt of the task stages nothing
+        return objects.head(key)
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+def fetch_once(options: SourceOptions, objects: Objects, task: FetchTask) -> bytes:
+    """Return the staged object of the task, fetching and staging it when there is none yet.
+
+    Raises `FeedError`, and `StagingError` where the location failed or is not the driver's.
+    """
+    key = objects.data_key(task.epoch, task.number)
+    with suppress(MissingObjectError):
+        return objects.get(key)
+    if not objects.exists(objects.plan_key(task.epoch)):
+        raise StagingError(
+            f"the plan of epoch {task.epoch} is not at the staging location, seen from this "
+            "executor: either the location is not shared by driver and executors (set option "
+            "stagingLocation to an object store or a shared file system), or the epoch was "
+            "finished and this task is late"
+        )
+    staged = fetch_task(options, task)
+    return staged if objects.create(key, staged) else objects.get(key)
+
+
+def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
+    """Fetch every partition of the task and return the object to stage. Raises `FeedError`."""
+    limits, v1 = options.limits, task.info.dialect == "v1"
+    fetched = [StagedEvents(headers=v1, batch_bytes=limits.max_batch_bytes) for _ in task.targets]
+
+    def full() -> bool:
+        return sum(one.size for one in fetched) > limits.max_buffered_bytes
+
+    def read(target: Target, into: StagedEvents) -> FetchResult:
+        def enough() -> bool:
+            return full() or (task.max_bytes is not None and into.bytes >= task.max_bytes)
+
+        reader = PartitionReader(
+            connection, target, limit=task.limit, full=enough, grace_period=GRACE_PERIOD
+        )
+        return reader.read(into.add)
+
+    connection = FeedConnection(options, task.fetch, task.info)
+    if len(fetched) == 1:
+        results = [read(task.targets[0], fetched[0])]
+    else:
+        threads = min(_FETCH_THREADS, limits.max_concurrent_fetches, len(fetched))
+        with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
+            results = list(pool.map(read, task.targets, fetched))
+    of = zip(results, task.targets, fetched, strict=True)
+    head = [
+        {
+            **asdict(result),
+            "sequence": target.sequence,
+            "depth": target.depth,
+            "checkpoints": events.checkpoints,
+        }
+        for result, target, events in of
+    ]
+    return pack(head, [events.finish() for events in fetched])
 
 
 @cache

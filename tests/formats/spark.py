@@ -10,22 +10,19 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
-import orjson
 
 from feedapi_client.model import FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.ingest.checkpoint import note
 from feedapi_client.spark.ingest.parquet_table import Decision, WrittenFiles
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, encode
+from feedapi_client.spark.schema import staged_rows
 from feedapi_client.spark.source_options import SourceOptions, parse_options
-from feedapi_client.spark.staging.first_fetch import fetch_task
-from feedapi_client.spark.staging.format import decompress, unpack
-from feedapi_client.spark.staging.lease import LeaseRecord
-from feedapi_client.spark.stream import Epoch
+from feedapi_client.spark.staging import inflate, unpack
+from feedapi_client.spark.stream import Epoch, fetch_task
 from feedapi_client.spark.target import Target
 from feedapi_client.testing import Publisher
 
@@ -56,8 +53,8 @@ PLAN = EpochPlan(
     late={0: 1764028800.0},
     chosen=[1],
     ends={1: "cursor-20"},
+    driver=3,
 )
-LEASE = LeaseRecord(3, "machine", 4711, "8812", "host-1", 1764028800.0, beat=7)
 DECISION = Decision([WrittenFiles("output", "_attempts/3-7", "data/query/7")])
 OFFSET = Epoch(RUN, 7)
 OUTPUTS = {"output": "delta.orders", "rejected": "delta.rejected"}
@@ -67,15 +64,16 @@ STAGED = {"data": [None] * 3, "data-with-headers": [{"h": "v1"}, {"h": "v2"}, {"
 
 def staged_objects() -> dict[str, dict[str, Any]]:
     """Return the golden copies of staged objects, as this version writes them."""
-    made = {"plan": _golden(encode(PLAN))}
+    plan = encode(PLAN)
+    made = {"plan": _golden(plan, json.loads(inflate(plan, "plan")))}
     with _publisher("v2-token") as (options, info):
         target = Target(0, "_first", False, None, 10, 1, None)
         task = FetchTask(0, 0, [target], info, FetchOptions(), None)
-        made["data"] = _golden(fetch_task(options, task))
+        made["data"] = _golden_events(fetch_task(options, task))
     with _publisher("v1") as (options, info):
         target = Target(0, "_first", False, None, 0, 0, None)
         fetch = FetchOptions(v1_headers=("h",))
-        made["data-with-headers"] = _golden(
+        made["data-with-headers"] = _golden_events(
             fetch_task(options, FetchTask(0, 0, [target], info, fetch, None))
         )
     return made
@@ -91,17 +89,19 @@ def _publisher(dialect: Any) -> Iterator[tuple[SourceOptions, FeedInfo]]:
         yield parse_options({"url": url}), info
 
 
-def _golden(staged: bytes) -> dict[str, Any]:
-    header, sections = unpack(staged, "object")
-    texts = [decompress(section, "object").decode() if section else "" for section in sections]
-    content = {"magic": staged[:4].decode(), "header": header, "sections": texts}
+def _golden(staged: bytes, content: Any) -> dict[str, Any]:
     return {"object": base64.b64encode(staged).decode(), "content": content}
+
+
+def _golden_events(staged: bytes) -> dict[str, Any]:
+    rows = [row for batch in staged_rows(staged, "object") for row in batch.to_pylist()]
+    content = {"magic": staged[:4].decode(), "results": unpack(staged, "object")[0], "rows": rows}
+    return _golden(staged, json.loads(json.dumps(content)))
 
 
 def small_objects() -> dict[str, Any]:
     """Return what is stored as JSON, as this version writes it."""
     return {
-        "lease": json.loads(orjson.dumps(asdict(LEASE))),
         "decision": json.loads(msgspec.json.encode(DECISION)),
         "offset": OFFSET.offset(),
         "outputs": _noted(

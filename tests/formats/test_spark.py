@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -14,12 +15,9 @@ from feedapi_client.spark.ingest.checkpoint import checked_note, read_checkpoint
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.parquet_table import Decision, Decisions, ParquetTable
-from feedapi_client.spark.plan.epoch import decode
-from feedapi_client.spark.staging.first_fetch import results_in, rows_of
-from feedapi_client.spark.staging.format import compress, pack, unpack
-from feedapi_client.spark.staging.lease import QueryLease
-from feedapi_client.spark.staging.location import Staging
-from feedapi_client.spark.staging.staging_errors import StagingError
+from feedapi_client.spark.plan.epoch import decode, encode
+from feedapi_client.spark.schema import staged_rows
+from feedapi_client.spark.staging import Objects, StagingError
 from feedapi_client.spark.stream import Epoch
 from tests.formats import made, spark
 from tests.formats.stores import GOLDEN
@@ -65,48 +63,41 @@ def decisions(folder: Path) -> Decisions:
 # Every version is read
 
 
-def test_a_plan_of_every_version_is_read(golden: Path) -> None:
-    assert decode(staged(golden, "plan"), "plan") == spark.PLAN
+def test_a_plan_is_read() -> None:
+    assert decode(staged(GOLDEN, "plan"), "plan") == spark.PLAN
 
 
 @pytest.mark.parametrize("name", spark.STAGED)
-def test_staged_events_of_every_version_are_read(golden: Path, name: str) -> None:
-    stored = staged(golden, name)
-    (result,) = results_in(unpack(stored, "data")[0], "data")
+def test_staged_events_are_read(name: str, tmp_path: Path) -> None:
+    stored, objects = staged(GOLDEN, name), Objects(tmp_path.as_uri(), "run")
+    objects.create("data", stored)
+    (result,) = objects.head("data")
     assert (result.partition, result.start, result.events) == (0, "_first", 3)
-    batches = list(rows_of(stored, "data", 1000))
-    rows = [row for batch in batches for row in batch.to_pylist()]
+    rows = [row for batch in staged_rows(stored, "data") for row in batch.to_pylist()]
     assert [json.loads(row["data"]) for row in rows] == [{"n": 1}, {"n": 2}, {"n": 3}]
     assert [row["headers"] and dict(row["headers"]) for row in rows] == spark.STAGED[name]
-    first = content(golden, name)["content"]["header"][0]["sequence"]
+    first = content(GOLDEN, name)["content"]["results"][0]["sequence"]
     assert [row["sequence"] for row in rows] == [first + n for n in range(len(rows))]
     assert {row["cursor"] for row in rows} == {result.cursor}
 
 
-def test_a_lease_of_every_version_is_read(golden: Path, tmp_path: Path) -> None:
-    record = content(golden, "small")["lease"]
-    lease = QueryLease(tmp_path.as_uri(), "query", renewed_every=0.01, expires_after=0.02)
-    key = f"{lease._prefix}/{record['epoch']:012d}"
-    lease._staging.create(key, orjson.dumps(record))
-    try:
-        lease.acquire()
-        assert lease.epoch > record["epoch"]
-        lease.check()
-    finally:
-        lease.release()
-
-
-def test_a_newer_lease_is_never_taken_over(tmp_path: Path) -> None:
-    record = {**content(GOLDEN, "small")["lease"], "version": 2}
-    lease = QueryLease(tmp_path.as_uri(), "query", renewed_every=0.01, expires_after=0.02)
-    lease._staging.create(f"{lease._prefix}/{record['epoch']:012d}", orjson.dumps(record))
-    with pytest.raises(StagingError, match=r"newer version .*run the query with that version"):
-        lease.acquire()
+@pytest.mark.parametrize("name", OBJECTS)
+def test_what_was_staged_before_1_0_is_refused_with_advice(name: str, tmp_path: Path) -> None:
+    stored, objects = staged(GOLDEN.parent / "0", name), Objects(tmp_path.as_uri(), "run")
+    objects.create("key", stored)
+    for read in (
+        lambda: decode(stored, "key"),
+        lambda: list(staged_rows(stored, "key")),
+        lambda: objects.head("key"),
+    ):
+        with pytest.raises(StagingError, match=r"key was written before .* new checkpoint") as told:
+            read()
+        assert "\n" not in str(told.value)
 
 
 def test_a_decision_of_every_version_is_read(golden: Path, tmp_path: Path) -> None:
     decision = orjson.dumps(content(golden, "small")["decision"])
-    Staging(tmp_path.as_uri(), "_feedapi").create(f"_feedapi/commits/query/{7:012d}", decision)
+    Objects(tmp_path.as_uri(), "_feedapi").create(f"_feedapi/commits/query/{7:012d}", decision)
     assert decisions(tmp_path).find(7) == spark.DECISION
 
 
@@ -137,12 +128,6 @@ def test_the_small_golden_objects_are_what_is_stored() -> None:
     assert spark.small_objects() == content(GOLDEN, "small"), REWRITE
 
 
-def test_the_content_in_a_golden_file_is_that_of_its_object(golden: Path) -> None:
-    for name in OBJECTS:
-        header, _ = unpack(staged(golden, name), name)
-        assert header == content(golden, name)["content"]["header"]
-
-
 def test_the_names_of_the_files_are_those_that_are_written() -> None:
     assert {f"spark-{name}.json" for name in (*OBJECTS, "small")} == set(made.spark_files())
 
@@ -151,16 +136,15 @@ def test_the_names_of_the_files_are_those_that_are_written() -> None:
 
 
 def test_a_newer_staged_object_is_refused_with_advice() -> None:
-    newer = b"FAS2" + staged(GOLDEN, "data")[4:]
-    with pytest.raises(StagingError, match=r"newer version of feedapi_client: run the query with"):
-        unpack(newer, "data")
+    newer = b"FAS3" + staged(GOLDEN, "data")[4:]
+    with pytest.raises(StagingError, match=r"newer version .*\(format 3, this one reads up to 2\)"):
+        list(staged_rows(newer, "data"))
 
 
 def test_a_newer_plan_is_refused_with_advice() -> None:
-    plan = {**json.loads(content(GOLDEN, "plan")["content"]["sections"][0]), "version": 3}
-    staged = pack({"kind": "plan"}, [[compress(orjson.dumps(plan))]])
-    with pytest.raises(StagingError, match=r"newer version .*\(format 3, this one reads up to 2\)"):
-        decode(staged, "plan")
+    newer = encode(msgspec.structs.replace(spark.PLAN, version=5))
+    with pytest.raises(StagingError, match=r"newer version .*\(format 5, this one reads up to 4\)"):
+        decode(newer, "plan")
 
 
 def test_a_newer_decision_is_refused_with_advice(tmp_path: Path) -> None:

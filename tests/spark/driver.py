@@ -3,7 +3,7 @@
 ``python -m tests.spark.driver '{"master": ..., "url": ...}'`` runs one query, to be killed. Its
 sink ``parquet`` is Spark's own, and ``ingest`` the ready pipeline into folders below the output,
 as ``delta`` is into Delta tables.
-``foreach`` writes each batch under its number, in place of an earlier attempt. ``die`` ends the
+``foreach`` shows each batch under its number, unless an earlier attempt did. ``die`` ends the
 process with SIGKILL in batch ``at``: "read" (fetched and staged, nothing written), "written"
 (before Spark commits the batch), or "next" (after that). With "error" the query ends in place of
 the process, after the sink has written.
@@ -20,6 +20,8 @@ import signal
 import sys
 import threading
 import time
+import uuid
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -129,7 +131,14 @@ def write(given: dict[str, Any], batch: DataFrame, number: int) -> None:
     if die == "read" and number == at:
         batch.count()
         end()
-    batch.write.mode("overwrite").parquet(f"{given['output']}/batch={number}")
+    final = f"{given['output']}/batch={number}"
+    if given["format"] == "refetching":
+        batch.write.mode("overwrite").parquet(final)
+    else:
+        attempt = f"{given['output']}/attempt-{uuid.uuid4().hex}"
+        batch.write.parquet(attempt)
+        with suppress(OSError):  # it is there: of several attempts the first counts
+            Path(attempt).rename(final)
     if die == "written" and number == at:
         end()
     if die == "error" and number == at:

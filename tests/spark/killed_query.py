@@ -212,8 +212,7 @@ def kill_drivers(
 ) -> None:
     """Kill drivers when a file appears, each of the points in turn, while the feed is disturbed.
 
-    Every third time, first at number `overlaps`, another driver starts meanwhile. It is refused, or
-    takes over after the kill.
+    Every third time, first at number `overlaps`, another driver starts meanwhile, and takes over.
     """
     chance = random.Random(5)
     for number in range(kills):

@@ -42,7 +42,7 @@ class MicroBatchEngine:
         self.restart()
 
     def restart(self) -> None:
-        """Start a new driver process. The lease of the earlier one is over, as it has ended."""
+        """Start a new driver process."""
         if self.reader is not None:
             self.reader.stop()
         self.reader = self._make()

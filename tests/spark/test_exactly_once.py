@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.errors import LineageError, ProtocolError
+from feedapi_client.errors import FencedError, LineageError, ProtocolError
+from feedapi_client.spark import stream
 from feedapi_client.spark.plan import probe
+from feedapi_client.spark.query_offsets import read_offsets
 from feedapi_client.spark.source_options import OptionError, parse_options
-from feedapi_client.spark.staging import first_fetch
-from feedapi_client.spark.staging.runs import read_offsets
-from feedapi_client.spark.staging.staging_errors import StagingError
+from feedapi_client.spark.staging import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
@@ -462,7 +463,7 @@ def test_r14_failing_partition_does_not_delay_the_others(
 ) -> None:
     publish(publisher, 100)
     publisher.fail(503, partition=0, times=None)
-    monkeypatch.setattr(first_fetch, "GRACE_PERIOD", 0.05)
+    monkeypatch.setattr(stream, "GRACE_PERIOD", 0.05)
     monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
     engine = start(maxPartitionsPerTask="1", giveUpAfter="none")
     engine.trigger()
@@ -472,8 +473,15 @@ def test_r14_failing_partition_does_not_delay_the_others(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_old_epochs_are_deleted(start: Start, publisher: Publisher, tmp_path: Path) -> None:
-    engine = start(maxEventsPerPartition="20")
+@pytest.mark.parametrize("dies", [False, True])
+def test_old_epochs_are_deleted_also_after_a_driver_that_died_before_it_did(
+    start: Start, publisher: Publisher, tmp_path: Path, dies: bool
+) -> None:
+    def crash_at(point: str) -> None:
+        if dies and point == "logged" and len(engine.offsets) in (3, 6):
+            raise Crash(point)
+
+    engine = start(crash_at, maxEventsPerPartition="20")
     for step in range(10):
         publish(publisher, 40, first=40 * step)
         engine.run()
@@ -530,35 +538,52 @@ def test_missing_plan_is_an_error(start: Start, publisher: Publisher, tmp_path: 
 
 
 @pytest.mark.parametrize("again", ["restart", "same driver"])
-def test_staged_object_of_the_last_epoch_that_is_gone_is_an_error(
+def test_location_that_is_deleted_while_the_query_runs_is_an_error(
     start: Start, publisher: Publisher, tmp_path: Path, again: str
 ) -> None:
     publish(publisher, 200)
     engine = start()
     engine.trigger()
-    for path in tmp_path.rglob("data/*/*"):
-        path.unlink()
+    shutil.rmtree(tmp_path)
     if again == "restart":
         engine.restart()
-    with pytest.raises(StagingError, match="is gone from the staging location, and a sink may"):
+    with pytest.raises(StagingError, match="plan of epoch 0 is gone"):
         engine.trigger()
 
 
-def test_replay_of_an_epoch_whose_staged_object_is_gone_is_an_error(
+def test_staged_object_that_is_deleted_before_its_epoch_is_committed_is_fetched_again(
     start: Start, publisher: Publisher, tmp_path: Path
 ) -> None:
     publish(publisher, 200)
 
     def crash_at(point: str) -> None:
         if point == "sunk":
+            engine.crash_at = lambda point: None
+            for path in tmp_path.rglob("data/*/*"):
+                path.unlink()
+            engine.rows.clear()
             raise Crash(point)
 
     engine = start(crash_at)
-    engine.trigger()
-    for path in tmp_path.rglob("data/*/*"):
-        path.unlink()
-    with pytest.raises(StagingError, match="is gone from the staging location, and a sink may"):
-        engine.trigger()
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_r08_older_run_ends_at_its_next_plan_in_one_line(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 20)
+    older = start()
+    older.run()
+    newer = start()
+    newer.offsets, newer.rows, newer.committed = older.offsets, older.rows, older.committed
+    newer.run()
+    assert not older.trigger()  # nothing to plan
+    publish(publisher, 20, first=20)
+    with pytest.raises(FencedError, match="a later run took the place of this one: process"):
+        older.run()
+    newer.run()
+    assert problems(newer.all_rows(), publisher.payloads()) == []
 
 
 def test_partitions_that_the_option_names_later_are_read_too(

@@ -254,8 +254,8 @@ def test_r10_folder_is_the_same_in_all_its_spellings(tmp_path: Path) -> None:
     for other in (f"file://{place}/", f"file:{tmp_path}/my lake/./t", f"file://{tmp_path}/link/t"):
         with pytest.raises(IngestError, match="must be different tables"):
             Ingest(url="http://x/feed", output=place, bronze=other, schema="id INT")
-        leases = [Ingest(url="http://x/f", output=each).lease_name for each in (place, other)]
-        assert leases[0] == leases[1]
+        urls = [Ingest(url="http://x/f", output=each).checkpoint_url for each in (place, other)]
+        assert urls[0] == urls[1]
     # As in Spark, where % is itself.
     assert as_url(f"file://{tmp_path}/my%20lake") != as_url(f"{tmp_path}/my lake")
     assert as_url("dbfs:/t/") == "dbfs:/t"

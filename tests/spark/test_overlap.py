@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
 from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, read_table, resume
 from feedapi_client.spark.ingest.columns import Rows, payload_schema
@@ -26,7 +25,7 @@ from feedapi_client.spark.ingest.pipeline import BatchWriter
 from feedapi_client.spark.stream import ReadSoFar
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import problems
-from tests.spark.slow_workers import despite_slow_workers, run
+from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job, publish
 
 if TYPE_CHECKING:
@@ -139,23 +138,6 @@ def test_r08_attempt_that_counts_is_published_by_the_next_run(
     assert counts(spark, tmp_path) == {"bronze": 60, "rejected": 0, "table": 60}
 
 
-def test_r08_overlapping_run_is_refused_in_one_line(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    first = despite_slow_workers(
-        lambda: ingest.start(spark, job(publisher, tmp_path, trigger="1s"))
-    )
-    try:
-        with pytest.raises(FencedError, match="another run of this query") as caught:
-            ingest.start(spark, job(publisher, tmp_path))
-        assert "\n" not in str(caught.value)
-        assert first.query.isActive
-    finally:
-        first.query.stop()
-    run(spark, job(publisher, tmp_path))
-    assert spark.read.parquet(str(tmp_path / "table")).count() == 60
-
-
 def test_r08_query_with_a_sink_of_sparks_own_is_fenced(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -179,9 +161,14 @@ def test_r08_query_with_a_sink_of_sparks_own_is_fenced(
         metadata.write_text('{"id":"00000000-0000-0000-0000-000000000001"}')
         (metadata.parent / ".metadata.crc").unlink()
         second = start("copy")
-        with pytest.raises(Exception, match="another run of this query"):
-            second.awaitTermination(200)
-        assert first.isActive
+        while not list((tmp_path / "staging").glob("*/driver/*2")):
+            assert second.isActive
+            second.awaitTermination(1)
+        publish(publisher, 10, first=60)
+        with pytest.raises(Exception, match="a later run took the place of this one: process"):
+            first.awaitTermination(200)
+        assert second.isActive
+        second.stop()
     finally:
         first.stop()
 

@@ -62,9 +62,8 @@ BLOCKED = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
         ["pyspark"],
         ["pyarrow"],
         ["obstore"],
-        ["zstandard"],
         ["numpy"],
-        ["pyspark", "pyarrow", "obstore", "zstandard", "numpy", "httpx"],
+        ["pyspark", "pyarrow", "obstore", "numpy", "httpx"],
     ],
 )
 def test_module_for_pyspark_never_raises_on_import(wheel: Path, missing: list[str]) -> None:
@@ -76,7 +75,7 @@ def test_module_for_pyspark_never_raises_on_import(wheel: Path, missing: list[st
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
-@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "obstore", "zstandard"])
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "obstore"])
 def test_import_without_the_extra_says_what_to_install(missing: str) -> None:
     done = python(BLOCKED.format(names=[missing]) + "import feedapi_client.spark", ROOT)
     assert "pip install 'feedapi-client[spark]'" in done.stderr.splitlines()[-1]
@@ -114,10 +113,17 @@ def test_fetching_planning_and_staging_need_no_pyspark() -> None:
     done = python(
         f"{code}from feedapi_client.spark import {modules}\n"
         "from feedapi_client.spark.plan import epoch, epoch_planner\n"
-        "from feedapi_client.spark.staging import format, location\n",
+        "from feedapi_client.spark import staging\n",
         ROOT,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_no_process_of_the_source_loads_the_functions_of_arrow() -> None:
+    """It would take each of them a tenth of a second."""
+    code = "import sys, pyspark.worker, feedapi_client.spark.batch, feedapi_client.spark.stream\n"
+    done = python(f"{code}print('pyarrow.compute' in sys.modules)", ROOT)
+    assert done.stdout.split()[-1] == "False", done.stderr
 
 
 PROGRAM = """

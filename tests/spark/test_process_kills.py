@@ -17,7 +17,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from feedapi_client.spark.ingest import latest
-from feedapi_client.spark.staging.lease import QueryLease
 from tests.spark import driver
 from tests.spark.conftest import needs_jvm
 from tests.spark.killed_query import (
@@ -110,6 +109,9 @@ def test_executor_and_workers_are_killed_while_the_query_runs_and_the_feed_is_di
     assert query.problems() == []
 
 
+ENDED_BY_ANOTHER = ("a later run took the place of this one", "CONCURRENT_STREAM_LOG_UPDATE")
+"""How a late driver ends: before its next plan, or within a micro-batch that another one has
+committed, by Spark."""
 POINTS = {
     "staged": "staging/*/data/*/*",
     "sunk": "output/_spark_metadata/*",
@@ -149,7 +151,7 @@ def test_driver_is_killed_with_an_idempotent_foreach_batch_sink(
         committed = {int(path.name) for path in query.files("checkpoint/commits/[0-9]*")}
         query.start(die=die, at=max(committed, default=-1) + 1)
         query.wait_for_death()
-        if number % 3 == 1:  # of two that start at once, one is refused
+        if number % 3 == 1:  # of two that start at once, one goes on
             query.start()
             query.start_rival()
             query.publish(200)
@@ -175,7 +177,7 @@ def test_driver_is_killed_while_it_ingests_into_tables(
 
 
 def test_r08_driver_that_wakes_up_late_writes_nothing(
-    spark: SparkSession, killed: Callable[..., KilledQuery], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, killed: Callable[..., KilledQuery]
 ) -> None:
     late = killed("ingest")
     late.publish(800, mixed=True)
@@ -184,11 +186,10 @@ def test_r08_driver_that_wakes_up_late_writes_nothing(
     assert late.driver is not None
     late.driver.signal(signal.SIGSTOP)
     late.publish(500, mixed=True)
-    monkeypatch.setattr(QueryLease.__init__, "__defaults__", (0.5, 3.0))  # seconds
     late.finish(spark)
     late.driver.signal(signal.SIGCONT)
     assert late.driver.wait(TIMEOUT) != 0
-    assert "a later run took the place of this one" in late.driver.log()
+    assert any(text in late.driver.log() for text in ENDED_BY_ANOTHER), late.driver.log()
     assert problems(late.rows("bronze"), late.publisher.payloads()) == []
     assert len(list(late.rows("silver"))) + len(list(late.rows("rejected"))) == 1300
 

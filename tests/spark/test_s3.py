@@ -9,9 +9,7 @@ import pytest
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark.source_options import parse_options
-from feedapi_client.spark.staging.lease import QueryLease
-from feedapi_client.spark.staging.location import Staging
-from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging import Fence, MissingObjectError, Objects, StagingError
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
@@ -42,25 +40,22 @@ def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_first_writer_of_an_object_wins(server: str) -> None:
-    one, other = Staging(LOCATION, "run"), Staging("s3a://lake/staging", "run")
+    one, other = Objects(LOCATION, "run"), Objects("s3a://lake/staging", "run")
     key = one.plan_key(0)
     assert one.create(key, b"first")
     assert not other.create(key, b"second")
-    assert other.read(key) == b"first"
-    assert one.delete_before(1) == 1
+    assert other.get(key) == b"first"
+    one.delete(key)
     with pytest.raises(MissingObjectError):
-        other.read(key)
+        other.get(key)
 
 
-def test_r08_lease_at_a_store_with_conditional_writes(server: str) -> None:
-    first, second = QueryLease(LOCATION, "query", 0.05, 1.0), QueryLease(LOCATION, "query", 0.05, 1)
-    first.acquire()
-    with pytest.raises(FencedError, match="another run of this query"):
-        second.acquire()
-    first.release()
-    second.acquire()
-    assert second.epoch > first.epoch
-    second.release()
+def test_r08_fence_at_a_store_with_conditional_writes(server: str) -> None:
+    first = Fence.claim(Objects(LOCATION, "run"))
+    second = Fence.claim(Objects(LOCATION, "run"), first.number)
+    second.check()
+    with pytest.raises(FencedError, match="a later run took the place"):
+        first.check()
 
 
 def test_r08_store_that_overwrites_what_it_must_not_is_refused(
@@ -69,7 +64,7 @@ def test_r08_store_that_overwrites_what_it_must_not_is_refused(
     with old_s3_server() as url:
         use(url, monkeypatch)
         with pytest.raises(StagingError, match="conditional writes"):
-            QueryLease(LOCATION, "query").acquire()
+            Fence.claim(Objects(LOCATION, "run"))
         publisher = Publisher(partitions=1)
         publisher.append(0, {"entity": "a", "n": 1})
         with publisher.serve() as feed:
@@ -84,7 +79,7 @@ def test_error_names_neither_bucket_nor_credentials(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StagingError) as caught:
-        Staging("s3://missing-bucket/staging", "run").create("run/plan/0", b"")
+        Objects("s3://missing-bucket/staging", "run").create("run/plan/0", b"")
     assert "missing-bucket" not in str(caught.value)
     assert "secret-of-staging" not in str(caught.value)
 

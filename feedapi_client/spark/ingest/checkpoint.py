@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.staging.staging_errors import newer_format
+from feedapi_client.spark.staging import newer_format
 
 READING = {
     "mergeSchema": "true",

@@ -207,13 +207,13 @@ class Ingest:
 
     @property
     def staging_location(self) -> str:
-        """Where the source stages epochs, and the query its lease."""
+        """Where the source stages epochs."""
         given = {name.lower(): value for name, value in self.options.items()}
         own = f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
         return given.get("staginglocation") or self.staging or as_url(own)
 
     @property
-    def lease_name(self) -> str:
+    def checkpoint_url(self) -> str:
         """The location of the checkpoint, the same for all its spellings."""
         return as_url(self.checkpoint_location)
 

@@ -44,8 +44,7 @@ from feedapi_client.spark.ingest.ingest_table import Identity, Table, identified
 from feedapi_client.spark.ingest.job import IngestError, as_url, in_folder
 from feedapi_client.spark.ingest.plain_messages import plain_message
 from feedapi_client.spark.source import is_connect
-from feedapi_client.spark.staging.location import harmless, listed, open_store
-from feedapi_client.spark.staging.staging_errors import newer_format
+from feedapi_client.spark.staging import harmless, listed, newer_format, open_store
 
 VERSION = 1
 """Of the format of columns and decisions."""
@@ -156,7 +155,7 @@ class _StoreFolder:
         obstore.delete(self._store, below or [path])
 
     def _below(self, path: str) -> set[str]:
-        return {key.removeprefix(f"{path}/") for key, _, _ in listed(self._store, path)}
+        return {key.removeprefix(f"{path}/") for key in listed(self._store, path)}
 
 
 Folder = _LocalFolder | _StoreFolder

@@ -33,9 +33,8 @@ from feedapi_client.spark.ingest.parquet_table import Decision, WrittenFiles
 from feedapi_client.spark.ingest.plain_messages import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.preflight import Tables, check_session, check_tables, columns_of
 from feedapi_client.spark.ingest.resume import resume
-from feedapi_client.spark.source import is_connect, register
+from feedapi_client.spark.source import register
 from feedapi_client.spark.source_options import parse_options
-from feedapi_client.spark.staging.lease import QueryLease
 
 _COUNTED = "feedapi"
 """The name of what Spark counts."""
@@ -46,9 +45,9 @@ _LAST_EVENT = 10.0
 class BatchWriter:
     """The function of ``foreachBatch``, for micro-batches that `Rows` has parsed. Picklable.
 
-    An attempt may end anywhere, and a late run may write whenever it wakes up. In a catalog each
-    table is written in one commit, which the next attempt does not make again. In folders the first
-    attempt that wrote all tables counts for all of them.
+    An attempt may end anywhere. In a catalog each table is written in one commit, which the next
+    attempt does not make again. In folders the first attempt that wrote all tables counts for all
+    of them.
     """
 
     def __init__(self, job: Ingest, schema: StructType | None) -> None:
@@ -171,9 +170,6 @@ class Run:
         spelled = {name.lower(): name for name in (() if schema is None else schema.names)}
         self.job = job = replace(job, key=[spelled.get(name.lower(), name) for name in job.key])
         self._counts = _Counts()
-        self._lease = QueryLease(job.staging_location, job.lease_name)
-        if not is_connect(spark):  # whose server reaches the staging location, and this need not
-            self._lease.acquire()
         spark.streams.addListener(self._counts)
         try:
             rows = Rows(job, schema)
@@ -182,7 +178,6 @@ class Run:
         except BaseException:
             self._end()
             raise
-        self._lease.in_use = lambda: bool(self.query.isActive)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Return whether the query ended within that time.
@@ -205,7 +200,6 @@ class Run:
     def _end(self) -> None:
         if not self._ended:
             self._ended = True
-            self._lease.release()
             self.spark.streams.removeListener(self._counts)
 
     def summary(self) -> Summary:

@@ -108,7 +108,7 @@ def check_tables(
         columns: as of `columns_of`.
         noted: which tables earlier runs wrote, as is noted beside the checkpoint.
     """
-    known, place = noted.get("tables", {}), job.lease_name
+    known, place = noted.get("tables", {}), job.checkpoint_url
     tables = Tables(job, who, optional=job.transform is not None and bool(known))
     places = tables.places(spark)
     moved = noted.get("location") != place  # and folders may have moved with it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -11,14 +12,12 @@ import msgspec
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.source_options import OptionError, SourceOptions
-from feedapi_client.spark.staging.format import compress, decompress, pack, unpack, whole
-from feedapi_client.spark.staging.staging_errors import StagingError, newer_format
+from feedapi_client.spark.staging import StagingError, inflate, newer_format, whole
 from feedapi_client.spark.target import Target
 
 _TASKS = 32
-PLAN_VERSION = 2
-"""Is raised when an older version of this package could read a plan or staged object wrongly. The
-next one is 4: checkouts before 1.0 wrote 3 for a query with several feeds."""
+PLAN_VERSION = 4
+"""Is raised when an older version of this package could read a plan wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,11 @@ class EpochPlan(msgspec.Struct, kw_only=True):
     chosen: list[int] | None = None
     """What option ``partitions`` named when the plan was made."""
     version: int = PLAN_VERSION
-    """Of the format of plans and staged objects."""
+    """Of the format of plans."""
     ends: dict[int, str] = {}
     """Where partitions end that are read to a fixed end."""
+    driver: int = 0
+    """The place of the run that made it (`Fence`)."""
 
     def task(self, epoch: int, group: int, fetch: FetchOptions) -> FetchTask:
         """Return what the task of a group fetches; `fetch` as in `FetchTask`."""
@@ -107,14 +108,13 @@ def encode(plan: EpochPlan) -> bytes:
     content = msgspec.to_builtins(plan)
     for position in content["positions"].values():
         del position["replaces"]  # which is not stored
-    return pack({"kind": "plan"}, [[compress(msgspec.json.encode(content))]])
+    return zlib.compress(msgspec.json.encode(content), 1)
 
 
 def decode(content: bytes, key: str) -> EpochPlan:
     """Return the plan in a staged object. Raises `StagingError`: torn, or of a newer version."""
-    sections = unpack(content, key)[1]
+    text = inflate(content, key)
     with whole(key):
-        text = decompress(sections[0], key)
         version = msgspec.convert(msgspec.json.decode(text)["version"], int)
         if version > PLAN_VERSION:
             raise StagingError(newer_format(f"the plan {key}", version, PLAN_VERSION))

@@ -1,1 +1,0 @@
-"""Staged epochs: objects that are written once and read any number of times."""
