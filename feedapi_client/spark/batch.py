@@ -12,12 +12,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from feedapi_client.errors import CursorRejectedError
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.protocol.text import shown
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import PartitionReader, Target
 from feedapi_client.spark.schema import RowBuilder
 from feedapi_client.spark.snapshot import Chain, chains_to_read
 from feedapi_client.spark.source_options import OptionError, SourceOptions
-from feedapi_client.spark.target import Target
 
 
 class FeedReader(DataSourceReader):

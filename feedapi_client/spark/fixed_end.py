@@ -35,10 +35,9 @@ from feedapi_client.errors import ProtocolError
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.protocol.text import shown
 from feedapi_client.spark.source_options import OptionError
-from feedapi_client.spark.target import Target
 
 if TYPE_CHECKING:
-    from feedapi_client.spark.fetch import Looks
+    from feedapi_client.spark.fetch import Looks, Target
 
 MIN_FOLLOWING = 8
 """Events behind the end that it takes to recognize them, at least."""

@@ -23,14 +23,12 @@ from pyspark.sql.datasource import InputPartition
 from feedapi_client.lineage.planner import Fail, Planner
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
-from feedapi_client.spark.depths import count_before
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import read_end
-from feedapi_client.spark.plan.epoch import check_partitions, only
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import Target, read_end
+from feedapi_client.spark.plan.epoch import check_partitions, count_before, only
 from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.staging.location import private_folder
-from feedapi_client.spark.target import Target
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +122,7 @@ def chains(
     # Unordered: a batch reads children whether or not their parents were read before.
     planner = Planner(
         feed=connection.url,
-        start=options.start,
+        start=options.starting_cursors,
         ordered=False,
         partitions=options.partitions,
         lineage=options.lineage,

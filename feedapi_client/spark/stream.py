@@ -21,7 +21,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from feedapi_client.model import Position
-from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import FetchResult
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, decode, encode
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner, key_of
 from feedapi_client.spark.plan.probe import AvailableNow
@@ -31,7 +32,6 @@ from feedapi_client.spark.staging.format import pack
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.staging.location import Staging, harmless
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
-from feedapi_client.spark.target import FetchResult
 
 _log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ import orjson
 
 from feedapi_client.model import FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
+from feedapi_client.spark.fetch import Target
 from feedapi_client.spark.ingest.checkpoint import note
 from feedapi_client.spark.ingest.parquet_table import Decision, WrittenFiles
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, encode
@@ -26,7 +27,6 @@ from feedapi_client.spark.staging.first_fetch import fetch_task
 from feedapi_client.spark.staging.format import decompress, unpack
 from feedapi_client.spark.staging.lease import LeaseRecord
 from feedapi_client.spark.stream import Epoch
-from feedapi_client.spark.target import Target
 from feedapi_client.testing import Publisher
 
 RUN = "0123456789abcdef0123456789abcdef"

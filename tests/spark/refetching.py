@@ -21,11 +21,10 @@ from pyspark.sql.types import StructType
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark.batch import rows
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import PartitionReader, Target
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import SourceOptions, parse_options
-from feedapi_client.spark.target import Target
 
 
 @dataclass

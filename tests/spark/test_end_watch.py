@@ -8,8 +8,8 @@ import pytest
 from feedapi_client.errors import ProtocolError
 from feedapi_client.model import Event
 from feedapi_client.protocol.page import CheckpointedEvents
+from feedapi_client.spark.fetch import Target
 from feedapi_client.spark.fixed_end import EndWatch, MayHoldEnd, finds_no_end, fingerprint
-from feedapi_client.spark.target import Target
 
 
 def batch(cursor: str, numbers: range) -> CheckpointedEvents:

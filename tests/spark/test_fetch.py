@@ -20,10 +20,9 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.page import CheckpointedEvents
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, read_end
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target, read_end
 from feedapi_client.spark.source_options import OptionError, parse_options
-from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import (
     EmptyPage,

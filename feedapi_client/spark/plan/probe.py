@@ -12,9 +12,8 @@ from functools import partial
 from itertools import count
 
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, fix_end
-from feedapi_client.spark.target import FetchResult, Target
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target, fix_end
 
 GRACE_PERIOD = 2.0
 """Seconds for which a probe retries temporary errors."""

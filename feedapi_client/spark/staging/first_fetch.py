@@ -17,8 +17,8 @@ import orjson
 import pyarrow as pa
 
 from feedapi_client.protocol.page import CheckpointedEvents
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target
 from feedapi_client.spark.plan.epoch import FetchTask
 from feedapi_client.spark.schema import RowBuilder
 from feedapi_client.spark.source_options import SourceOptions
@@ -34,7 +34,6 @@ from feedapi_client.spark.staging.format import (
 )
 from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
-from feedapi_client.spark.target import FetchResult, Target
 
 GRACE_PERIOD = 10.0
 """Seconds for which a task retries temporary errors of one partition."""
