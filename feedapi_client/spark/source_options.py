@@ -189,7 +189,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     problems: list[str] = []
     values: dict[str, Any] = {}
     families: dict[str, Any] = {field: {} for field in _FAMILIES.values()}
-    for option, value in given.items():
+    for given_name, value in given.items():
+        option = re.sub("^option[.]", "", given_name, flags=re.IGNORECASE)
         name = "url" if option.lower() == "path" else option.lower()
         family = next(
             (f for f in _FAMILIES if name.startswith(f.lower()) and name != f.lower()), None
@@ -201,7 +202,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         elif _OF_TABLES.fullmatch(name) is None:
             problems.append(_unknown(option))
     problems += _contradictions(values, families["headers"])
-    if not any(option.lower() in ("url", "path") for option in given):
+    if "url" not in values and not any(" url " in one or " path " in one for one in problems):
         problems.append("option url is missing: the address of the feed")
     options = SourceOptions(**{"url": "", **values}, **families)
     for part in ("fetch", "limits", "retry"):
@@ -308,9 +309,10 @@ follows the name of the option in a sentence where the field's type has no descr
 _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
 
 _OF_TABLES = re.compile(
-    r"option\..+|provider|owner|comment|location|collation|external|is_managed_location|table_type"
+    "provider|owner|comment|location|collation|external|is_managed_location|table_type"
 )
-"""What Spark adds for a table that ``CREATE TABLE ... USING feedapi`` made, also the options."""
+"""What Spark adds to the options of a table that ``CREATE TABLE ... USING feedapi`` made. It names
+them ``option.NAME`` then, once more or only."""
 
 _BY_TIME = "feeds can't be searched by time: drop rows with where(...) on a time in column data"
 _BY_TRIGGER = "give the query a longer processing-time trigger"
