@@ -27,7 +27,6 @@ from feedapi_client.http.io import BlockingIO
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.protocol.dialects import check_options
-from feedapi_client.protocol.page import FeedAnswers
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 
 _NOT_SENDABLE = (
@@ -185,9 +184,8 @@ class FeedConnection:
         self._lock = threading.Lock()
         self.began = time.monotonic()
         """When this process first heard of the feed's closed partitions."""
-        self._answers = FeedAnswers(options.limits.settle_time)
-        self._counting = threading.Lock()
-        self._discovery_failed_at = -math.inf
+        self.failed_at = -math.inf
+        """When a read or a discovery of this process failed last (R6)."""
         self._info = info
         self._shared = _client_of(options)
         self._resolved = fetch is not None
@@ -216,16 +214,6 @@ class FeedConnection:
             return self.client
         return self._client(replace(self.fetch_options, page_size_hint=page_size))
 
-    def answered(self, *, failed: bool) -> None:
-        """Count an answer to a fetch, of whichever partition."""
-        with self._counting:
-            self._answers.add(time.monotonic(), failed=failed)
-
-    @property
-    def failed_at(self) -> float:
-        """When the feed failed last, as far as that lets the time of an end begin anew (R6)."""
-        return max(self._discovery_failed_at, self._answers.failed_at)
-
     def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
         """Discover, unless another thread did so since the caller got `seen`.
 
@@ -237,7 +225,7 @@ class FeedConnection:
             try:
                 info = self.client.discover()
             except FeedError:
-                self._discovery_failed_at = time.monotonic()
+                self.failed_at = time.monotonic()
                 raise
             self._resolve(info)
             self._info = info

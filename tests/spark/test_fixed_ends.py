@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import ProtocolError
-from feedapi_client.spark import snapshot
-from feedapi_client.spark.batch import FeedReader
-from feedapi_client.spark.snapshot import Chain
+from feedapi_client.spark.batch import Chain, FeedReader
 from feedapi_client.spark.source import FeedDataSource
 from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.stream import FeedStreamReader
@@ -271,7 +269,7 @@ def test_snapshot_is_not_shared_for_long(
     reader = source.reader(source.schema())
     reader.partitions()
     publisher.grow(10)
-    monkeypatch.setattr(snapshot, "SHARED_SECONDS", 0.0)
+    monkeypatch.setattr("feedapi_client.spark.batch.SHARED_SECONDS", 0.0)
     assert len(rows_of(reader)) == 1015
 
 

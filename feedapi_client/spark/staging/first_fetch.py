@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark.feed_access import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target
+from feedapi_client.spark.fetch import FetchResult, Target, fetch
 from feedapi_client.spark.plan.epoch import FetchTask
 from feedapi_client.spark.schema import RowBuilder
 from feedapi_client.spark.source_options import SourceOptions
@@ -35,8 +35,6 @@ from feedapi_client.spark.staging.format import (
 from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
-GRACE_PERIOD = 10.0
-"""Seconds for which a task retries temporary errors of one partition."""
 _THREADS = 8
 
 
@@ -104,10 +102,7 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
         def enough() -> bool:
             return full() or (task.max_bytes is not None and into.bytes >= task.max_bytes)
 
-        reader = PartitionReader(
-            connection, target, limit=task.limit, full=enough, grace_period=GRACE_PERIOD
-        )
-        return reader.read(into.add)
+        return fetch(connection, target, limit=task.limit, full=enough, receive=into.add)
 
     connection = FeedConnection(options, task.fetch, task.info)
     if len(fetched) == 1:
