@@ -55,10 +55,8 @@ class Target:
     """A partition to read, and the cursor to start from.
 
     `sequence` and `depth` are for the columns of the same names. `end` is the cursor of a fixed end
-    (see `feedapi_client.spark.fixed_end`); None reads until the partition is caught up. With
-    `resumable` the end may also be recognized by the events behind it: where the publisher repeats
-    a part of its events, that is too early, and only another read brings the rest. With `required`
-    it is an error where no checkpoint has that cursor.
+    (see `fixed_end`); None reads until the partition is caught up. With `required` it is an error
+    where no place of the read is that end.
     """
 
     partition: int
@@ -68,7 +66,6 @@ class Target:
     sequence: int = 0
     depth: int = 0
     end: str | None = None
-    resumable: bool = False
     required: bool = False
 
 
@@ -164,7 +161,7 @@ class Fetch:
         `result` and `error` are complete at the end. Raises `FeedError` for an event that is too
         large for the options.
         """
-        result = self.result
+        result, asked = self.result, self.result.cursor
         try:
             while not (result.ended or result.reached):
                 asked = result.cursor
@@ -175,7 +172,8 @@ class Fetch:
         except (BufferLimitError, LineTooLongError) as error:
             raise _in_option_names(error) from error
         except FeedError as error:
-            self.error = _in_option_names(error) if type(error) is ProtocolError else error
+            ours = type(error) is ProtocolError and error.status is None
+            self.error = _in_option_names(error) if ours else error
             if result.cursor != asked:
                 self._progress.moved(result.cursor, events=True)
 
@@ -520,6 +518,6 @@ def read_end(connection: FeedConnection, partition: int) -> str:
     )
 
 
-def _in_option_names(error: ProtocolError) -> ProtocolError:
+def _in_option_names(error: FeedError) -> FeedError:
     message = with_option_names(error.message)
     return type(error)(message, feed=error.feed, partition=error.partition)

@@ -89,7 +89,6 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             self.sequences.get(listed.id, 0),
             self.depths.get(listed.id, 0),
             self.ends.get(listed.id),
-            resumable=True,
         )
 
 
