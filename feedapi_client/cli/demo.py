@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -380,9 +379,6 @@ def _read_with_spark(scene: Scene) -> list[Step]:
         raise CommandError(str(error)) from None
     from pyspark.sql import SparkSession
 
-    # PySpark's advice on pandas, which the demo does not use.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder: Any = SparkSession.builder.master("local[2]").appName("feedapi demo")
     for name, value in _SPARK_CONFIGURATION.items():

@@ -1,22 +1,58 @@
-"""``spark.read.format("feedapi")``: every partition to its end."""
+"""``spark.read.format("feedapi")``: every partition to its end.
+
+Spark plans each scan of an action by a call into a Python process that knows nothing of the others,
+and with adaptive execution it may plan one again while others have run. A feed that grows meanwhile
+would give a self-join two ends. So the first scan notes the ends that it found, in a file of the
+driver's machine, under the id of the DataFrame. When an action ends is nothing that such a process
+can know: the note is valid for an hour.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from feedapi_client.errors import CursorRejectedError
+from feedapi_client.lineage.planner import Fail, Planner
+from feedapi_client.model import FeedInfo
+from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.protocol.text import shown
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import PatientFetch, Target, fixed_end, read_end
+from feedapi_client.spark.plan.epoch import check_partitions, count_before, only
+from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.schema import RowBuilder, event_columns
-from feedapi_client.spark.snapshot import Chain, chains_to_read
 from feedapi_client.spark.source_options import OptionError, SourceOptions
-from feedapi_client.spark.target import Target
+from feedapi_client.spark.staging import private_folder
+
+_log = logging.getLogger(__name__)
+
+SHARED_SECONDS = 3600.0
+"""Seconds for which the scans of a DataFrame see the same ends."""
+
+
+@dataclass(frozen=True)
+class Chain(InputPartition):
+    """The partitions that one task of a batch read reads, one after the other."""
+
+    targets: list[Target]
+    info: FeedInfo
+    fetch: FetchOptions
+
+    def __repr__(self) -> str:
+        return f"Chain({[target.partition for target in self.targets]})"
 
 
 class FeedReader(DataSourceReader):
@@ -32,7 +68,22 @@ class FeedReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return a task for each chain. Raises `FeedError`, `OptionError`."""
-        return list(chains_to_read(self.options, self._dataframe))
+        connection = FeedConnection(self.options)
+        seen = _noted(self.options, connection, self._dataframe)
+        fetch, asked = connection.fetch_options, self.options.ending_cursors
+        found: list[InputPartition] = []
+        for chain in chains(self.options, connection, seen.info, seen.starts):
+            targets = [
+                replace(
+                    target,
+                    end=asked.get(target.partition, seen.ends.get(target.partition)),
+                    required=target.partition in asked,
+                )
+                for target in chain
+            ]
+            info = only(seen.info, [target.partition for target in targets])
+            found.append(Chain(targets, info, fetch))
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a chain. Raises `FeedError`, `OptionError`."""
@@ -43,14 +94,135 @@ class FeedReader(DataSourceReader):
             yield from _read(self.options, connection, target)
 
 
+# ---------------------------------------------------------------------- the ends of one DataFrame
+
+
+class _Seen(msgspec.Struct):
+    """A feed as it was when an action started.
+
+    `starts` has the cursors of partitions that are read from their present end on, `ends` where
+    open partitions end.
+    """
+
+    info: FeedInfo
+    starts: dict[int, str]
+    ends: dict[int, str | None]
+
+
+def _noted(options: SourceOptions, connection: FeedConnection, dataframe: str) -> _Seen:
+    """Return what the first scan of the DataFrame found, which may be this one."""
+    folder = private_folder("feedapi-reads")  # Spark plans all scans on the driver's machine
+    old = time.time() - SHARED_SECONDS
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if file.stat().st_mtime <= old:
+                file.unlink()
+    note = folder / dataframe
+    if note.exists():
+        return _read_note(connection, note)
+    seen = _look(options, connection)
+    try:
+        number, new = tempfile.mkstemp(dir=folder)
+        with os.fdopen(number, "wb") as content:
+            content.write(msgspec.json.encode(seen))
+        try:
+            os.link(new, note)
+        finally:
+            Path(new).unlink()
+    except FileExistsError:
+        return _read_note(connection, note)
+    except OSError as error:
+        _log.warning("another scan of this action may see another end of the feed: %s", error)
+    return seen
+
+
+def _read_note(connection: FeedConnection, note: Path) -> _Seen:
+    seen = msgspec.json.decode(note.read_bytes(), type=_Seen)
+    connection.restore(seen.info)
+    return seen
+
+
+def _look(options: SourceOptions, connection: FeedConnection) -> _Seen:
+    """Discover, and ask for the ends."""
+    info = connection.info
+    if options.partitions is not None:
+        check_partitions(options, info)
+    if options.ending_cursors:
+        check_partitions(options, info, options.ending_cursors.keys(), "endingCursors")
+    planner = _planner(options, connection)
+    starts = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}
+    read = [target for chain in chains(options, connection, info, starts) for target in chain]
+    open_ones = [t.partition for t in read if not t.closed]
+    ends = Probe(connection).ends([p for p in open_ones if p not in options.ending_cursors])
+    return _Seen(info, starts, ends)
+
+
+# ---------------------------------------------------------------------- lineage chains
+
+
+def chains(
+    options: SourceOptions, connection: FeedConnection, info: FeedInfo, starts: Mapping[int, str]
+) -> list[list[Target]]:
+    """Return what to read, cut into lineage chains.
+
+    A partition is in the chain of its parent if that has no other child. Chains may be read at the
+    same time: column `depth` says what came first. Raises `FeedError`.
+    """
+    planner = _planner(options, connection)
+    for action in planner.discover(info, ends=starts):
+        if isinstance(action, Fail):
+            raise action.error
+    found: list[list[Target]] = []
+    chain_of: dict[int, list[Target]] = {}
+    cursors, depths = planner.runnable(), dict[int, int]()
+    before = {id: [p for p in planner.preceding(id) if p in planner.graph] for id in cursors}
+    count_before({id: dict.fromkeys(others, 1) for id, others in before.items()}, depths)
+    for partition in sorted(cursors, key=lambda p: (depths[p], p)):
+        listed = planner.graph.partitions[partition]
+        target = Target(
+            partition,
+            cursors[partition],
+            listed.closed,
+            listed.last_cursor,
+            depth=depths[partition],
+        )
+        parent = listed.starts_after
+        only_child = parent is not None and len(planner.graph.children[parent]) == 1
+        chain = chain_of.get(parent) if only_child and parent is not None else None
+        if chain is None:
+            chain = []
+            found.append(chain)
+        chain.append(target)
+        chain_of[partition] = chain
+    return found
+
+
+def _planner(options: SourceOptions, connection: FeedConnection) -> Planner:
+    """Return a planner that has read nothing. Children needn't wait: a batch reads them as well."""
+    planner = Planner(
+        feed=connection.url,
+        start=options.starting_cursors,
+        ordered=False,
+        partitions=options.partitions,
+        lineage=options.lineage,
+        selects_events=bool(connection.fetch_options.selection()),
+    )
+    planner.load({})
+    return planner
+
+
+# ---------------------------------------------------------------------- rows
+
+
 def _read(
     options: SourceOptions, connection: FeedConnection, target: Target
 ) -> Iterator[pa.RecordBatch]:
     """Yield the partition to its end, in Arrow batches of about `Limits.max_batch_bytes`."""
-    reader = PartitionReader(connection, target)
+    end = fixed_end(connection, target, cut=True)
+    reading = PatientFetch(connection, target, end=end)
     sequence = size = 0
     pending: list[CheckpointedEvents] = []
-    for batch in reader.batches():
+    for batch in reading.batches():
         if batch.events:
             pending.append(batch)
             size += batch.size
@@ -60,20 +232,20 @@ def _read(
             pending, size = [], 0
     if pending:
         yield rows(connection, target, sequence, pending)
-    result = reader.result
+    result = reading.result
     if result.refused is not None:
+        refusal = f"status {result.refused}" if result.refused else "it is not listed any more"
         raise CursorRejectedError(
-            f"the publisher refused a fetch from {result.cursor!r} (status "
-            f"{result.refused or 'not listed any more'}): the partitions changed while they were "
-            "read. Read again",
+            f"the publisher refused a fetch from {result.cursor!r} ({refusal}): the partitions "
+            "changed while they were read. Read again",
             feed=connection.url,
             partition=target.partition,
         )
-    if target.required and not result.reached:
+    if target.required and end is not None and (end.passed or not end.reached):
         raise OptionError(
-            f"feedapi source: option endingCursors: no checkpoint of partition {target.partition} "
-            f"has the cursor {shown(target.end or '')}, also behind its start: it was read to its "
-            "end"
+            f"feedapi source: option endingCursors: partition {target.partition} of feed "
+            f"{connection.url} has no checkpoint {shown(end.cursor)} on the way of this read: name "
+            "a cursor of a checkpoint behind its start, as column cursor has"
         )
 
 

@@ -1,7 +1,8 @@
-"""Reads one partition to a limit or to its end (R3, R10, R13, R14). Imports no Spark.
+"""Reads one partition as far as it goes: to a limit, to its end, or to what stops it (R3, R14).
 
-`feedapi_client.protocol.page.PageReader` has the rules of one response. Here are the limit on the
-events, and what happens between two responses: retries, refusals, the end.
+`feedapi_client.protocol.page.PageReader` has the rules of one response. `Fetch` waits for nothing:
+what is no progress ends it. The driver of a stream has the patience, in its triggers, and for a
+batch read `PatientFetch`. Imports no Spark.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import io
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from feedapi_client.errors import (
     AuthenticationError,
@@ -22,7 +24,7 @@ from feedapi_client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
-from feedapi_client.model import LAST, FeedInfo
+from feedapi_client.model import LAST
 from feedapi_client.protocol.page import (
     CheckpointedEvents,
     EndEvidence,
@@ -35,34 +37,92 @@ from feedapi_client.protocol.page import (
 )
 from feedapi_client.retry import Backoff, gives_up_after
 from feedapi_client.runtime.failures import is_refusal, refusal_backoff
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fixed_end import EndWatch, MayHoldEnd, fingerprints
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fixed_end import MAX_FOLLOWING, FixedEnd
 from feedapi_client.spark.source_options import with_option_names
-from feedapi_client.spark.target import FetchResult, Target
 
 CONFLICT = 409
 DENIED = 401
 """Stands for 403 as well."""
 _NOT_LISTED = 0
-_END_GRACE_PERIOD = 2.0
-_MAX_LOOKS = 100
-"""Batches that a look behind the fixed end reads, at most."""
+_LONGEST_PAUSE = 1.0
+"""Seconds before the second attempt of a read. Other partitions of the task wait for it (R14)."""
 _SHORTEST_LINE = len(b'{"data":""}\n')
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A partition to read, and the cursor to start from.
+
+    `sequence` and `depth` are for the columns of the same names. `end` is the cursor of a fixed end
+    (see `fixed_end`); None reads until the partition is caught up. With `required` it is an error
+    where no place of the read is that end.
+    """
+
+    partition: int
+    cursor: str
+    closed: bool = False
+    last_cursor: str | None = None
+    sequence: int = 0
+    depth: int = 0
+    end: str | None = None
+    required: bool = False
+
+
+@dataclass(slots=True)
+class FetchResult:
+    """How far a read of one partition came."""
+
+    partition: int
+    start: str
+    """The cursor that the read started from."""
+    cursor: str
+    """The cursor behind the last event that was read."""
+    events: int = 0
+    ended: bool = False
+    """The end was reached: a complete response without events whose cursor is the one asked with,
+    or the last cursor of a closed partition."""
+    asked_closed: bool = False
+    """The discovery before the last request listed the partition as closed."""
+    unproven: bool = False
+    """It is closed, discovery lists no end, and only this empty response shows one (R6)."""
+    silent: bool = False
+    """That response held no cursor."""
+    reached: bool = False
+    """The fixed end of the read was reached."""
+    more: bool = False
+    """Events are known to follow."""
+    refused: int | None = None
+    """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
+    refusal: str = ""
+    """What the publisher said with it."""
+    conflict: bool = False
+    """A token was refused (409): the partitions have changed."""
+    unknown_commands: bool = False
+    """Lines were there that an extension of the protocol may know: the partitions may have
+    changed."""
+    failed: str | None = None
+    """A temporary error, as text."""
+    requests: int = 0
+    retries: int = 0
+    """Requests that failed or were refused, and were or will be made again."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
     """Enough was read; the rest of the response is not needed."""
 
 
-class PartitionReader:
-    """Reads one partition. Use it once.
+class Fetch:
+    """One read of a partition. Use it once.
 
     Arguments:
         limit: maximum number of events. Only whole batches are read, and at least one.
         full: called after each batch; True stops the read.
-        grace_period: seconds without progress for which temporary errors are retried. What was
-            read before them is kept; when nothing was read, the result says `failed`. With None
-            the error is raised after `RetryPolicy.give_up_after`.
+        patience: seconds that a response may take to its next checkpoint (R14).
+        hurried: whether the read is over with the first batch after that time: others wait for the
+            slowest read of an epoch.
+        end: what recognizes the end of the read; None reads until the partition is caught up.
+        progress: of the reads before this one.
         page_size: what to ask for as ``pageSizeHint``, in place of the option.
         clock: seconds on any monotonic clock.
     """
@@ -74,103 +134,56 @@ class PartitionReader:
         *,
         limit: int | None = None,
         full: Callable[[], bool] = lambda: False,
-        grace_period: float | None = None,
+        patience: float | None = None,
+        hurried: bool = False,
+        end: FixedEnd | None = None,
+        progress: Progress | None = None,
         page_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        limits = connection.options.limits
         self.connection = connection
-        self.target = target
         self.result = FetchResult(target.partition, target.cursor, target.cursor)
-        self._page_size = page_size
-        self._watch = EndWatch(target, Looks(connection, target.partition), feed=connection.url)
-        self._limit = limit
-        self._full = full
-        self._grace_period = grace_period
-        limits, policy = connection.options.limits, connection.options.retry
-        self._progress = Progress(limits.max_attempts_without_progress)
-        self._evidence = EndEvidence(limits.settle_time, limits.poll_interval)
-        self._silent = False
-        self._closed_since: float | None = None
-        self._failed_at = float("-inf")
-        self._failures = Backoff.of(policy, give_up_after=grace_period, clock=clock)
-        self._clock = clock
+        self.result.reached = end is not None and end.reached
+        self.error: FeedError | None = None
+        """What stopped the read."""
+        self.lags = False
+        """Whether that is a replica that lags."""
+        self._limit, self._full, self._page_size = limit, full, page_size
+        self._patience = limits.slot_timeout if patience is None else patience
+        self._hurried, self._end, self._clock = hurried, end, clock
+        self._progress = progress or Progress(limits.max_attempts_without_progress)
         self._began = self._moved = clock()
-        self._allowed = limits.slot_timeout
-        """Seconds that a response may take to its next checkpoint. Others wait for the slowest read
-        of an epoch: it ends with the first checkpoint after that time, too."""
-        self._lag = Backoff(
-            base_delay=policy.base_delay,
-            max_delay=policy.max_delay,
-            give_up_after=gives_up_after(policy) if grace_period is None else grace_period,
-        )
-        self._conflicts = refusal_backoff(
-            policy, give_up_after=policy.refused_for if grace_period is None else grace_period
-        )
-
-    def read(self, receive: Callable[[CheckpointedEvents], object] = len) -> FetchResult:
-        """Read to the limit or the end; `receive` gets each batch, in order. Raises `FeedError`."""
-        for batch in self.batches():
-            receive(batch)
-        return self.result
 
     def batches(self) -> Iterator[CheckpointedEvents]:
-        """Yield the same batches. Nothing is received while the caller is busy with one.
+        """Yield what is read. Nothing is received while the caller is busy with a batch.
 
-        `result` is complete at the end. Raises what `read` raises.
+        `result` and `error` are complete at the end. Raises `FeedError` for an event that is too
+        large for the options.
         """
+        result, asked = self.result, self.result.cursor
         try:
-            while not self._over():
-                try:
-                    yield from self._request()
-                except MayHoldEnd as found:
-                    for page in self._watch.pages_to_end(found, self.result.cursor):
-                        yield from self._deliver(page)
+            while not (result.ended or result.reached):
+                asked = result.cursor
+                result.requests += 1
+                yield from self._request()
         except _Stop:
             pass
-        self.result.reached = self._watch.reached
-
-    def _over(self) -> bool:
-        result = self.result
-        over = result.ended or self._watch.reached
-        return over or result.refused is not None or result.failed is not None
+        except (BufferLimitError, LineTooLongError) as error:
+            raise _in_option_names(error) from error
+        except FeedError as error:
+            ours = type(error) is ProtocolError and error.status is None
+            self.error = _in_option_names(error) if ours else error
+            if result.cursor != asked:
+                self._progress.moved(result.cursor, events=True)
 
     def _request(self) -> Iterator[CheckpointedEvents]:
-        info = self.connection.info
-        if self.target.partition not in info.partitions:
-            self.result.refused = _NOT_LISTED
-            return
-        if not info.partitions[self.target.partition].closed:
-            self._closed_since = None
-        elif self._closed_since is None:
-            first = not self.result.requests
-            self._closed_since = self.connection.began if first else time.monotonic()
-        asked = self.result.cursor
-        self.result.requests += 1
-        try:
-            yield from self._read_response(info, asked)
-        except FeedError as error:
-            self.connection.answered(failed=not isinstance(error, RequestRefusedError))
-            if isinstance(error, (BufferLimitError, LineTooLongError)):
-                raise self._in_option_names(error) from error
-            if self._is_refusal(error):
-                denied = isinstance(error, AuthenticationError)
-                self._refused(error, DENIED if denied else int(getattr(error, "status", 0)), info)
-                return
-            if self.result.cursor != asked:
-                self._progress.moved(self.result.cursor, events=True)
-                self._failures.reset()
-            self._retry(self._in_option_names(error) if type(error) is ProtocolError else error)
-        else:
-            self.connection.answered(failed=False)
-            self._conflicts.reset()
-
-    # ------------------------------------------------------------------ one response
-
-    def _read_response(self, info: FeedInfo, asked: str) -> Iterator[CheckpointedEvents]:
+        info, result, asked = self.connection.info, self.result, self.result.cursor
+        if result.partition not in info.partitions:
+            result.refused = _NOT_LISTED
+            raise _Stop
         client = self.connection.client_for(self._page_size)
-        partition, progress = self.target.partition, self._progress
-        opened = client.open(info, partition, asked, progress=progress)
-        with opened as response:
+        with client.open(info, result.partition, asked, progress=self._progress) as response:
             reader = response.reader
             self._moved = self._clock()
             try:
@@ -182,52 +195,25 @@ class PartitionReader:
                 finished = reader.finish()
                 yield from self._deliver(finished.batches)
             finally:
-                self.result.unknown_commands |= reader.unknown_commands > 0
-        self._take_outcome(finished.outcome, info, reader, asked)
+                result.unknown_commands |= reader.unknown_commands > 0
+        self._take_outcome(finished.outcome, reader, asked)
 
     def _check_pace(self) -> None:
         """Raise where no checkpoint came for too long, whatever else did (R14)."""
-        allowed = self._allowed
-        if self._clock() - self._moved <= allowed:
-            return
-        self._allowed *= 2
-        raise FeedUnavailableError(
-            f"no checkpoint came within {allowed:g} s: if that is to be expected, raise option "
-            "slotTimeout",
-            feed=self.connection.url,
-            partition=self.target.partition,
-        )
-
-    def _take_outcome(
-        self, outcome: Outcome, info: FeedInfo, reader: PageReader, asked: str
-    ) -> None:
-        """Act on a complete response. Raises `FeedError` for one that says nothing."""
-        feed, partition = self.connection.url, self.target.partition
-        if outcome is not Outcome.LAGGING and outcome is not Outcome.BEHIND:
-            self._lag.reset()
-        if outcome is Outcome.PROGRESS:
-            if self._evidence.answers:
-                self._doubt()  # what came behind empty responses shows that they may lag
-            self._failures.reset()
-            self._watch.response_over(self.result.cursor)
-        elif outcome is Outcome.END:
-            self.result.ended, self.result.asked_closed = True, reader.closed
-        elif outcome in (Outcome.EMPTY, Outcome.SILENT):
-            self._seems_to_end(info, reader, silent=reader.last_checkpoint is None)
-        elif outcome is Outcome.LAGGING:
-            error = lagging_error(asked, reader.last_cursor, feed=feed, partition=partition)
-            self._wait_for_replica(error)
-        elif outcome is Outcome.BEHIND:
-            self._wait_for_replica(behind_error(asked, feed=feed, partition=partition))
-        elif outcome is Outcome.UNRECOGNIZED:
-            raise unrecognized_error(feed=feed, partition=partition)
+        if self._clock() - self._moved > self._patience:
+            raise FeedUnavailableError(
+                f"no checkpoint came within {self._patience:g} s: if that is to be expected, raise "
+                "option slotTimeout",
+                feed=self.connection.url,
+                partition=self.result.partition,
+            )
 
     def _pieces(self, reader: PageReader, chunk: bytes) -> Iterator[bytes]:
         """Yield the chunk whole, or by line near the limit or the fixed end.
 
         A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
         """
-        near_end = self._watch.may_be_in(chunk)
+        near_end = self._end is not None and self._end.may_be_in(chunk)
         held = reader.unclosed_events + 1
         room = math.inf if self._limit is None else self._limit - self.result.events - held
         # Counting lines takes time, so an estimate from the number of bytes comes first.
@@ -236,184 +222,275 @@ class PartitionReader:
         yield from (chunk,) if fits and not near_end else io.BytesIO(chunk)
 
     def _deliver(self, batches: list[CheckpointedEvents]) -> Iterator[CheckpointedEvents]:
-        result, limit = self.result, self._limit
-        for batch in batches:
-            if limit is not None and result.events and result.events + len(batch.events) > limit:
+        result, limit, end = self.result, self._limit, self._end
+        for came in batches:
+            batch: CheckpointedEvents | None = came
+            if limit is not None and result.events and result.events + len(came.events) > limit:
                 result.more = True
                 raise _Stop
-            self._watch.check(batch)
-            result.events += len(batch.events)
-            result.cursor = batch.cursor
-            if self._at_last_cursor():
-                result.ended, result.asked_closed = True, True
-            self._watch.delivered(batch)
-            yield batch
+            if end is not None:
+                batch = end.take(came, result.cursor)
+                result.reached = end.reached
+            if batch is not None:
+                result.events += len(batch.events)
+                result.cursor = batch.cursor
+                result.ended = result.asked_closed = self._at_last_cursor()
+                yield batch
             self._moved = self._clock()
-            late = self._grace_period is not None and self._moved - self._began > self._allowed
-            if (
-                late
-                or result.ended
-                or self._watch.reached
-                or (limit is not None and result.events >= limit)
-                or self._full()
-            ):
+            late = self._hurried and self._moved - self._began > self._patience
+            enough = limit is not None and result.events >= limit
+            if late or enough or result.ended or result.reached or self._full():
                 raise _Stop
 
     def _at_last_cursor(self) -> bool:
-        listed = self.connection.info.partitions.get(self.target.partition)
+        listed = self.connection.info.partitions.get(self.result.partition)
         if listed is None or not listed.closed or self.connection.fetch_options.selection():
             return False
         return listed.last_cursor == self.result.cursor
 
-    def _in_option_names(self, error: ProtocolError) -> ProtocolError:
-        return type(error)(
-            with_option_names(error.message), feed=error.feed, partition=error.partition
+    def _take_outcome(self, outcome: Outcome, reader: PageReader, asked: str) -> None:
+        """Act on a complete response. Raises `FeedError` for one that brings nothing."""
+        result, feed, partition = self.result, self.connection.url, self.result.partition
+        if self._end is not None and outcome is Outcome.PROGRESS:
+            if not self._end.response_over():
+                raise ProtocolError(
+                    "grows while it is read, and no end of it can be found: no checkpoint lies at "
+                    "the end that was fixed. Read it as a stream, with the trigger availableNow",
+                    feed=feed,
+                    partition=partition,
+                )
+        elif outcome in (Outcome.END, Outcome.EMPTY, Outcome.SILENT):
+            result.ended, result.asked_closed = True, reader.closed
+            result.silent = outcome is not Outcome.END and reader.last_checkpoint is None
+            result.unproven = outcome is not Outcome.END and reader.closed
+        elif outcome is Outcome.UNRECOGNIZED:
+            raise unrecognized_error(feed=feed, partition=partition)
+        elif outcome in (Outcome.LAGGING, Outcome.BEHIND):
+            self.lags = True
+            if outcome is Outcome.BEHIND:
+                raise behind_error(asked, feed=feed, partition=partition)
+            raise lagging_error(asked, reader.last_cursor, feed=feed, partition=partition)
+
+
+# ---------------------------------------------------------------------- reads of a task
+
+
+def fetch(
+    connection: FeedConnection,
+    target: Target,
+    *,
+    limit: int | None = None,
+    full: Callable[[], bool] = lambda: False,
+    receive: Callable[[CheckpointedEvents], object] = len,
+    clock: Callable[[], float] = time.monotonic,
+) -> FetchResult:
+    """Read a partition for a task: `receive` gets each batch, in order.
+
+    Where nothing was read, there is a second attempt. The result says what stopped the read. Raises
+    `FeedError` where no further attempt helps.
+    """
+    backoff = Backoff.of(connection.options.retry)
+    patience = connection.options.limits.slot_timeout
+    requests, retries = 0, 0
+    while True:
+        one = Fetch(
+            connection,
+            target,
+            limit=limit,
+            full=full,
+            patience=patience * (1 + retries),
+            hurried=True,
+            end=fixed_end(connection, target, cut=False),
+            clock=clock,
         )
+        for batch in one.batches():
+            receive(batch)
+        result, error = one.result, one.error
+        requests, retries = requests + result.requests, retries + (error is not None)
+        nothing = result.cursor == result.start
+        if error is not None and not _is_noted(result, error) and not one.lags:
+            pause = backoff.pause(error)
+            if retries == 1 and nothing and pause < _LONGEST_PAUSE:
+                time.sleep(pause)
+                continue
+        if error is not None and result.refused is None and nothing:
+            result.failed = f"{type(error).__name__}: {error.message}"
+        result.requests, result.retries = requests, retries
+        return result
 
-    # ------------------------------------------------------------------ between two responses
 
-    def _is_refusal(self, error: FeedError) -> bool:
-        """Whether the driver is to discover. A batch read asks for other credentials at once."""
-        return isinstance(error, RequestRefusedError) or (
-            self._grace_period is not None and is_refusal(error)
+def _is_noted(result: FetchResult, error: FeedError) -> bool:
+    """Note a refusal, after which the driver discovers (R10). Return whether it is one."""
+    if not is_refusal(error):
+        return False
+    status = DENIED if isinstance(error, AuthenticationError) else getattr(error, "status", None)
+    result.refused, result.refusal = int(status or 0), error.message
+    result.conflict = status == CONFLICT
+    return True
+
+
+# ---------------------------------------------------------------------- reads with all patience
+
+
+class PatientFetch:
+    """Reads a partition to its end, however long that takes. Use it once.
+
+    Arguments:
+        end, full, clock: as of `Fetch`.
+    """
+
+    def __init__(
+        self,
+        connection: FeedConnection,
+        target: Target,
+        *,
+        end: FixedEnd | None = None,
+        full: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._limits, policy = connection.options.limits, connection.options.retry
+        self.connection = connection
+        self.result = FetchResult(target.partition, target.cursor, target.cursor)
+        self._target, self._end, self._full = target, end, full
+        self._failures = Backoff.of(policy)
+        self._lag = Backoff(
+            base_delay=policy.base_delay,
+            max_delay=policy.max_delay,
+            give_up_after=gives_up_after(policy),
         )
+        self._conflicts = refusal_backoff(policy, give_up_after=policy.refused_for)
+        self._evidence = EndEvidence(self._limits.settle_time, self._limits.poll_interval)
+        self._closed_since: float | None = None
+        self._silent = False
 
-    def _refused(self, error: FeedError, status: int, info: FeedInfo) -> None:
-        """Get a new token after a conflict; leave other refusals to the driver, which discovers."""
-        self.result.retries += 1
-        pause: float | None = None
-        if status == CONFLICT:
-            self.result.conflict = True
+    def batches(self) -> Iterator[CheckpointedEvents]:
+        """Yield what is read. `result` is complete at the end.
+
+        Raises:
+            FeedError: no further attempt helps, or there were too many. A refusal (R10) is in the
+                result.
+        """
+        progress, goes_on = Progress(self._limits.max_attempts_without_progress), True
+        while goes_on:
+            self._note_if_closed()
+            at = replace(self._target, cursor=self.result.cursor)
+            one = Fetch(
+                self.connection,
+                at,
+                full=self._full,
+                patience=self._limits.slot_timeout * 2.0 ** min(self._failures.failures, 16),
+                end=self._end,
+                progress=progress,
+                clock=self._clock,
+            )
+            yield from one.batches()
+            goes_on = self._goes_on(one)
+
+    def _note_if_closed(self) -> None:
+        listed = self.connection.info.partitions.get(self._target.partition)
+        if listed is None or not listed.closed:
+            self._closed_since = None
+        elif self._closed_since is None:
+            first = not self.result.requests
+            self._closed_since = self.connection.began if first else time.monotonic()
+
+    def _goes_on(self, one: Fetch) -> bool:
+        """Take what a read came to, and wait for the next one. Return whether there is one."""
+        before, result = self.result, one.result
+        result.start, result.events = before.start, before.events + result.events
+        result.requests, result.retries = before.requests + result.requests, before.retries
+        self.result = result
+        if result.cursor != before.cursor or one.error is None:
+            self._failures.reset()
+            self._conflicts.reset()
+            self._lag.reset()
+        if result.cursor != before.cursor and self._evidence.answers:
+            self._doubt()  # what came behind empty responses shows that they may lag
+        if one.error is not None:
+            result.retries += 1
+            return self._waits(one, one.error)
+        return result.ended and not result.reached and self._seems_to_end()
+
+    def _waits(self, one: Fetch, error: FeedError) -> bool:
+        """Sleep until the next attempt. A new token is all that a conflict needs at first."""
+        if isinstance(error, RequestRefusedError) and _is_noted(self.result, error):
+            if self.result.refused != CONFLICT:
+                return False
             try:
                 pause = self._conflicts.pause(error)
             except FeedError:
-                if self._grace_period is None:
-                    raise ProtocolError(
-                        "the fetch is answered 409 again and again, with a fresh token each time",
-                        feed=self.connection.url,
-                        partition=self.target.partition,
-                    ) from error
-        if pause is None:
-            self.result.refused, self.result.refusal = status, error.message
-            return
-        if self._conflicts.failures > 1:  # the first time, a new token is all that is needed
-            time.sleep(pause)
-        try:
-            self.connection.discover(seen=info)
-        except FeedError as failed:
-            self._retry(failed)
-
-    def _seems_to_end(self, info: FeedInfo, reader: PageReader, *, silent: bool) -> None:
-        """Take an empty response. A read that has the time to find out if it is the end does (R6).
-
-        The driver of a streaming query counts such responses over its triggers.
-        """
-        result, limits = self.result, self.connection.options.limits
-        was_silent, self._silent = self._silent, silent
-        pause: float | None = None
-        if self._grace_period is None and reader.asked != LAST:
-            if reader.closed:
-                assert self._closed_since is not None
-                since = max(self._closed_since, self._failed_at, self.connection.failed_at)
-                pause = self._evidence.add(info, now=time.monotonic(), since=since)
-            elif silent and not was_silent:
-                pause = limits.silent_pause
-        if pause is None:
-            result.ended, result.asked_closed, result.silent = True, reader.closed, silent
-            result.unproven = reader.closed and self._grace_period is not None
-            return
-        time.sleep(pause)
-        if reader.closed and self._evidence.lacks_discovery(self.connection.info):
-            self.connection.discover(seen=info)
-
-    def _wait_for_replica(self, error: FeedError) -> None:
-        """Sleep until a replica that lags may have the rest, or give up."""
+                raise ProtocolError(
+                    "the fetch is answered 409 again and again, with a fresh token each time",
+                    feed=self.connection.url,
+                    partition=self._target.partition,
+                ) from error
+            self.result.refused = None
+            time.sleep(pause if self._conflicts.failures > 1 else 0.0)
+            self.connection.discover(seen=self.connection.info)
+            return True
         self._doubt()
-        try:
-            pause = self._lag.pause(error)
-        except FeedError:
-            if self._grace_period is None:
-                raise
-            self._give_up(error)
-            return
+        time.sleep((self._lag if one.lags else self._failures).pause(error))
+        return True
+
+    def _seems_to_end(self) -> bool:
+        """Return whether, after an empty response, another one has to show the end (R6)."""
+        result, info, pause = self.result, self.connection.info, None
+        was_silent, self._silent = self._silent, result.silent
+        if self._target.cursor == LAST:
+            return False
+        if result.unproven:
+            assert self._closed_since is not None
+            since = max(self._closed_since, self.connection.failed_at)
+            pause = self._evidence.add(info, now=time.monotonic(), since=since)
+        elif result.silent and not was_silent:
+            pause = self._limits.silent_pause
+        if pause is None:
+            return False
         time.sleep(pause)
+        if result.unproven and self._evidence.lacks_discovery(self.connection.info):
+            self.connection.discover(seen=info)
+        return True
 
     def _doubt(self) -> None:
         """Let empty responses count anew: the feed fails."""
         self._evidence.reset()
-        self._silent, self._failed_at = False, time.monotonic()
-
-    def _retry(self, error: FeedError) -> None:
-        """Sleep until the next attempt, or give up."""
-        self.result.retries += 1
-        self._doubt()
-        if self._grace_period is None or not self.connection.options.retry.retries(error):
-            time.sleep(self._failures.pause(error))
-            return
-        try:
-            pause = self._failures.pause(error)
-        except FeedError:
-            self._give_up(error)
-            return
-        if self._failures.elapsed + pause < self._grace_period:
-            time.sleep(pause)
-        else:  # other partitions of the task would have to wait for it (R14)
-            self._give_up(error)
-
-    def _give_up(self, error: FeedError) -> None:
-        if self.result.cursor != self.result.start:
-            raise _Stop
-        self.result.failed = f"{type(error).__name__}: {error.message}"
+        self._silent, self.connection.failed_at = False, time.monotonic()
 
 
-class Looks:
-    """Short reads beside the one that is watched, which end at the first failure.
+# ---------------------------------------------------------------------- ends
 
-    Each of them raises `FeedError` when no retry helps.
-    """
 
-    def __init__(self, connection: FeedConnection, partition: int) -> None:
-        self._connection = connection
-        self._partition = partition
+def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> FixedEnd | None:
+    """Return what recognizes the end of a read; None for one without a fixed end."""
+    if target.end is None:
+        return None
 
-    def page(self, cursor: str, size: int) -> list[CheckpointedEvents]:
-        """Return up to `size` events behind the cursor, asked for with that page size."""
+    def look(cursor: str, size: int | None) -> list[CheckpointedEvents]:
+        limit = MAX_FOLLOWING if size is None else size
+        there = Target(target.partition, cursor)
         batches: list[CheckpointedEvents] = []
-        self._reader(cursor, limit=size, page_size=size).read(batches.append)
+        with suppress(FeedError):
+            batches.extend(Fetch(connection, there, limit=limit, page_size=size).batches())
         return batches
 
-    def fingerprints(self, cursor: str, limit: int) -> list[int]:
-        """Return the fingerprints of up to `limit` events behind the cursor."""
-        batches: list[CheckpointedEvents] = []
-
-        def full() -> bool:
-            return len(batches) >= _MAX_LOOKS or len(fingerprints(batches)) >= limit
-
-        self._reader(cursor, full=full).read(batches.append)
-        return fingerprints(batches)[:limit]
-
-    def present_end(self) -> str | None:
-        """Return the cursor of the present end; None where there is none to be had."""
-        return fix_end(self._connection, self._partition, listed_end=False)
-
-    def _reader(self, cursor: str, **bounds: Any) -> PartitionReader:
-        target = Target(self._partition, cursor)
-        return PartitionReader(self._connection, target, grace_period=0.0, **bounds)
+    end = FixedEnd(target.end, look, cut=cut)
+    end.reached = target.end == target.cursor
+    return end
 
 
-def fix_end(connection: FeedConnection, partition: int, *, listed_end: bool = True) -> str | None:
+def fix_end(connection: FeedConnection, partition: int) -> str | None:
     """Return the present end of a partition, where a read that starts now ends.
 
     None where the partition is closed, or no end can be fixed: the read then ends when the
-    partition is caught up. With `listed_end` the end that discovery lists will do. Raises
-    `FeedError` where no retry helps.
+    partition is caught up. Raises `FeedError` where no further attempt helps.
     """
     listed = connection.info.partitions.get(partition)
     if listed is None or listed.closed:
         return None
-    if listed_end and listed.last_cursor is not None and not connection.fetch_options.selection():
+    if listed.last_cursor is not None and not connection.fetch_options.selection():
         return listed.last_cursor
-    cursor = _ask_for_end(connection, partition, _END_GRACE_PERIOD).cursor
+    cursor = fetch(connection, Target(partition, LAST), full=lambda: True).cursor
     return None if cursor == LAST else cursor
 
 
@@ -422,15 +499,15 @@ def read_end(connection: FeedConnection, partition: int) -> str:
 
     Raises:
         NoProgressError: the publisher gives no cursor.
-        FeedError: as `PartitionReader.read`.
+        FeedError: as `PatientFetch.batches`.
     """
     answer = "with events, again and again"
     for _ in range(connection.options.limits.max_attempts_without_progress):
-        result = _ask_for_end(connection, partition, None)
-        if result.events:
+        read = PatientFetch(connection, Target(partition, LAST), full=lambda: True)
+        if any(batch.events for batch in read.batches()):
             continue  # they came after the question: behind them they would be skipped (R7)
-        if result.cursor != LAST:
-            return result.cursor
+        if read.result.cursor != LAST:
+            return read.result.cursor
         answer = "without a cursor"
         break
     raise NoProgressError(
@@ -441,13 +518,6 @@ def read_end(connection: FeedConnection, partition: int) -> str:
     )
 
 
-def _ask_for_end(
-    connection: FeedConnection, partition: int, grace_period: float | None
-) -> FetchResult:
-    reader = PartitionReader(
-        connection,
-        Target(partition, LAST),
-        full=lambda: True,
-        grace_period=grace_period,
-    )
-    return reader.read()
+def _in_option_names(error: FeedError) -> FeedError:
+    message = with_option_names(error.message)
+    return type(error)(message, feed=error.feed, partition=error.partition)

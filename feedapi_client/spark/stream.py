@@ -23,8 +23,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from feedapi_client.model import Position
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import FetchResult, Target, fetch
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, decode, encode
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner, key_of
 from feedapi_client.spark.plan.probe import AvailableNow
@@ -38,14 +38,11 @@ from feedapi_client.spark.staging import (
     harmless,
     pack,
 )
-from feedapi_client.spark.target import FetchResult, Target
 
 _log = logging.getLogger(__name__)
 
 Offset = dict[str, Any]
 
-GRACE_PERIOD = 10.0
-"""Seconds for which a task retries temporary errors of one partition."""
 _FETCH_THREADS = 8
 _HEAD_READERS = 16
 _MAX_PAUSE = 0.2
@@ -420,10 +417,7 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
         def enough() -> bool:
             return full() or (task.max_bytes is not None and into.bytes >= task.max_bytes)
 
-        reader = PartitionReader(
-            connection, target, limit=task.limit, full=enough, grace_period=GRACE_PERIOD
-        )
-        return reader.read(into.add)
+        return fetch(connection, target, limit=task.limit, full=enough, receive=into.add)
 
     connection = FeedConnection(options, task.fetch, task.info)
     if len(fetched) == 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedapi_client.spark import ensure_java
-from feedapi_client.spark.http_clients import kept_client
+from feedapi_client.spark.feed_access import kept_client
 from tests import components
 
 if TYPE_CHECKING:

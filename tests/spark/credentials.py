@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
+import httpx
+
 
 def token() -> str:
     return "s3cr3t-t0ken"
@@ -23,3 +27,17 @@ def rotated() -> str:
     global issued
     issued += 1
     return f"token-{issued}"
+
+
+def auth() -> httpx.Auth:
+    return _Own()
+
+
+class _Own(httpx.Auth):
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        request.headers["Authorization"] = "Bearer s3cr3t-t0ken"
+        yield request
+
+
+def number() -> int:
+    return 7

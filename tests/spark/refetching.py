@@ -21,11 +21,10 @@ from pyspark.sql.types import StructType
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark.batch import rows
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import Target, fetch
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import SourceOptions, parse_options
-from feedapi_client.spark.target import Target
 
 
 @dataclass
@@ -60,7 +59,7 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for partition in connection.info.partitions:
             cursor, sequence = start.get(str(partition), [FIRST, 0])
             target = Target(partition, cursor)
-            result = PartitionReader(connection, target, limit=limit).read()
+            result = fetch(connection, target, limit=limit)
             end[str(partition)] = [result.cursor, sequence + result.events]
         return end if any(end[p][1] != start.get(p, [FIRST, 0])[1] for p in end) else start
 
@@ -78,7 +77,7 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         target = Target(partition.partition, partition.cursor, sequence=partition.sequence)
         batches: list[CheckpointedEvents] = []
         connection = FeedConnection(self.options)
-        PartitionReader(connection, target, limit=partition.events).read(batches.append)
+        fetch(connection, target, limit=partition.events, receive=batches.append)
         if batches:
             yield rows(connection, target, partition.sequence, batches)
 

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import FencedError, LineageError, ProtocolError
-from feedapi_client.spark import stream
-from feedapi_client.spark.plan import probe
 from feedapi_client.spark.query_offsets import read_offsets
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.staging import StagingError
@@ -422,18 +420,19 @@ def test_r9_successors_continue_from_the_cursor_of_their_ancestor(
 
 
 def test_r10_token_changes_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
+    """The epoch is empty, and the driver discovers."""
     publish(publisher, 100)
     engine = start()
-    first = engine.reader.initialOffset()
-    end = engine.reader.latestOffset(first, engine.reader.getDefaultReadLimit())
-    publisher.rotate_token()
-    rows = [
-        row
-        for part in engine.reader.partitions(first, end)
-        for arrow in engine.reader.read(part)
-        for row in arrow.to_pylist()
-    ]
-    assert problems(rows, publisher.payloads()) == []
+    rotated = []
+
+    def rotate(point: str) -> None:
+        if point == "logged" and not rotated:
+            rotated.append(publisher.rotate_token())
+
+    engine.crash_at = rotate
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+    assert engine.rows[0] == []
 
 
 def test_r10_partition_splits_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
@@ -463,8 +462,6 @@ def test_r14_failing_partition_does_not_delay_the_others(
 ) -> None:
     publish(publisher, 100)
     publisher.fail(503, partition=0, times=None)
-    monkeypatch.setattr(stream, "GRACE_PERIOD", 0.05)
-    monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
     engine = start(maxPartitionsPerTask="1", giveUpAfter="none")
     engine.trigger()
     assert {row["partition"] for row in engine.all_rows()} == {1}

@@ -20,10 +20,15 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.page import CheckpointedEvents
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, read_end
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import (
+    FetchResult,
+    PatientFetch,
+    Target,
+    fetch,
+    read_end,
+)
 from feedapi_client.spark.source_options import OptionError, parse_options
-from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import (
     EmptyPage,
@@ -52,12 +57,17 @@ def connect(publisher: Publisher, **given: str) -> FeedConnection:
 
 
 def read(
-    publisher: Publisher, *, cursor: str = FIRST, given: dict[str, str] | None = None, **how: Any
+    publisher: Publisher, *, cursor: str = FIRST, given: dict[str, str] | None = None
 ) -> tuple[list[CheckpointedEvents], FetchResult]:
+    """Read as a batch read does, with all patience."""
+    reading = PatientFetch(connect(publisher, **(given or {})), Target(0, cursor))
+    return list(reading.batches()), reading.result
+
+
+def task(publisher: Publisher, **how: Any) -> tuple[list[CheckpointedEvents], FetchResult]:
+    """Read as a task of a stream does."""
     batches: list[CheckpointedEvents] = []
-    result = PartitionReader(connect(publisher, **(given or {})), Target(0, cursor), **how).read(
-        batches.append
-    )
+    result = fetch(connect(publisher), Target(0, FIRST), receive=batches.append, **how)
     return batches, result
 
 
@@ -107,15 +117,15 @@ def test_r6_without_last_cursor_an_empty_response_is_the_end(publisher: Publishe
 def test_r3_limit_cuts_at_the_last_checkpoint_within_it(
     publisher: Publisher, limit: int, events: int
 ) -> None:
-    batches, result = read(publisher, limit=limit)
+    batches, result = task(publisher, limit=limit)
     assert numbers(batches) == list(range(events))
     again, _ = read(publisher, cursor=result.cursor)
     assert numbers(again) == list(range(events, 100))
 
 
 def test_more_is_set_only_when_further_events_were_seen(publisher: Publisher) -> None:
-    assert read(publisher, limit=55)[1].more
-    assert not read(publisher, limit=50)[1].more
+    assert task(publisher, limit=55)[1].more
+    assert not task(publisher, limit=50)[1].more
 
 
 def test_r3_events_without_checkpoint_are_fetched_again(publisher: Publisher) -> None:
@@ -144,34 +154,41 @@ def test_r14_temporary_errors_are_retried(publisher: Publisher, fault: int) -> N
     assert numbers(read(publisher)[0]) == list(range(100))
 
 
-def test_r14_without_grace_period_the_error_is_raised_after_give_up_after(
-    publisher: Publisher,
-) -> None:
+def test_r14_batch_read_raises_the_error_after_give_up_after(publisher: Publisher) -> None:
     publisher.fail(503, times=None)
     with pytest.raises(FeedUnavailableError):
         read(publisher, given={"giveUpAfter": "0.05"})
 
 
-def test_r14_after_the_grace_period_the_result_says_failed(publisher: Publisher) -> None:
+def test_r14_task_that_read_nothing_tries_twice_and_says_what_failed(publisher: Publisher) -> None:
+    publisher.fail(503, times=1)
+    batches, result = task(publisher)
+    assert (numbers(batches), result.retries) == (list(range(100)), 1)
     publisher.fail(503, times=None)
-    batches, result = read(publisher, grace_period=0.05)
-    assert batches == []
+    batches, result = task(publisher)
+    assert (batches, result.requests) == ([], 2)
     assert result.failed is not None
     assert result.failed.startswith("FeedUnavailableError: the publisher answers status 503")
 
 
-def test_r14_batches_before_a_failure_are_kept(publisher: Publisher) -> None:
+def test_r14_task_keeps_what_came_before_a_failure(publisher: Publisher) -> None:
     publisher.fail(503, times=None, after=1)
-    batches, result = read(publisher, grace_period=0.05)
+    batches, result = task(publisher)
     assert numbers(batches) == list(range(50))
-    assert (result.failed, result.ended) == (None, False)
+    assert (result.failed, result.ended, result.requests) == (None, False, 2)
 
 
-def test_r14_retry_after_beyond_the_grace_period_is_not_awaited(publisher: Publisher) -> None:
+def test_r14_task_does_not_wait_for_a_retry_after(publisher: Publisher) -> None:
     publisher.fail(Status(429, headers={"retry-after": "3600"}), times=None)
-    _, result = read(publisher, grace_period=30)
+    _, result = task(publisher)
     assert result.failed is not None
     assert publisher.counters["fetch"] == 1
+
+
+def test_task_raises_what_no_attempt_repairs(publisher: Publisher) -> None:
+    publisher.fail(SameCheckpoint(), times=None)
+    with pytest.raises(NoProgressError):
+        task(publisher)
 
 
 Chunk = bytes | tuple[float, bytes]
@@ -192,15 +209,15 @@ class Trickle(httpx.SyncByteStream):
 
 
 def trickled(
-    publisher: Publisher, *bodies: Iterable[Chunk], given: dict[str, str], **how: Any
+    publisher: Publisher, *bodies: Iterable[Chunk], given: dict[str, str] | None = None
 ) -> tuple[FetchResult, list[int], list[float]]:
-    """Read partition 0, whose responses have these bodies.
+    """Read partition 0 for a task, or as a batch read with options, from these bodies of responses.
 
     Return the result, the numbers of the events, and the seconds that each response was read for.
     """
     streams = [Trickle(body) for body in bodies]
     left = iter(streams)
-    connection = connect(publisher, slotTimeout="5", **given)
+    connection = connect(publisher, slotTimeout="5", **(given or {}))
     connection.discover()
     connection.client = SyncFeedClient(
         connection.options.url,
@@ -210,13 +227,17 @@ def trickled(
         fetch=connection.options.fetch,
     )
     batches: list[CheckpointedEvents] = []
+
+    def clock() -> float:
+        return sum(stream.now for stream in streams)
+
     with connection.client:
-        result = PartitionReader(
-            connection,
-            Target(0, FIRST),
-            clock=lambda: sum(stream.now for stream in streams),
-            **how,
-        ).read(batches.append)
+        if given is None:
+            result = fetch(connection, Target(0, FIRST), receive=batches.append, clock=clock)
+        else:
+            reading = PatientFetch(connection, Target(0, FIRST), clock=clock)
+            batches += reading.batches()
+            result = reading.result
     return result, numbers(batches), [stream.now for stream in streams]
 
 
@@ -228,9 +249,7 @@ BEATS = [b"\n", b'{"heartbeat":1}\n', b'{"cursor":"_first"}\n', b'{"data":{"n":1
 def test_r14_response_without_a_checkpoint_fails_and_next_time_has_twice_as_long(
     publisher: Publisher, beat: bytes
 ) -> None:
-    result, events, seconds = trickled(
-        publisher, repeat(beat), repeat(beat), given={}, grace_period=5
-    )
+    result, events, seconds = trickled(publisher, repeat(beat), repeat(beat))
     assert events == []
     assert result.failed is not None
     assert "no checkpoint came within 10 s" in result.failed
@@ -257,16 +276,14 @@ def test_r14_checkpoints_that_come_in_time_keep_a_batch_read_going(publisher: Pu
 def test_r14_silence_that_a_checkpoint_ends_is_no_failure(publisher: Publisher) -> None:
     """One read that took long, as where the publisher computes a page."""
     page = (29.0, b'{"data":{"n":1}}\n{"cursor":"1"}\n')
-    result, events, _ = trickled(
-        publisher, [page], [b'{"cursor":"1"}\n'], given={}, grace_period=60
-    )
+    result, events, _ = trickled(publisher, [page], [b'{"cursor":"1"}\n'], given={})
     assert (events, result.retries) == ([1], 0)
 
 
 def test_r14_epoch_does_not_wait_for_a_response_that_never_ends(publisher: Publisher) -> None:
     """Other partitions of the epoch do: what came is kept, and read on from later."""
     body = (b'{"data":{"n":1}}\n{"cursor":"%d"}\n' % n for n in count())
-    result, events, seconds = trickled(publisher, body, given={}, grace_period=5)
+    result, events, seconds = trickled(publisher, body)
     assert (len(events), result.failed, result.ended) == (6, None, False)
     assert (result.cursor, seconds) == ("5", [6])
 
@@ -276,40 +293,41 @@ def test_wrong_credentials_are_not_retried(publisher: Publisher) -> None:
     connection.discover()
     publisher.bearer = "x"
     with pytest.raises(AuthenticationError):
-        PartitionReader(connection, Target(0, FIRST)).read()
+        list(PatientFetch(connection, Target(0, FIRST)).batches())
+    assert fetch(connection, Target(0, FIRST)).refused == 401  # the driver discovers
 
 
 def test_r10_new_token_is_fetched_after_a_conflict(publisher: Publisher) -> None:
     connection = connect(publisher)
     connection.discover()
     publisher.rotate_token()
-    batches: list[CheckpointedEvents] = []
-    PartitionReader(connection, Target(0, FIRST)).read(batches.append)
+    assert fetch(connection, Target(0, FIRST)).conflict  # which is left to the driver
+    batches = list(PatientFetch(connection, Target(0, FIRST)).batches())
     assert numbers(batches) == list(range(100))
 
 
 def test_r10_result_says_that_the_partitions_may_have_changed(publisher: Publisher) -> None:
-    _, result = read(publisher)
+    _, result = task(publisher)
     assert (result.conflict, result.unknown_commands) == (False, False)
     publisher.fail(409)
-    _, result = read(publisher)
-    assert (result.conflict, result.unknown_commands) == (True, False)
+    _, result = task(publisher)
+    assert (result.conflict, result.refused, result.unknown_commands) == (True, 409, False)
     publisher.fail(UnknownCommands())
-    _, result = read(publisher)
+    _, result = task(publisher)
     assert (result.conflict, result.unknown_commands) == (False, True)
 
 
-@pytest.mark.usefixtures("short_waits")
 def test_r10_repeated_conflicts_are_an_error(publisher: Publisher) -> None:
     publisher.fail(409, times=None)
     with pytest.raises(ProtocolError, match="409 again and again"):
-        read(publisher)
+        read(publisher, given={"refusedFor": "0.1"})
 
 
 @pytest.mark.parametrize("status", [400, 404, 410])
 def test_r10_other_refusals_are_reported_in_the_result(publisher: Publisher, status: int) -> None:
     publisher.fail(status, times=None)
     assert read(publisher)[1].refused == status
+    assert task(publisher)[1].refused == status
 
 
 def test_r10_partition_that_is_no_longer_listed_is_reported_in_the_result(
@@ -318,7 +336,9 @@ def test_r10_partition_that_is_no_longer_listed_is_reported_in_the_result(
     connection = connect(publisher)
     connection.discover()
     publisher.split(0, into=2, method="cursor-from")
-    assert PartitionReader(connection, Target(0, FIRST)).read().refused == 0
+    reading = PatientFetch(connection, Target(0, FIRST))
+    assert list(reading.batches()) == []
+    assert reading.result.refused == 0
 
 
 @pytest.mark.parametrize("fault", [SameCheckpoint(), NoCheckpoint()])
@@ -336,7 +356,7 @@ def test_r6_empty_pages_that_move_the_cursor_are_not_the_end(publisher: Publishe
 
 
 def test_read_stops_when_the_caller_is_full(publisher: Publisher) -> None:
-    _, result = read(publisher, full=lambda: True)
+    _, result = task(publisher, full=lambda: True)
     assert 0 < result.events < 100
 
 

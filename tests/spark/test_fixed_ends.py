@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import ProtocolError
-from feedapi_client.spark import snapshot
-from feedapi_client.spark.batch import FeedReader
-from feedapi_client.spark.snapshot import Chain
+from feedapi_client.spark.batch import Chain, FeedReader
 from feedapi_client.spark.source import FeedDataSource
 from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.stream import FeedStreamReader
@@ -173,6 +171,21 @@ def test_end_at_a_checkpoint_is_not_read_beyond(publisher: GrowingFeed) -> None:
     assert len(rows) == 1005
 
 
+@pytest.mark.parametrize("growth", [1, 500])
+def test_read_is_cut_at_its_end_and_its_last_cursor_leads_to_the_rest(
+    publisher: GrowingFeed, growth: int
+) -> None:
+    """No checkpoint lies there: neither this read nor the next one begins or ends at another."""
+    reader = FeedReader(options_of(publisher))
+    parts = reader.partitions()
+    publisher.grow(growth)
+    rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    assert sorted(json.loads(row["data"])["n"] for row in rows) == list(range(1005))
+    last = {str(row["partition"]): row["cursor"] for row in rows}
+    later = rows_of(FeedReader(options_of(publisher, startingCursors=json.dumps(last))))
+    assert sorted(json.loads(row["data"])["n"] for row in later) == list(range(1005, 1005 + growth))
+
+
 def cursors(publisher: Publisher, **places: int) -> str:
     """Return option ``endingCursors``: the end of the n-th row of each partition."""
     rows = rows_of(FeedReader(options_of(publisher, pageSizeHint="7")))
@@ -271,7 +284,7 @@ def test_snapshot_is_not_shared_for_long(
     reader = source.reader(source.schema())
     reader.partitions()
     publisher.grow(10)
-    monkeypatch.setattr(snapshot, "SHARED_SECONDS", 0.0)
+    monkeypatch.setattr("feedapi_client.spark.batch.SHARED_SECONDS", 0.0)
     assert len(rows_of(reader)) == 1015
 
 

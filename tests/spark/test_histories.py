@@ -13,11 +13,11 @@ import pytest
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.negotiation import negotiate
+from feedapi_client.spark.batch import chains
+from feedapi_client.spark.fetch import FetchResult, Target
 from feedapi_client.spark.plan import epoch_planner as planning
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner
-from feedapi_client.spark.snapshot import FeedSnapshot, chains
 from feedapi_client.spark.source_options import parse_options
-from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.world import Method, World
 
@@ -152,7 +152,7 @@ def test_depth_of_a_batch_read_after_the_same_splits() -> None:
     split(feed, "cursor-from")
     publish(feed, 4)
     options = parse_options({"url": URL})
-    for chain in chains(options, feed, FeedSnapshot(feed.discover())):  # type: ignore[arg-type]
+    for chain in chains(options, feed, feed.discover(), {}):  # type: ignore[arg-type]
         for target in chain:
             ended = False
             while not ended:

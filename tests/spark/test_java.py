@@ -98,3 +98,23 @@ def test_the_wheels_java_starts_with_the_arguments_of_spark(
     )
     assert done.returncode == 0, done.stderr
     assert find_java()[:3] == java[:3]
+
+
+@pytest.mark.parametrize(
+    ("environment", "python"),
+    [
+        ({}, sys.executable),
+        ({"PYSPARK_PYTHON": "/own/python"}, "/own/python"),
+        ({"SPARK_ENV_LOADED": "1"}, None),  # spark-submit chooses by itself
+    ],
+)
+def test_workers_get_this_python_where_nothing_chooses_one(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    environment: dict[str, str],
+    python: str | None,
+) -> None:
+    chosen = {"JAVA_HOME": str(fake_java(tmp_path / "own", "21.0.4")), **environment}
+    monkeypatch.setattr(os, "environ", chosen)
+    ensure_java()
+    assert chosen.get("PYSPARK_PYTHON") == python

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from feedapi_client.spark import ensure_java
 from feedapi_client.testing import Publisher
 from tests.spark.conftest import ROOT, needs_jvm
+from tests.spark.delta_environment import DELTA, JARS, PYSPARK
 from tests.spark.sessions import configuration
 
 
@@ -98,6 +100,14 @@ def test_r10_older_pyspark_is_named_with_what_is_needed(tmp_path: Path, version:
     assert "Traceback" not in done.stderr
 
 
+def test_extra_delta_brings_what_belongs_to_the_documented_jar() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"delta-spark=={DELTA}" in extras["optional-dependencies"]["delta"]
+    page = (ROOT / "docs" / "pages" / "lakehouse.md").read_text()
+    assert f"io.delta:{next(iter(JARS))}:{DELTA}" in page
+    assert f"`pip install\n'feedapi-client[delta]'` brings PySpark {PYSPARK}" in page
+
+
 EMPTY_PACKAGE = """
 import sys, types
 package = types.ModuleType("feedapi_client.spark")
@@ -109,7 +119,7 @@ sys.modules["feedapi_client.spark"] = package
 def test_fetching_planning_and_staging_need_no_pyspark() -> None:
     code = EMPTY_PACKAGE.format(path=str(ROOT / "feedapi_client" / "spark"))
     code += BLOCKED.format(names=["pyspark", "pyarrow"])
-    modules = "source_options, http_clients, feed_connection, fetch"
+    modules = "source_options, feed_access, fetch"
     done = python(
         f"{code}from feedapi_client.spark import {modules}\n"
         "from feedapi_client.spark.plan import epoch, epoch_planner\n"

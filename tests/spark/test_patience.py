@@ -18,9 +18,8 @@ from feedapi_client.errors import (
     FeedUnavailableError,
     ProtocolError,
 )
-from feedapi_client.spark import stream
 from feedapi_client.spark.plan import epoch_planner as planning
-from feedapi_client.spark.plan import polls, probe
+from feedapi_client.spark.plan import polls
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
@@ -258,8 +257,6 @@ def test_r14_partitions_of_a_feed_that_hangs_are_not_caught_up(
 def test_r14_available_now_ends_where_a_feed_hangs_for_too_long(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    monkeypatch.setattr(stream, "GRACE_PERIOD", 0.05)
-    monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
     publish(publisher, 30)
     engine = start(requestTimeout="0.3", slotTimeout="0.3", giveUpAfter="2")
     engine.available_now()

@@ -9,7 +9,7 @@ import pytest
 from feedapi_client.errors import FeedUnavailableError
 from feedapi_client.model import FIRST
 from feedapi_client.options import RetryPolicy
-from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.feed_access import FeedConnection
 from feedapi_client.spark.plan.epoch import split_into_groups
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 from feedapi_client.spark.plan.failing_partitions import FailingPartitions

@@ -11,7 +11,7 @@ import pytest
 from feedapi_client.options import Limits
 from feedapi_client.runtime.discovery_timer import UNKNOWN_COMMAND_GAP_SECONDS
 from feedapi_client.spark import stream
-from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.feed_access import FeedConnection
 from feedapi_client.spark.plan import epoch_planner as planning
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 from feedapi_client.spark.plan.polls import PollSchedule

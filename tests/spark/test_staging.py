@@ -22,6 +22,7 @@ from feedapi_client.errors import FencedError
 from feedapi_client.model import Event
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark import schema, staging
+from feedapi_client.spark.fetch import FetchResult
 from feedapi_client.spark.plan.epoch import decode
 from feedapi_client.spark.schema import EVENTS, StagedEvents, event_columns, staged_rows
 from feedapi_client.spark.source_options import OptionError
@@ -35,7 +36,6 @@ from feedapi_client.spark.staging import (
     open_store,
     pack,
 )
-from feedapi_client.spark.target import FetchResult
 
 RESULT: dict[str, Any] = {"partition": 0, "start": "_first", "cursor": "a", "events": 2}
 HEAD = RESULT | {"depth": 0, "sequence": 0, "checkpoints": [[2, "a"]]}

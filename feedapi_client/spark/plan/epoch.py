@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -11,9 +11,9 @@ import msgspec
 
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
+from feedapi_client.spark.fetch import Target
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.staging import StagingError, inflate, newer_format, whole
-from feedapi_client.spark.target import Target
 
 _TASKS = 32
 PLAN_VERSION = 4
@@ -90,7 +90,6 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             self.sequences.get(listed.id, 0),
             self.depths.get(listed.id, 0),
             self.ends.get(listed.id),
-            resumable=True,
         )
 
 
@@ -98,6 +97,31 @@ def split_into_groups(partitions: list[int], size: int | None) -> list[list[int]
     """Spread the partitions evenly over tasks of at most `size`; without one over some tasks."""
     tasks = -(-len(partitions) // size) if size else min(len(partitions), _TASKS)
     return [partitions[task::tasks] for task in range(tasks)]
+
+
+def count_before(before: Mapping[int, Mapping[int, int]], depths: dict[int, int]) -> None:
+    """Add the depth of each partition to `depths`: how many come before it, one after the other.
+
+    Arguments:
+        before: for each partition those directly before it, and how many places each takes (0 or
+            1). One that is neither here nor in `depths` is at depth 0.
+        depths: is changed.
+    """
+    begun: set[int] = set()
+    for partition in before:
+        waiting = [partition]  # a chain of partitions may be longer than Python's stack
+        while waiting:
+            current = waiting[-1]
+            first = [p for p in before[current] if p in before and p not in depths]
+            first = [p for p in first if p not in begun]
+            begun.add(current)
+            if current not in depths and first:
+                waiting += first
+                continue
+            waiting.pop()
+            if current not in depths:
+                places = before[current].items()
+                depths[current] = max((depths.get(p, 0) + n for p, n in places), default=0)
 
 
 # ---------------------------------------------------------------------- storage

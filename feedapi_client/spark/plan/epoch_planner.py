@@ -34,20 +34,19 @@ from feedapi_client.lineage.planner import (
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.protocol.page import EndEvidence, FeedAnswers
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
-from feedapi_client.spark.depths import count_before
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import read_end
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import FetchResult, read_end
 from feedapi_client.spark.plan.epoch import (
     EpochPlan,
     added_partitions,
     check_partitions,
+    count_before,
     split_into_groups,
 )
 from feedapi_client.spark.plan.failing_partitions import FailingPartitions
 from feedapi_client.spark.plan.polls import LateLooks, PatientCall, PollSchedule
 from feedapi_client.spark.plan.probe import AvailableNow, Probe
 from feedapi_client.spark.source_options import SourceOptions
-from feedapi_client.spark.target import FetchResult
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ class EpochPlanner:
         self.connection = connection
         self.lineage = Planner(
             feed=connection.url,
-            start=options.start,
+            start=options.starting_cursors,
             ordered=options.ordered,
             partitions=_selected(options, plan),
             lineage=options.lineage,
@@ -105,7 +104,7 @@ class EpochPlanner:
         self._not_selected: dict[int, Position] = {}  # of an earlier query without a selection
         self._failures = FailingPartitions(connection.url, options.retry)
         self._probe = Probe(connection)
-        self._polls = PollSchedule(options.limits, bounded=options.bounded_polls)
+        self._polls = PollSchedule(options.limits, bounded=options.max_poll_interval is None)
         self._planned: set[int] = set()  # what the last plan reads
         self._epochs = 0  # of this process
         self._read_in: dict[int, int] = {}  # the last epoch that read each partition
@@ -336,10 +335,10 @@ class EpochPlanner:
         self._poll_moved_ends(info)
         self._check_refusals(info)
         # At "first" the same positions would be found again: no need for an epoch without rows.
-        if not (first and self.options.start == "first"):
+        if not (first and self.options.starting_cursors == "first"):
             self._unsaved |= any(isinstance(action, Save) for action in actions)
         self._perform(actions)
-        if first and self.options.start != "last":
+        if first and self.options.starting_cursors != "last":
             for partition in self.lineage.runnable():
                 self._polls.expect(partition)
 

@@ -19,8 +19,7 @@ from feedapi_client.options import RetryPolicy
 from feedapi_client.protocol.text import shown
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime.failures import CURSOR_REFUSALS, refusal_backoff
-from feedapi_client.spark.fetch import CONFLICT, DENIED
-from feedapi_client.spark.target import FetchResult
+from feedapi_client.spark.fetch import CONFLICT, DENIED, FetchResult
 
 _log = logging.getLogger(__name__)
 

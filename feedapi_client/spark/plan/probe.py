@@ -9,15 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, fix_end
-from feedapi_client.spark.target import FetchResult, Target
+from feedapi_client.protocol.page import CheckpointedEvents
+from feedapi_client.spark.feed_access import FeedConnection
+from feedapi_client.spark.fetch import FetchResult, Target, fetch, fix_end
 
-GRACE_PERIOD = 2.0
-"""Seconds for which a probe retries temporary errors."""
 MAX_THREADS = 16
 _MAX_EMPTY_BATCHES = 5
 """Batches without an event that one probe reads: another one goes on behind them."""
@@ -59,19 +56,12 @@ class Probe:
             return dict(zip(partitions, pool.map(end, partitions), strict=True))
 
     def _ask(self, target: Target) -> FetchResult:
-        batches = count(1)
+        batches: list[CheckpointedEvents] = []
 
         def enough() -> bool:
-            return reader.result.events > 0 or next(batches) == _MAX_EMPTY_BATCHES
+            return bool(batches[-1].events) or len(batches) == _MAX_EMPTY_BATCHES
 
-        reader = PartitionReader(
-            self._connection,
-            target,
-            limit=1,
-            full=enough,
-            grace_period=GRACE_PERIOD,
-        )
-        return reader.read()
+        return fetch(self._connection, target, limit=1, full=enough, receive=batches.append)
 
 
 @dataclass(slots=True)
