@@ -189,8 +189,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     problems: list[str] = []
     values: dict[str, Any] = {}
     families: dict[str, Any] = {field: {} for field in _FAMILIES.values()}
-    for given_name, value in given.items():
-        option = re.sub("^option[.]", "", given_name, flags=re.IGNORECASE)
+    for option, value in given.items():
         name = "url" if option.lower() == "path" else option.lower()
         family = next(
             (f for f in _FAMILIES if name.startswith(f.lower()) and name != f.lower()), None
@@ -199,7 +198,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             families[_FAMILIES[family]][option[len(family) :]] = str(value)
         elif name in _SPELLING:
             _add(option, str(value).strip(), _OPTIONS[_SPELLING[name]], values, problems)
-        elif _OF_TABLES.fullmatch(name) is None:
+        else:
             problems.append(_unknown(option))
     problems += _contradictions(values, families["headers"])
     if "url" not in values and not any(" url " in one or " path " in one for one in problems):
@@ -307,12 +306,6 @@ follows the name of the option in a sentence where the field's type has no descr
 # ---------------------------------------------------------------------- what is refused
 
 _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
-
-_OF_TABLES = re.compile(
-    "provider|owner|comment|location|collation|external|is_managed_location|table_type"
-)
-"""What Spark adds to the options of a table that ``CREATE TABLE ... USING feedapi`` made. It names
-them ``option.NAME`` then, once more or only."""
 
 _BY_TIME = "feeds can't be searched by time: drop rows with where(...) on a time in column data"
 _BY_TRIGGER = "give the query a longer processing-time trigger"

@@ -133,15 +133,6 @@ def test_r19_no_value_is_quoted() -> None:
     assert repr(parse_options(given)) == "<SourceOptions of a>"
 
 
-def test_properties_that_spark_gives_a_table_are_left_alone() -> None:
-    of_table = {"option.url": URL["url"], "provider": "feedapi", "owner": "root"}
-    assert parse_options({**URL, **of_table}) == parse_options(of_table) == parse_options(URL)
-    tagged = {"OPTION.filter.Tag": "x", "option.ordered": "false"}
-    assert parse_options({**URL, **tagged}) == SourceOptions(
-        url=URL["url"], filters={"Tag": "x"}, ordered=False
-    )
-
-
 @pytest.mark.parametrize(
     ("option", "instead"),
     [
