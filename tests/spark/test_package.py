@@ -145,7 +145,7 @@ from feedapi_client.spark import ingest
 spark = SparkSession.builder.getOrCreate()
 print("from", feedapi_client.__file__)
 print("rows", spark.read.format("feedapi").load(sys.argv[1]).count())
-sys.exit(ingest.main(sys.argv[1:]))
+print(ingest.run(spark, ingest.Ingest(url=sys.argv[1], output=sys.argv[2])))
 """
 
 

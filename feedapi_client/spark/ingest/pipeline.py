@@ -221,7 +221,7 @@ class Run:
         who = Identity(job.feed_name, found.query, found.committed, found.begun)
         columns, run = columns_of(spark, job, rows), found.resumed.get("run")
         if job.resume_from_table:
-            run = resume(spark, job, who)
+            run = resume(spark, job, columns, who)
         check_tables(spark, job, columns, replace(who, run=run), found.outputs)
         return run
 

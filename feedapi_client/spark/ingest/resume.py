@@ -7,10 +7,12 @@ cursor behind its batch: the last row of each partition is the place to go on fr
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
 
 from feedapi_client.spark.ingest.checkpoint import note
 from feedapi_client.spark.ingest.delta_table import DeltaTable, column
@@ -23,8 +25,14 @@ from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.stream import ReadSoFar, seed
 
 
-def resume(spark: SparkSession, job: Ingest, who: Identity) -> str:
-    """Let a new checkpoint begin where the tables end. Return the run that it begins with."""
+def resume(
+    spark: SparkSession, job: Ingest, columns: Mapping[str, StructType], who: Identity
+) -> str:
+    """Let a new checkpoint begin where the tables end. Return the run that it begins with.
+
+    Arguments:
+        columns: to be written, by the roles of the tables, without those that a transform makes.
+    """
     if who.query is not None or is_connect(spark):
         raise IngestError(
             "--resume-from-table begins a new checkpoint: give a location that holds none, and "
@@ -44,6 +52,9 @@ def resume(spark: SparkSession, job: Ingest, who: Identity) -> str:
             "Leave out --resume-from-table, or name the feed as before with --feed"
         )
     run = uuid.uuid4().hex
+    for one, table in tables.items():
+        if table.owners(spark, tables.identity(one)):  # what can't go on stops no query
+            table.check(spark, replace(tables.identity(one), run=run), columns.get(one))
     # A query that still runs writes nothing more that would be missed.
     for one, table in tables.items():
         table.take_over(spark, replace(tables.identity(one), run=run))
