@@ -4,8 +4,10 @@ certificates.
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
+import stat
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
@@ -75,6 +77,8 @@ class TokenFile(httpx.Auth):
     def _value(self) -> str:
         try:
             found = os.stat(self._path)
+            if not stat.S_ISREG(found.st_mode):  # to open a FIFO waits for its other end
+                raise OSError(errno.EINVAL, "it is no regular file")
             version = (found.st_mtime_ns, found.st_size, found.st_ino)
             if self._read is None or self._read[0] != version:
                 with self._path.open("rb") as file:
