@@ -27,6 +27,11 @@ _MAX_TOKEN = 64 * 1024
 """Bytes of a token file, and of a token endpoint's answer."""
 _UNAUTHORIZED = 401
 _REFUSED = (401, 403)
+_ERRORS = (
+    *("invalid_request", "invalid_client", "invalid_grant", "unauthorized_client"),
+    *("unsupported_grant_type", "invalid_scope"),
+)
+"""The codes of RFC 6749, section 5.2. Any other text may be an echo of the secret."""
 
 
 class TokenFile(httpx.Auth):
@@ -257,10 +262,7 @@ class OAuthClientCredentials(httpx.Auth):
 
 
 def _reason(found: dict[str, Any]) -> str:
-    """The error's code of RFC 6749, section 5.2: a word, and not the server's text."""
-    code = found.get("error")
-    known = isinstance(code, str) and code.isascii() and code.replace("_", "").isalpha()
-    return f", {str(code)[:60]}" if known else ""
+    return next((f", {code}" for code in _ERRORS if found.get("error") == code), "")
 
 
 class _BoundedStream(httpx.AsyncByteStream, httpx.SyncByteStream):

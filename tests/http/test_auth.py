@@ -122,6 +122,8 @@ async def test_a_refused_token_is_renewed_once_for_a_request(publisher: Publishe
             "invalid_client",
         ),
         (400, {"access_token": None, "error": "<secret>"}, AuthenticationError, "status 400"),
+        (400, {"access_token": None, "error": "secret"}, AuthenticationError, "status 400$"),
+        (400, {"access_token": None, "error": ["secret"]}, AuthenticationError, "status 400$"),
         (200, {"token_type": "mac"}, AuthenticationError, "gave no token"),
         (200, {"access_token": "a\nb"}, AuthenticationError, "can't be sent"),
         (503, {}, FeedUnavailableError, "status 503"),
