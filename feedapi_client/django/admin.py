@@ -63,14 +63,17 @@ class QuarantineAdmin(admin.ModelAdmin):
     actions = ("replay",)
     fields: tuple[str, ...] = (
         *("id", "time", "feed_url", "consumer", "filters", "partition_id", "feed_cursor"),
-        *("event_index", "event", "headers", "error_type", "error"),
+        *("event_index", "event", "event_headers", "error_type", "error"),
     )
     readonly_fields = fields
 
     @admin.display(ordering="quarantined_at", description="quarantined")
-    def time(self, event: Any) -> datetime:
-        """Return when the event was quarantined."""
-        return _EPOCH + timedelta(microseconds=event.quarantined_at)
+    def time(self, event: Any) -> datetime | str:
+        """Return when the event was quarantined; a time that no store wrote as it is."""
+        try:
+            return _EPOCH + timedelta(microseconds=event.quarantined_at)
+        except OverflowError:
+            return f"{event.quarantined_at} µs"
 
     def get_queryset(self, request: Any) -> Any:
         """Leave in the database what only an event's own page shows."""
@@ -80,6 +83,11 @@ class QuarantineAdmin(admin.ModelAdmin):
     def event(self, event: Any) -> str:
         """Return the payload, indented if it is JSON, and at most `_LONGEST_SHOWN` characters."""
         return shown_payload(bytes(event.payload))
+
+    @admin.display(description="headers")
+    def event_headers(self, event: Any) -> str:
+        """Return the headers, at most `_LONGEST_SHOWN` characters of them."""
+        return str(event.headers)[:_LONGEST_SHOWN]
 
     def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002
         """Only consumers add events."""

@@ -4,8 +4,10 @@ certificates.
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
+import stat
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
@@ -25,6 +27,11 @@ _MAX_TOKEN = 64 * 1024
 """Bytes of a token file, and of a token endpoint's answer."""
 _UNAUTHORIZED = 401
 _REFUSED = (401, 403)
+_ERRORS = (
+    *("invalid_request", "invalid_client", "invalid_grant", "unauthorized_client"),
+    *("unsupported_grant_type", "invalid_scope"),
+)
+"""The codes of RFC 6749, section 5.2. Any other text may be an echo of the secret."""
 
 
 class TokenFile(httpx.Auth):
@@ -75,6 +82,8 @@ class TokenFile(httpx.Auth):
     def _value(self) -> str:
         try:
             found = os.stat(self._path)
+            if not stat.S_ISREG(found.st_mode):  # to open a FIFO waits for its other end
+                raise OSError(errno.EINVAL, "it is no regular file")
             version = (found.st_mtime_ns, found.st_size, found.st_ino)
             if self._read is None or self._read[0] != version:
                 with self._path.open("rb") as file:
@@ -253,10 +262,7 @@ class OAuthClientCredentials(httpx.Auth):
 
 
 def _reason(found: dict[str, Any]) -> str:
-    """The error's code of RFC 6749, section 5.2: a word, and not the server's text."""
-    code = found.get("error")
-    known = isinstance(code, str) and code.isascii() and code.replace("_", "").isalpha()
-    return f", {str(code)[:60]}" if known else ""
+    return next((f", {code}" for code in _ERRORS if found.get("error") == code), "")
 
 
 class _BoundedStream(httpx.AsyncByteStream, httpx.SyncByteStream):

@@ -15,11 +15,15 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from feedapi_client.protocol.text import hidden, hide_secrets, in_use
+from feedapi_client.protocol.text import LONGEST_TEXT, hidden, hide_secrets, in_use
 
-_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
-_RECENT = 64
-"""Texts that were sent and are hidden although their request is over: a token may live for long."""
+# It takes each URL up to its end, so that no character is looked at twice.
+_QUERY = re.compile(r"(https?://[^\s?'\"]++)(\?[^\s'\"]++)?")
+_RECENT = 32
+"""Values of a header that were sent and are hidden although their request is over: a token may live
+for long."""
+_MOST_WORDS = 32
+"""Of a header."""
 _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
@@ -27,11 +31,11 @@ _HTTP_LOGGERS = (
     *("httpx", "hpack.hpack", "hpack.table"),
     *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
 )
-_BYTES = r"""b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-# As httpcore logs the headers of a response, the reason of a proxy that refuses its credentials,
-# and the credentials of a SOCKS proxy.
+_BYTES = r"""b(?:'(?:[^'\\]|\\.)*+(?:'|\\?\Z)|"(?:[^"\\]|\\.)*+(?:"|\\?\Z))"""  # or cut
+# As httpcore logs the headers of a response, the reason of a proxy that refuses to connect, or its
+# credentials, and the credentials of a SOCKS proxy.
 _SECRET_BYTES = re.compile(
-    rf"(?i)(\(b'(?:set-cookie|location)', |\(b'HTTP/[0-9.]+', 407, |auth=\({_BYTES}, ){_BYTES}"
+    rf"(?i)(\(b'(?:set-cookie|location)', |\(b'HTTP/[0-9.]++', \d++, |auth=\({_BYTES}, ){_BYTES}"
 )
 
 
@@ -46,9 +50,9 @@ class Secrets:
 
     def __init__(self, site: str, fixed: Iterable[str], client: Any) -> None:
         self.site, self._fixed, self._client = site, frozenset(fixed), client
-        self._sent: WeakKeyDictionary[httpx.Request, set[str]] = WeakKeyDictionary()
+        self._sent: WeakKeyDictionary[httpx.Request, set[tuple[str, str]]] = WeakKeyDictionary()
         """The requests under way, and what an auth has sent with each."""
-        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._recent: dict[str, deque[tuple[str, str]]] = {}
         in_use.add(self)
 
     def note(self, request: httpx.Request, sent: httpx.Request, known: frozenset[str]) -> None:
@@ -56,27 +60,31 @@ class Secrets:
 
         `known`: the values of the query before that: the protocol's, or a redirect's.
         """
-        texts = _header_values(sent)
-        texts.update(v for v in query_values(query_of(sent)) if not decoded([v]) <= known)
+        texts = _headers(sent)
+        texts.update(("", v) for v in query_values(query_of(sent)) if not decoded([v]) <= known)
         self._sent.setdefault(request, set()).update(texts)
-        self._recent.extend(texts.difference(self._recent))
+        for text in texts:  # of each header apart: another one may have a new value each time
+            recent = self._recent.setdefault(text[0], deque(maxlen=_RECENT))
+            with suppress(ValueError):
+                recent.remove(text)
+            recent.append(text)
 
     def texts(self) -> frozenset[str]:
         """The texts that `hide` removes."""
-        sent = set(self._recent)
+        sent = set[tuple[str, str]]().union(*self._recent.copy().values())
         # A list, whatever other threads send.
         for request in [each for ref in self._sent.keyrefs() if (each := ref()) is not None]:
-            sent.update(_header_values(request), self._sent.get(request, ()))
+            sent.update(_headers(request), self._sent.get(request, ()))
         params = query_secrets(str(self._client.params))
-        return self._fixed.union(params, *map(header_secrets, sent))
+        return self._fixed.union(params, *(header_secrets(value, name) for name, value in sent))
 
     def hide(self, text: str) -> str:
         """A text that comes from outside, without the secrets."""
         return hide_secrets(text, self.texts())
 
 
-def _header_values(request: httpx.Request) -> set[str]:
-    return {value for name, value in request.headers.items() if name not in _PLAIN_HEADERS}
+def _headers(request: httpx.Request) -> set[tuple[str, str]]:
+    return {each for each in request.headers.items() if each[0] not in _PLAIN_HEADERS}
 
 
 def query_of(request: httpx.Request) -> str:
@@ -96,10 +104,18 @@ def query_secrets(query: str) -> frozenset[str]:
     return decoded([query, *query_values(query)])
 
 
-@lru_cache(128)
-def header_secrets(value: str) -> frozenset[str]:
-    """What a publisher might echo of a header: words, values of cookies, a password."""
-    words = [*value.split(), *re.split(r"[\s,;]+", value)]
+@lru_cache(256)
+def header_secrets(value: str, name: str = "authorization") -> frozenset[str]:
+    """What a publisher might echo of a header: words, values of cookies, a password.
+
+    The publisher may have chosen them: a cookie's value is one secret, however many words it has,
+    and no more of them are looked at than could be found in a text.
+    """
+    value = value[:LONGEST_TEXT]
+    if name == "cookie":
+        pairs = (pair.partition("=") for pair in value.split(";", _MOST_WORDS)[:_MOST_WORDS])
+        return decoded(cookie.strip().strip('"') for _, _, cookie in pairs)
+    words = [*value.split(None, _MOST_WORDS), *re.split(r"[\s,;]+", value, maxsplit=_MOST_WORDS)]
     words += [word.partition("=")[2].strip('"') for word in words]
     scheme, _, encoded = value.partition(" ")
     if scheme.lower() == "basic":
@@ -119,10 +135,14 @@ class _Redact(logging.Filter):
     """Takes secrets of feeds in use out of records; other requests are left alone."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text, feeds = record.getMessage(), list(in_use)
-        sites = tuple(each.site for each in feeds)
-        shown = _QUERY.sub(lambda m: f"{m[1]}?***" if m[1].startswith(sites) else m[0], text)
-        redacted = _SECRET_BYTES.sub(r"\1b'***'", hidden(shown))
+        text = record.getMessage()
+        sites = tuple(each.site for each in list(in_use))
+        shown = _QUERY.sub(
+            lambda m: f"{m[1]}?***" if m[2] and m[1].startswith(sites) else m[0],
+            text[:LONGEST_TEXT],
+        )
+        shown = hidden(shown, cut=len(text) > LONGEST_TEXT)
+        redacted = _SECRET_BYTES.sub(r"\1b'***'", shown)
         if redacted != text:
             record.msg, record.args = redacted, ()
         return True
@@ -138,8 +158,9 @@ def redact_http_logs() -> None:
     once at the start of an application that shows these logs: queries, credentials and values of
     sent headers of the feeds in use are replaced by ``***``. Calling it again changes nothing.
     Records about other requests are left as they are, apart from values that are secrets of a feed,
-    from what does not name the request (the values of Set-Cookie and Location, a proxy's reason for
-    status 407, the credentials for a SOCKS proxy), and from texts over 16,384 characters: cut.
+    from what does not name the request (the values of Set-Cookie and Location, the reason of a
+    status, which may be a proxy's, the credentials for a SOCKS proxy), and from texts over 16,384
+    characters: cut.
     """
     for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_redact)

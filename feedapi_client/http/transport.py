@@ -48,16 +48,17 @@ from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline
 from feedapi_client.http.redaction import Secrets, decoded, header_secrets, query_of, query_values
 from feedapi_client.http.urls import FeedURL, origin, shown_origin
 from feedapi_client.protocol.dialects import Params
-from feedapi_client.protocol.text import excerpt
+from feedapi_client.protocol.text import LONGEST_BYTES, excerpt
 
 T = TypeVar("T")
 _MAX_REDIRECTS = 5
-_EXCERPT_BYTES = 1600
 _LONGEST_URL = 64 * 1024
+_LONGEST_LOCATION = 8 * 1024
 _USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
 _REFUSED = frozenset({400, 404, 409, 410})
 _LATER = frozenset({408, 425, 429})
 _UNAUTHORIZED = frozenset({401, 403})
+_OF_PROXY = 407
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LONGEST_DATE = 100
 _SOME_REDIRECT = 302
@@ -330,7 +331,9 @@ class Exchange:
                 answer = self._io.body(self._answer_in(answer))
             if 200 <= answer.status < 300:
                 return answer, b""
-            said = await self._body_of(answer, _EXCERPT_BYTES)
+            said = await self._body_of(answer, LONGEST_BYTES)
+            if answer.status == _OF_PROXY:
+                said = b""  # which may echo credentials that only the caller's client has
             onward = self._onward(answer)
             if onward is None:
                 self._classify(answer, said)
@@ -389,6 +392,8 @@ class Exchange:
         location = answer.headers.get("location")
         if answer.status not in _REDIRECTS or location is None:
             return None
+        if len(location) > _LONGEST_LOCATION:
+            raise self._unreadable_location(answer.status)
         try:
             url = httpx.URL(location)
             if url.scheme and not url.host:

@@ -31,15 +31,15 @@ ROW = "feedapi-row"
 """The number of the row within the micro-batch."""
 
 
-_MOST_DIGITS = 19
-"""Digits of the largest number of 64 bits. More are refused by int(), too, from 4,300 on."""
+_MOST = 2**63 - 1
+"""The largest offset. int() refuses more than 4,300 digits, with an error of its own."""
 
 
 def number_header(message: Message, name: str) -> int | None:
-    """Return a header as a number; None when it is missing, or holds none of 64 bits."""
+    """Return a header as a number; None when it is missing, or holds none that an offset can be."""
     text = text_header(message, name)
-    is_number = len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal()
-    return int(text) if is_number else None
+    is_number = len(text) <= len(str(_MOST)) and text.isascii() and text.isdecimal()
+    return int(text) if is_number and int(text) <= _MOST else None
 
 
 def text_header(message: Message, name: str) -> str:

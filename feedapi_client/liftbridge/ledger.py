@@ -38,13 +38,14 @@ from feedapi_client.liftbridge.liftbridge_errors import (
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd
 from feedapi_client.liftbridge.stream_format import (
+    MESSAGE_BYTES,
+    MOST_BYTES,
     VERSION,
     Attempt,
     MessageFormat,
     SavedPositions,
     SettledAttempts,
-    is_foreign,
-    snapshot_offset,
+    place_in_attempt,
 )
 from feedapi_client.liftbridge.stream_name import Stream
 from feedapi_client.liftbridge.stream_options import SNAPSHOT_MESSAGES
@@ -231,6 +232,7 @@ class Ledger:
                 the stream is read again.
             MessageTooLargeError: a row is too large; `index` says which. Nothing counts of the
                 attempt, and another one may be written.
+            StreamError: it is longer than readers keep. Nothing is written.
             StreamGapError: the broker lost messages that it had acked.
             PublishError, BrokerUnavailableError: no success for `give_up_after` seconds. The
                 attempt may be complete or not.
@@ -296,6 +298,14 @@ class Ledger:
     async def _write(self, rows: list[Row], *, is_snapshot: bool) -> None:
         if self._fenced is not None:
             raise self._fenced
+        size = sum(message_bytes(row.value, row.key, row.headers) for row in rows)
+        if size + len(rows) * MESSAGE_BYTES > MOST_BYTES:
+            raise StreamError(
+                f"a batch of {len(rows)} messages, {size} bytes, is not written: readers keep "
+                f"{MOST_BYTES} bytes. The feed has no checkpoint within it: relay it at least "
+                "once, with a store of another kind",
+                stream=self.stream.name,
+            )
         self._attempt_number += 1
         attempt = f"{self._writer_id}.{self._attempt_number}"
         start = 0
@@ -313,16 +323,12 @@ class Ledger:
             look_up_and_write, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry
         )
         self._unsure = False
-        self._count(rows, start if is_snapshot else None)
-
-    def _count(self, rows: list[Row], snapshot: int | None) -> None:
         state = self.state
-        if snapshot is None:
-            written = (message_bytes(row.value, row.key, row.headers) for row in rows)
-            state.bytes_since += sum(written)
-        else:
-            state.snapshot, state.snapshot_time = snapshot, time.time()
+        if is_snapshot:
+            state.snapshot, state.snapshot_time = start, time.time()
             state.bytes_since, state.version = 0, VERSION
+        else:
+            state.bytes_since += size
 
     async def _publish(self, rows: list[Row], attempt: str, *, is_snapshot: bool) -> None:
         offset = self.state.next_offset
@@ -441,8 +447,8 @@ class Ledger:
     async def _find_snapshot(self, end: EndOffsets, timeout: float) -> int:
         """Return the offset from which all positions can be read.
 
-        The last message of a relay says it. The search reads a growing part of the stream's end
-        until it finds such a message.
+        The last complete attempt of a relay says it. The search reads a growing part of the
+        stream's end until it finds one.
 
         Raises:
             NoMessageError: no message came within `timeout` seconds.
@@ -451,19 +457,21 @@ class Ledger:
         """
         size, start = 1, end.newest
         while end.newest >= 0:
-            found: int | None = None
+            attempts, found = SettledAttempts(), None
             first: int | None = None
             foreign: int | None = None
+            has_begun = False
             async with aclosing(self._messages(max(start, 0), end.newest, timeout)) as messages:
                 async for message in messages:
                     first = message.offset if first is None else first
-                    snapshot = snapshot_offset(message)
-                    found = found if snapshot is None else snapshot
-                    foreign = message.offset if is_foreign(message) else foreign
+                    found = attempts.feed(message) or found
+                    foreign = foreign if FORMAT in message.headers else message.offset
+                    has_begun = has_begun or place_in_attempt(message) is not None
+            found = attempts.settle() or found
             if found is not None:
-                return found
+                return found.snapshot
             is_all = start <= 0 or (first is not None and first > start)
-            if is_all and foreign is not None:
+            if is_all and foreign is not None and not has_begun:
                 raise self._no_ledger(foreign)
             if first is not None and first > max(start, 0):
                 raise self._emptied(first)

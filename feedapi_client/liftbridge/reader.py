@@ -8,7 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.headers import CURSOR, FORMAT, PARTITION, text_header
+from feedapi_client.liftbridge.headers import (
+    CURSOR,
+    FORMAT,
+    PARTITION,
+    number_header,
+    text_header,
+)
 from feedapi_client.liftbridge.liftbridge_errors import StreamError, StreamGapError
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.stream_format import Attempt, MessageFormat, SettledAttempts
@@ -162,7 +168,7 @@ async def _next(messages: AsyncGenerator[Message, None]) -> Message:
 
 
 def _batch_of(attempt: Attempt, stream: str) -> RelayedBatch | None:
-    """Return the batch of a complete attempt; None when it only saves positions.
+    """Return the batch of a complete attempt; None when it has none, or one of no partition.
 
     Raises:
         StreamError: it is in a format of a newer version.
@@ -188,7 +194,9 @@ def _batch_of(attempt: Attempt, stream: str) -> RelayedBatch | None:
             f"format '{printable(attempt.format, 50)}': update feedapi-client here",
             stream=stream,
         )
-    partition = int(text_header(first, PARTITION))
+    partition = number_header(first, PARTITION)
+    if partition is None:  # no relay wrote it
+        return None
     return RelayedBatch(
         partition=partition,
         cursor=text_header(first, CURSOR),

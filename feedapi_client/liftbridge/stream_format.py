@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
 
 import msgspec
 
@@ -43,8 +42,10 @@ class MessageFormat(StrEnum):
     """Positions without an event, for relays only."""
 
 
-MOST_MESSAGES = 1 << 20
-"""Messages of an attempt. Who says that there are more is not a relay: a reader keeps them all."""
+MOST_BYTES = 1 << 29
+"""Bytes of an attempt, which a reader keeps until it is complete. A relay writes no longer one."""
+MESSAGE_BYTES = 1 << 10
+"""What a message counts beside its value, key and headers: its object takes that (1.2 kB)."""
 VERSION = 1
 """The version of what a ledger holds. 0 had neither a version nor the name of its feed."""
 
@@ -68,24 +69,25 @@ class SavedPositions(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     feed: str
-    positions: dict[str, tuple[str, str, int]]
+    positions: dict[str, tuple[str, Status, int]]
     version: int = 0
     key: LedgerFeed | None = None
 
     def decoded(self) -> dict[int, Position]:
         """Return the positions by partition."""
         return {
-            int(text): Position(cursor, cast("Status", status), revision)
+            int(text): Position(cursor, status, revision)
             for text, (cursor, status, revision) in self.positions.items()
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A complete attempt: its id and its messages."""
+    """A complete attempt: its id, its messages, and the offset from which to read all positions."""
 
     id: str
     messages: tuple[Message, ...]
+    snapshot: int
 
     @property
     def format(self) -> str:
@@ -124,31 +126,37 @@ class AttemptAssembler:
     def __init__(self) -> None:
         self._id = ""
         self._messages: list[Message] = []
+        self._bytes = 0
 
     def feed(self, message: Message) -> Attempt | None:
         """Return the attempt that `message` completes, if any.
 
         A message that belongs to no attempt is ignored, and ends an incomplete attempt.
         """
-        found = _place_in_attempt(message)
+        found = place_in_attempt(message)
         if found is None:
             self._reset()
             return None
-        attempt, index, count = found
+        attempt, index, count, snapshot = found
         if attempt != self._id or index != len(self._messages):
             self._reset()
             if index:
                 return None
             self._id = attempt
         self._messages.append(message)
+        self._bytes += MESSAGE_BYTES + len(message.value) + len(message.key)
+        self._bytes += sum(map(len, message.headers.values()))
+        if self._bytes > MOST_BYTES:
+            self._reset()
+            return None
         if len(self._messages) < count:
             return None
-        complete = Attempt(attempt, tuple(self._messages))
-        self._messages = []
+        complete = Attempt(attempt, tuple(self._messages), snapshot)
+        self._reset()
         return complete
 
     def _reset(self) -> None:
-        self._id, self._messages = "", []
+        self._id, self._messages, self._bytes = "", [], 0
 
 
 class SettledAttempts:
@@ -208,7 +216,7 @@ def position_bytes(partition: int, position: Position) -> int:
     return len(msgspec.json.encode({str(partition): _row(position)}))
 
 
-def _row(position: Position) -> tuple[str, str, int]:
+def _row(position: Position) -> tuple[str, Status, int]:
     return position.cursor, position.status, position.revision
 
 
@@ -223,23 +231,19 @@ def _decode(header: bytes, offset: int, stream: str) -> SavedPositions:
         ) from error
 
 
-def snapshot_offset(message: Message) -> int | None:
-    """Return the offset from which positions have to be read, according to a relay's message.
+def place_in_attempt(message: Message) -> tuple[str, int, int, int] | None:
+    """Return attempt, index, count and snapshot of a message; None when no relay wrote it.
 
-    None for a message that no relay wrote.
+    Others may write to the stream. A relay's messages have all of them, and none names a snapshot
+    that comes after it.
     """
-    return number_header(message, SNAPSHOT)
-
-
-def is_foreign(message: Message) -> bool:
-    """Whether neither a relay that is exactly once wrote the message nor one of its helpers."""
-    return FORMAT not in message.headers and SNAPSHOT not in message.headers
-
-
-def _place_in_attempt(message: Message) -> tuple[str, int, int] | None:
-    """Return attempt, index and count of a message; None when they are missing or not valid."""
     attempt = text_header(message, ATTEMPT)
     index, count = number_header(message, INDEX), number_header(message, COUNT)
-    if not attempt or index is None or count is None or not index < count <= MOST_MESSAGES:
+    snapshot = number_header(message, SNAPSHOT)
+    if not attempt or FORMAT not in message.headers:
         return None
-    return attempt, index, count
+    if index is None or count is None or snapshot is None:
+        return None
+    return (
+        (attempt, index, count, snapshot) if index < count and snapshot <= message.offset else None
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import cache
 from importlib.resources import files
 from ipaddress import ip_address
@@ -44,8 +44,8 @@ _QUARANTINED_SHOWN = 20
 _QUARANTINED_SECONDS = 10.0
 """Time for which the quarantined events that were read are shown again."""
 _QUARANTINE_TIMEOUT = 5.0
-_METRICS_SECONDS = 0.5
-"""Time for which metrics that were rendered are given again."""
+_KEPT_SECONDS = 0.5
+"""Time for which metrics, and a status, that were rendered are given again."""
 
 
 class Monitor:
@@ -76,8 +76,7 @@ class Monitor:
         self._source: Source = _source or SameLoop(consumers)
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._metrics = Metrics(consumers)
-        self._rendered: dict[str, tuple[float, bytes]] = {}
-        self._rendering: anyio.Lock | None = None
+        self._kept_metrics, self._kept_status = _Kept(), _Kept()
         self._quarantines = [QuarantineView(consumer, quarantine) for consumer in consumers]
         self._app = Starlette(
             routes=[
@@ -131,11 +130,14 @@ class Monitor:
         return _json(health, 200 if health[which] else 503)
 
     async def _status(self, _: Request) -> Response:
+        return Response(await self._kept_status.get(_JSON, self._status_text), media_type=_JSON)
+
+    async def _status_text(self) -> bytes:
         seen = await self._source.observe()
         quarantined: list[Quarantined] = [None] * len(seen.snapshots)
         if seen.blocked is None:
             quarantined = await self._source.call(self._read_quarantines)
-        return _json(status_json(seen, quarantined))
+        return orjson.dumps(status_json(seen, quarantined))
 
     async def _read_quarantines(self) -> Sequence[Quarantined]:
         return [await view.read() for view in self._quarantines]
@@ -143,17 +145,35 @@ class Monitor:
     async def _metrics_text(self, request: Request) -> Response:
         accept = request.headers.get("accept", "")
         media_type = self._metrics.media_type(accept)
-        if self._rendering is None:  # here: `serve` is called in another event loop
-            self._rendering = anyio.Lock()
-        async with self._rendering:
-            rendered = self._rendered.get(media_type)
-            if rendered is None or time.monotonic() - rendered[0] >= _METRICS_SECONDS:
-                try:
-                    text, _ = await self._source.call(self._metrics.render, accept)
-                except TimeoutError:
-                    return Response("the event loop does not answer", 503)
-                rendered = self._rendered[media_type] = (time.monotonic(), text)
-        return Response(rendered[1], media_type=media_type)
+
+        async def render() -> bytes:
+            text, _ = await self._source.call(self._metrics.render, accept)
+            return bytes(text)
+
+        try:
+            text = await self._kept_metrics.get(media_type, render)
+        except TimeoutError:
+            return Response("the event loop does not answer", 503)
+        return Response(text, media_type=media_type)
+
+
+class _Kept:
+    """Texts that are rendered at most twice a second, whoever asks for them."""
+
+    def __init__(self) -> None:
+        self._rendered: dict[str, tuple[float, bytes]] = {}
+        self._lock: anyio.Lock | None = None
+
+    async def get(self, media_type: str, render: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the text of a media type."""
+        if self._lock is None:  # here: `serve` is called in another event loop
+            self._lock = anyio.Lock()
+        async with self._lock:
+            found = self._rendered.get(media_type)
+            if found is None or time.monotonic() - found[0] >= _KEPT_SECONDS:
+                text = await render()
+                found = self._rendered[media_type] = (time.monotonic(), text)
+        return found[1]
 
 
 def _json(value: Any, status: int = 200) -> Response:

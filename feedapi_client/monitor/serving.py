@@ -30,35 +30,48 @@ _SHUTDOWN_SECONDS = 1
 _MOST_CONNECTIONS = 64
 """Connections at once. A probe, Prometheus and some pages take a few; each takes a descriptor."""
 _SILENT_SECONDS = 5
-"""Time in which a connection has to bring a request, or it is closed."""
+"""Time in which a connection has to bring a request or read its answer, or it is closed."""
 _RECORD_SECONDS = 60.0
 """The event loop of the monitor logs at most one error in this time."""
 
 log = logging.getLogger(__name__)
+# uvicorn's own logger, which the application may use too, has a record of each invalid request.
+connection_log = logging.getLogger(f"{__name__}.connections")
+connection_log.setLevel(logging.ERROR)
 
 
 class _BoundedConnection(H11Protocol):
     """A connection of uvicorn, whose own timeout counts only behind an answer (0.32 to 0.38)."""
 
+    connections: set[_BoundedConnection]  # type: ignore[assignment]
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse one too many."""
+        """Give it the place of the oldest one where there is none left.
+
+        Whoever keeps all places, silent or not, keeps no probe out.
+        """
+        self.logger = connection_log
         super().connection_made(transport)
-        self._answered: object = None
+        self._made, self._answered = self.loop.time(), self.cycle
+        self.loop.call_later(_SILENT_SECONDS, self._look)
         if len(self.connections) > _MOST_CONNECTIONS:
-            transport.abort()
-        else:
-            self.loop.call_later(_SILENT_SECONDS, self._look)
+            min(self.connections, key=lambda each: each._made)._abort()
 
     def _look(self) -> None:
-        """Close it if no request came since the last look, and none is being answered."""
+        """Close it if since the last look it brought no request, or did not read the answer."""
         cycle = self.cycle
-        if self.transport.is_closing():
+        is_silent = cycle is None or cycle.response_complete
+        if self not in self.connections:
             return
-        if cycle is None or (cycle is self._answered and cycle.response_complete):
-            self.transport.close()
-            return
-        self._answered = cycle
-        self.loop.call_later(_SILENT_SECONDS, self._look)
+        if cycle is self._answered and (is_silent or self.transport.get_write_buffer_size()):
+            self._abort()  # also what is closing, and has an answer that is not read
+        else:
+            self._answered = cycle
+            self.loop.call_later(_SILENT_SECONDS, self._look)
+
+    def _abort(self) -> None:
+        self.connections.discard(self)  # which the event loop does after those that wait
+        self.transport.abort()
 
 
 def serve(

@@ -24,6 +24,7 @@ from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 from feedapi_client.stores.base import AdministrableStore
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.sqlite import SQLiteCursorStore
+from feedapi_client.stores.sqlite_connection import create_privately
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -212,6 +213,10 @@ async def _database(
             f"{scheme}://… is no database URL that can be used: {type(error).__name__}. Use for "
             "example postgresql+psycopg://…"
         ) from None
+
+    file = engine.url.database or ""
+    if engine.dialect.name == "sqlite" and not file.startswith("file:"):
+        create_privately(file)
 
     def existing(connection: Connection) -> set[str]:
         has = inspect(connection).has_table

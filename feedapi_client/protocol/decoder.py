@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import BytesIO
-from itertools import islice
+from itertools import islice, product
 from operator import sub
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -23,7 +23,7 @@ import orjson
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import NO_PAYLOAD, Event, EventOrigin, without_lone_surrogates
 from feedapi_client.protocol.dialects import Dialect, V1Line
-from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, problem, quoted
+from feedapi_client.protocol.text import MAX_CURSOR, SPECIAL, are_valid, excerpt, problem, quoted
 
 PART_BYTES = 64 * 1024
 PART_LINES = 1024
@@ -57,10 +57,32 @@ class _Nothing(msgspec.Struct, gc=False): ...
 _any_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_nothing = msgspec.json.Decoder(_Nothing).decode_lines
 _VALUES = {
-    "cursor": msgspec.json.Decoder(str | None).decode,
-    "headers": msgspec.json.Decoder(dict[str, Any] | None).decode,
-    "partition": msgspec.json.Decoder(int | str | None).decode,
+    "cursor": (6 * MAX_CURSOR + 2, msgspec.json.Decoder(str | None).decode),
+    "partition": (64, msgspec.json.Decoder(int | str | None).decode),
 }
+"""The longest value of a line, in bytes, and what decodes it. A character is an escape of six."""
+_KNOWN = ["headers", "partition", "partitions"]
+for _name in ("data", "event", "cursor"):
+    _KNOWN += map("".join, product(*zip(_name, _name.upper(), strict=True)))
+_read_known = msgspec.json.Decoder(
+    msgspec.defstruct("_Known", [(name, msgspec.Raw, None) for name in _KNOWN], gc=False)
+).decode
+
+
+def _values(line: bytes) -> dict[str, Any]:
+    """Return the values of a line by their keys; of a long one those alone that say anything.
+
+    It may hold half a million keys. So many objects take a quarter of a second.
+    """
+    if len(line) < PART_BYTES:
+        return _any_object(line)
+    found = _read_known(line)
+    return {name: value for name in _KNOWN if (value := getattr(found, name)) is not None}
+
+
+_HEADERS = (b"{", b"n")
+"""How they begin, or that there are none."""
+_NO_UTF8 = "the response holds a cursor or a header that is not valid UTF-8"
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
 _DISCOVERY = (
     "a fetch is answered with a discovery: a redirect, gateway or cache on the way drops the path "
@@ -246,6 +268,8 @@ class PageDecoder:
                 return None
         if len(block) > self._max_line_bytes and max(map(len, lines)) > self._max_line_bytes:
             return None
+        if self._dialect.names_partition and not _are_headers(records, block):
+            return None
         if not large:
             for record in records:
                 record._origin = origin
@@ -347,14 +371,15 @@ class PageDecoder:
             self.unknown_commands += not echo
             self._count(1)
 
-    def _read(self, line: bytes, complete: bool) -> tuple[bytes, str | None, dict[str, Any] | None]:
+    def _read(self, line: bytes, complete: bool) -> tuple[bytes, str | None, msgspec.Raw | None]:
         """Return payload (empty without one), cursor and headers of a line.
 
         What is not under the keys of the dialect is looked for without regard to case, and under
         the key of the other dialects (R3). Go's JSON decoder finds keys so, and publishers in the
         field were tried with nothing else. The discovery may also be of another dialect.
         """
-        given, as_sent = self._object(line, complete)
+        whole, as_sent = self._object(line, complete)
+        given = whole
         payload = given.get(self._dialect.payload_key)
         cursor = self._value(given, "cursor", as_sent, line)
         if payload is None and (not cursor or _may_hold_event(line, cursor)):
@@ -365,8 +390,8 @@ class PageDecoder:
             cursor = cursor or self._value(given, "cursor", as_sent, line)
         headers = None
         if self._dialect.names_partition:
-            headers = self._value(given, "headers", as_sent, line)
-            named = self._value(given, "partition", as_sent, line)
+            headers = self._headers(whole, as_sent, line)
+            named = self._value(whole, "partition", as_sent, line)
             if named not in self._own:
                 wrong = f"the response holds a line of partition {quoted(str(named))}"
                 self._fail(ProtocolError, wrong)
@@ -379,14 +404,14 @@ class PageDecoder:
         in a payload, or in a key that nobody reads: the event is delivered as it was sent.
         """
         try:
-            return _any_object(line), bytes
+            return _values(line), bytes
         except (ValueError, RecursionError) as error:
             failed: Exception = error
         # Where values begin and end is told by a text of the same length, a character a byte. It
         # has other escapes where surrogates were: to look for each one's partner takes long.
         text = line.replace(rb"\ud", rb"\u1").replace(rb"\uD", rb"\u1").decode("latin-1")
         try:
-            given = _any_object(text.encode())
+            given = _values(text.encode())
         except (ValueError, RecursionError):
             raise self._torn(line, failed, complete) from _shown_cause(failed)
 
@@ -403,14 +428,30 @@ class PageDecoder:
         """Return a value of a line. One of a wrong type is torn, one that is no text is final."""
         if key not in given:
             return None
-        value = without_lone_surrogates(as_sent(given[key]))
+        longest, decode = _VALUES[key]
+        value = as_sent(given[key])
+        if len(value) > longest:
+            wrong = f"the response holds a {key} that is {len(value)} bytes long: at most"
+            self._fail(ProtocolError, f"{wrong} {longest} are accepted")
+        value = without_lone_surrogates(value)
         try:
-            return _VALUES[key](value)
+            return decode(value)
         except (ValueError, RecursionError) as error:
             if not _is_utf8(value):  # msgspec's error for it depends on its version
-                wrong = "the response holds a cursor or a header that is not valid UTF-8"
-                self._fail(ProtocolError, wrong)
+                self._fail(ProtocolError, _NO_UTF8)
             raise self._torn(line, error, True, f" - at `$.{key}`") from _shown_cause(error)
+
+    def _headers(
+        self, given: dict[str, Any], as_sent: Callable[[Any], bytes], line: bytes
+    ) -> msgspec.Raw | None:
+        """Return the headers of a line, which are decoded when the application asks for them."""
+        value = as_sent(given["headers"]) if "headers" in given else _NULL
+        if value[:1] not in _HEADERS:
+            error = msgspec.ValidationError("Expected `object | null`")
+            raise self._torn(line, error, True, " - at `$.headers`")
+        if not _is_utf8(value):
+            self._fail(ProtocolError, _NO_UTF8)
+        return None if value == _NULL else msgspec.Raw(value)
 
     def _echoes(self, cursor: str | None, payload: bytes) -> bool:
         """Whether `_first` or `_last` only echoes the cursor asked with: that is no cursor (R3).
@@ -457,6 +498,12 @@ class PageDecoder:
         return self._error(
             TornResponseError, f"the response {what} ({len(line)} bytes){shown}{reason}"
         )
+
+
+def _are_headers(records: list[Event], block: bytes) -> bool:
+    """Return whether what the lines give as headers are objects, and text."""
+    kinds = {bytes(each._headers)[:1] for each in records if each._headers is not None}
+    return not kinds or (kinds <= set(_HEADERS) and (block.isascii() or _is_utf8(block)))
 
 
 def _is_utf8(value: bytes) -> bool:

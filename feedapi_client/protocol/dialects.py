@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -27,7 +26,7 @@ class V1Line(Event, gc=False, eq=False):
     """``{"partition":2,"headers":{…},"data":…}`` and ``{"partition":2,"cursor":"…"}``."""
 
     _payload: msgspec.Raw = msgspec.field(default=NO_PAYLOAD, name="data")
-    _headers: dict[str, Any] | None = msgspec.field(default=None, name="headers")
+    _headers: msgspec.Raw = msgspec.field(default=None, name="headers")  # type: ignore[assignment]
     _line_partition: int | str | None = msgspec.field(default=None, name="partition")
 
 

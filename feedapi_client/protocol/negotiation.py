@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,13 @@ class _Listed(_Identified, rename="camel", gc=False):
     split_from_ancestors: msgspec.Raw = NO_PAYLOAD
 
 
+class _Any(msgspec.Struct, gc=False): ...
+
+
+class _Counted(msgspec.Struct):
+    partitions: list[_Any] | None
+
+
 class _Listing(msgspec.Struct):
     partitions: list[msgspec.Raw] | None
 
@@ -42,12 +50,13 @@ class _Listing(msgspec.Struct):
 class _Document(msgspec.Struct, rename="camel"):
     partitions: list[_Listed] | None  # as Go encodes a slice that nothing was ever added to
     token: str | None = None
-    exactly_once: bool | dict[str, Any] | None = None
-    stream: bool | dict[str, Any] | None = None
+    exactly_once: msgspec.Raw = NO_PAYLOAD
+    stream: msgspec.Raw = NO_PAYLOAD
     filters: list[str] | None = None
 
 
 _read_document = msgspec.json.Decoder(_Document).decode
+_read_counted = msgspec.json.Decoder(_Counted).decode
 _read_listing = msgspec.json.Decoder(_Listing).decode
 _read_identified = msgspec.json.Decoder(_Identified).decode
 _read_ids = msgspec.json.Decoder(list[Id] | None).decode
@@ -119,6 +128,11 @@ class _Discovery:
 
     def info(self) -> FeedInfo:
         """Return what it says. Raises `FeedError`, and what msgspec raises where it is none."""
+        if len(self._body) > len(b'{"id":0},') * MAX_PARTITION:
+            with suppress(msgspec.ValidationError):  # which is told below
+                if (count := len(_read_counted(self._body).partitions or ())) > MAX_PARTITION + 1:
+                    wrong = f"the discovery lists {count} partitions, of {MAX_PARTITION + 1}"
+                    raise self._error(LineageError, f"{wrong} that there can be")
         try:
             found = _read_document(self._body)
         except msgspec.ValidationError as error:
@@ -128,10 +142,18 @@ class _Discovery:
             dialect="v2-draft" if found.token is None else "v2-token",
             partitions=self._partitions(found.partitions or []),
             token=found.token,
-            exactly_once=found.exactly_once not in (None, False),
-            stream=found.stream not in (None, False),  # an object is a flag with more information
+            exactly_once=self._flag("exactlyOnce", found.exactly_once),
+            stream=self._flag("stream", found.stream),
             filters=tuple(found.filters or ()),
         )
+
+    def _flag(self, name: str, value: msgspec.Raw) -> bool:
+        """Return a flag. An object is one with more information, which nobody reads."""
+        kind = bytes(value)[:1]
+        if kind not in (b"", b"n", b"f", b"t", b"{"):
+            wrong = f"{name} in the discovery: Expected `bool | object | null`"
+            raise self._error(ProtocolError, wrong)
+        return kind in (b"t", b"{")
 
     def _of_field(self, error: msgspec.ValidationError) -> Exception:
         """Return the error for a wrong field. Raises where the document is no discovery at all."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, pairwise
 from typing import Protocol
 from weakref import WeakSet
 
@@ -21,12 +21,19 @@ _CURSOR_SHOWN = 80
 _SHORTEST_SECRET = 4
 LONGEST_TEXT = 16 * 1024
 """Characters of a text that are searched for secrets, and shown."""
+LONGEST_BYTES = 4 * LONGEST_TEXT + 4
+"""Bytes that are more characters than these, of whatever text."""
 _WORDS = re.compile(r"([A-Za-z0-9]+)([^A-Za-z0-9]*)")
 _ESCAPED = re.compile(
-    r"(?i:\\+u[0-9a-f]{4}|\\+x[0-9a-f]{2}|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};|[^a-z0-9])+"
+    r"[^a-z0-9]++|(?<=\\)u[0-9a-f]{4}|(?<=\\)x[0-9a-f]{2}|(?:(?<=%)|(?<=25))[0-9a-f]{2}"
+    r"|(?<=[&#;])\w{1,8};",
+    re.IGNORECASE | re.ASCII,
 )
-"""What encoders write for what is between two words of a secret."""
+"""A piece of what encoders write for what is between two words of a secret. Where one piece ends is
+never in doubt: a text can't be cut in two ways."""
 _LONGEST_ESCAPE = 24
+_MOST_STEPS = 1 << 15
+"""Pieces that are looked at in one text. One that was made to take longer is hidden from there."""
 
 
 class KnownSecrets(Protocol):
@@ -43,60 +50,81 @@ in_use: WeakSet[KnownSecrets] = WeakSet()
 """Of all feeds in use. A publisher may echo what it was sent anywhere, in a cursor or an id too."""
 
 
-def hidden(text: str) -> str:
+def hidden(text: str, *, cut: bool = False) -> str:
     """Return what a publisher sent without the secrets of the feeds in use."""
-    return hide_secrets(text, frozenset().union(*(each.texts() for each in list(in_use))))
+    secrets = frozenset[str]().union(*(each.texts() for each in list(in_use)))
+    return hide_secrets(text, secrets, cut=cut)
 
 
-def hide_secrets(text: str, secrets: Iterable[str]) -> str:
+def hide_secrets(text: str, secrets: Iterable[str], *, cut: bool = False) -> str:
     """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
 
-    The text is cut to `LONGEST_TEXT` first. Secrets of fewer than four characters are left.
+    The text is cut to `LONGEST_TEXT` first, unless it is `cut` already, and what may be the
+    beginning of a secret at the cut is hidden, too. Secrets of fewer than four characters are left.
     """
-    text = text[:LONGEST_TEXT]
+    cut, text = cut or len(text) > LONGEST_TEXT, text[:LONGEST_TEXT]
+    steps = count()
     # The longest first, so that no rest of one stays when another is a part of it.
     for secret in sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True):
+        first = _WORDS.search(secret)
+        if first and first[1] not in text and not cut:
+            continue
         parts = _WORDS.findall(secret)
         if sum(len(word) for word, _ in parts) < _SHORTEST_SECRET:
-            text = text.replace(secret, "***")
-            continue
+            parts = [(secret, "")]
         at = 0
         while (at := text.find(parts[0][0], at)) >= 0:
-            end = _end(text, at, parts)
+            end = _end(text, at, parts, steps, cut=cut)
             text = text if end is None else f"{text[:at]}***{text[end:]}"
             at += 1 if end is None else 3
+        if cut:
+            text = _without_beginning(text, parts[0][0])
     return text
 
 
-def _end(text: str, at: int, parts: list[tuple[str, str]]) -> int | None:
+def _end(
+    text: str, at: int, parts: list[tuple[str, str]], steps: Iterator[int], *, cut: bool
+) -> int | None:
     """Where a secret ends whose first word is there; None if it goes on otherwise.
 
     No pattern is made of a secret or of the text: both may be long, and chosen by others.
     """
     end = at + len(parts[0][0])
     for (_, between), (word, _) in pairwise(parts):
-        most = end + _LONGEST_ESCAPE * len(between) + len(word)
-        start = text.find(word, end, most)
-        while start > end and not _ESCAPED.fullmatch(text, end, start):
-            start = text.find(word, start + 1, most)
-        if start <= end:
-            return None
+        start, most = end, end + _LONGEST_ESCAPE * len(between)
+        while start == end or not text.startswith(word, start):
+            if next(steps) > _MOST_STEPS:
+                return len(text)
+            found = _ESCAPED.match(text, start, most)
+            if found is None:
+                rest = text[start:]
+                goes_on = cut and (len(rest) < _LONGEST_ESCAPE or word.startswith(rest))
+                return len(text) if goes_on else None
+            start = found.end()
         end = start + len(word)
     return end
+
+
+def _without_beginning(text: str, word: str) -> str:
+    """Return a text that was cut without the beginning of a word that may have gone on there."""
+    for length in range(min(len(word), len(text)), _SHORTEST_SECRET - 1, -1):
+        if text.endswith(word[:length]):
+            return f"{text[:-length]}***"
+    return text
 
 
 def excerpt(body: bytes, hide: Callable[[str], str] = hidden) -> str:
     """Return the first 200 characters of a response, printable and on one line.
 
-    `hide` gets more than 200 characters, so that no part of a secret is left that reaches beyond
-    the cut.
+    `hide` gets as much as it looks at, so that no part of a secret is left that reaches beyond the
+    cut.
     """
-    return printable(hide(body[: 8 * _QUOTED].decode("utf-8", "backslashreplace")))
+    return printable(hide(body[:LONGEST_BYTES].decode("utf-8", "backslashreplace")))
 
 
 def quoted(text: str) -> str:
     """Return a value that a publisher sent, without secrets, printable and cut."""
-    return excerpt(text[: 8 * _QUOTED].encode("utf-8", "backslashreplace"))
+    return printable(hidden(text))
 
 
 def printable(text: str, length: int = _QUOTED) -> str:

@@ -12,8 +12,8 @@ from feedapi_client.protocol.page import CheckpointedEvents
 
 EVENT_BYTES = 128
 """What an event takes beside its bytes."""
-HEADERS_BYTES = 256
-"""What the headers of an event (v1) take in addition."""
+HEADERS_BYTES = 64
+"""What the headers of an event (v1) take in addition. They are decoded when they are asked for."""
 BATCH_BYTES = 384
 """What a batch takes beside its events: a batch, its cursor, a list and the page's own object."""
 
@@ -21,7 +21,7 @@ BATCH_BYTES = 384
 def memory_of(batch: CheckpointedEvents) -> int:
     """Return how many bytes of memory a batch takes."""
     each = EVENT_BYTES
-    if batch.events and batch.events[0].headers:
+    if batch.events and batch.events[0]._headers is not None:
         each += HEADERS_BYTES
     return batch.size + len(batch.events) * each + BATCH_BYTES
 

@@ -235,6 +235,19 @@ def test_r16_a_publisher_does_not_decide_how_large_a_page_of_the_admin_is(
     assert not any("payload" in sql for sql in listed)
 
 
+@pytest.mark.parametrize("time", [1 << 62, -(1 << 62)])
+def test_a_row_that_no_store_wrote_is_shown(admin: Client, time: int) -> None:
+    execute(
+        "default",
+        f"UPDATE feedapi_quarantine SET quarantined_at = {time}, headers = '{'x' * 3_000_000}'",
+    )
+    assert f"{time} µs" in admin.get(LIST).content.decode()
+    page = admin.get(f"{LIST}{ids()[0]}/change/").content.decode()
+    assert f"{time} µs" in page
+    assert "x" * 1000 in page
+    assert len(page) < 2_000_000
+
+
 def test_the_admin_drops_events(admin: Client) -> None:
     first, *others = ids()
     act(admin, "delete_selected", [first], post="yes")

@@ -68,7 +68,9 @@ count.
 The longest time that a task waited for its turn (beside `SyncFeedConsumer`: a thread), in
 milliseconds of CPU, while responses of 4 MiB of such lines came as gzip, measured on two cores that
 were busy with other work. A task waits for a part of each response that is there, so that it waits
-longer beside more of them:
+longer beside more of them. A line of several megabytes is decoded at once, and so is a discovery:
+with 32,768 partitions, which are as many as there can be, it and the planning of them hold other
+tasks up for up to a second, at most once in `Limits.discovery_interval`:
 
 """
 _INTRODUCTION = """# What a fault comes to

@@ -122,6 +122,8 @@ async def test_a_refused_token_is_renewed_once_for_a_request(publisher: Publishe
             "invalid_client",
         ),
         (400, {"access_token": None, "error": "<secret>"}, AuthenticationError, "status 400"),
+        (400, {"access_token": None, "error": "secret"}, AuthenticationError, "status 400$"),
+        (400, {"access_token": None, "error": ["secret"]}, AuthenticationError, "status 400$"),
         (200, {"token_type": "mac"}, AuthenticationError, "gave no token"),
         (200, {"access_token": "a\nb"}, AuthenticationError, "can't be sent"),
         (503, {}, FeedUnavailableError, "status 503"),
@@ -256,6 +258,19 @@ async def test_a_token_file_that_is_none_is_an_error_that_names_it(
                 pass
     assert str(path) in str(caught.value)
     assert "lines" not in str(caught.value)
+
+
+async def test_a_token_file_is_a_regular_one(publisher: Publisher, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token")
+    # Somebody writes all that is read: else this test would wait where it fails.
+    writer = os.open(tmp_path / "token", os.O_RDWR)
+    os.write(writer, b"t" * 64 * 1024)
+    feed = httpx.ASGITransport(publisher.asgi)
+    async with httpx.AsyncClient(transport=feed, auth=TokenFile(tmp_path / "token")) as http:
+        with pytest.raises(AuthenticationError, match="token can't be read: it is no regular file"):
+            async with FeedConsumer("http://feed/feed", http=http):
+                pass
+    os.close(writer)
 
 
 async def test_waiting_for_a_token_can_be_cancelled(publisher: Publisher) -> None:

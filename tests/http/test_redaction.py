@@ -88,13 +88,26 @@ async def test_r19_no_secret_in_log_records_and_errors(
         ("/+-é", ["/+-é"], "***"),
         (r"a\\u002Fbc%2520d or a&amp;sol;bc d", ["a/bc d"], "*** or ***"),
         ("a/bcd a/b", ["a/bc d"], "a/bcd a/b"),
-        ("ab-" * 5000, ["ab-" * 3000 + "x"], "ab-" * 5000),
+        ("a%25252541bc a%41bc", ["a%41bc"], "*** ***"),
+        (r"a&amp;#x2F;b\\u0022cd\u00253D1", ['a&#x2F;b"cd=1'], "***"),
+        # Made to take long, by who knows the secret: exponential they were, or still are quadratic.
+        ("abcd" + r"\\\\u0000" * 40 + "zefgh", ["abcd" + "-" * 40 + "efgh"], None),
+        ("abcd" + "&_;" * 300 + "zefgh", ["abcd" + "-" * 40 + "efgh"], None),
+        ("ab-" * 5000, ["ab-" * 3000 + "x"], "ab-" * 10 + "***"),
+        (r"\u00aa" * 2500, ["a" + "-" * 600 + "bcd"], r"\u00aa" * 6 + r"\u00a***"),
         ("x" * 10 * LONGEST_TEXT, [f"secret-{n}" for n in range(1000)], "x" * LONGEST_TEXT),
+        # At the cut.
+        ("x" * (LONGEST_TEXT - 9) + "sesame street", ["sesame street"], "x" * 16375 + "***"),
+        ("x" * (LONGEST_TEXT - 9) + "sesame%20street", ["sesame street"], "x" * 16375 + "***"),
+        ("x" * (LONGEST_TEXT - 4) + "sesame street", ["sesame street"], "x" * 16380 + "***"),
+        ("x" * (LONGEST_TEXT - 9) + "secretive", ["sesame street"], "x" * 16375 + "secretive"),
+        ("x" * (LONGEST_TEXT - 9) + "sesame street", ["sesame"], "x" * 16375 + "*** st"),
+        ("x" * 9 + "sesame str", ["sesame street"], "x" * 9 + "sesame str"),
     ],
-    ids=range(9),
+    ids=range(20),
 )
-def test_r19_hiding_secrets(said: str, secrets: list[str], shown: str) -> None:
-    assert hide_secrets(said, secrets) == shown
+def test_r19_hiding_secrets(said: str, secrets: list[str], shown: str | None) -> None:
+    assert hide_secrets(said, secrets) == (said if shown is None else shown)
 
 
 RECORDS = [
@@ -113,6 +126,12 @@ RECORDS = [
         (b"HTTP/1.1", 407, b"refused open-it", [(b"Set-Cookie", b"open-it")]),
         "(b'HTTP/1.1', 407, b'***', [(b'Set-Cookie', b'***')])",
     ),
+    (
+        "receive_response_headers.complete return_value=%s",
+        (b"HTTP/1.1", 403, b"refused open-it", [(b"Set-Cookie", b"open-it" * 3000)]),
+        "(b'HTTP/1.1', 403, b'***', [(b'Set-Cookie', b'***'\n",
+    ),
+    ("URLs: %s", "http://" * 200_000, "URLs: http://http://"),  # quadratic it was
 ]
 
 
@@ -126,6 +145,23 @@ def test_r19_no_secret_in_what_libraries_log(
     logging.getLogger(logger).debug(message, argument)
     assert shown in caplog.text
     assert at.feed
+
+
+@pytest.mark.parametrize("token", ["s3same." * 400, "s3same" * 10])
+@pytest.mark.parametrize("before", ["", "x" * LONGEST_TEXT])
+async def test_r19_a_token_that_is_longer_than_an_excerpt_is_not_shown(
+    caplog: pytest.LogCaptureFixture, token: str, before: str, sync: bool
+) -> None:
+    """Nor what is left of one at the end of what is searched, in an error and in a log record."""
+    caplog.set_level(logging.DEBUG)
+    said = f"{before[:-30]}{token} " + f"{token} " * 500
+    header = f"X-Echo: {before[:-600]}{token}"
+    async with wire(lambda _: ok(said.encode(), header, status="401 No")) as server:
+        http = a_client(sync, headers={"Authorization": f"Bearer {token}"})
+        with pytest.raises(FeedError, match="401") as caught:
+            await page_of(server.url, sync=sync, http=http)
+    assert "s3sa" not in str(caught.value)
+    assert "s3sa" not in caplog.text
 
 
 async def test_r19_other_requests_of_the_process_are_logged_unchanged(
@@ -239,6 +275,46 @@ async def test_r19_tokens_that_were_sent_before_the_present_one_are_not_shown(sy
                 assert "sesame" not in str(caught.value)
 
 
+class Proving(httpx.Auth):
+    """A token, and a header whose value is another one each time."""
+
+    def __init__(self) -> None:
+        self.token, self.requests = "s3same-1", 0
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        self.requests += 1
+        request.headers["Authorization"] = f"DPoP {self.token}"
+        request.headers["DPoP"] = f"proof-{self.requests}"
+        yield request
+
+
+async def test_r19_a_token_is_remembered_beside_a_header_that_changes(sync: bool) -> None:
+    async with wire(lambda _: ok(b"s3same-1 s3same-2", status="404 No")) as server:
+        auth = Proving()
+        async with opened(server.url, sync=sync, http=a_client(sync, auth=auth)) as at:
+            for _ in range(100):
+                with pytest.raises(FeedError, match=r"'\*\*\* ") as caught:
+                    await body_of(at)
+                auth.token = "s3same-2"
+    assert "s3same" not in str(caught.value)
+
+
+async def test_r19_a_cookie_of_the_publisher_is_one_secret(sync: bool) -> None:
+    """However many words it has: each was one. No more cookies of one request are looked for."""
+
+    def reply_to(_: Request) -> Reply:
+        cookies = [f"Set-Cookie: c{n}=w{word}a w{n}b" for n in range(100)]
+        return ok(f"w{word}a w{word}a w0b".encode(), *cookies, status="404 No")
+
+    async with wire(reply_to) as server:
+        word = server.port  # other tests' clients may still be in use
+        async with opened(server.url, sync=sync, http=a_client(sync)) as at:
+            for shown in (f"w{word}a w{word}a w0b", rf"w{word}a \*\*\*"):
+                with pytest.raises(FeedError, match=f"'{shown}'"):
+                    await body_of(at)
+            assert len(at.secrets.texts()) < 50
+
+
 async def test_r19_a_token_of_oauth_that_was_refused_is_not_shown(sync: bool) -> None:
     """It was: the one of the last attempt alone was known."""
     issued: list[str] = []
@@ -342,6 +418,21 @@ async def test_r19_the_credentials_of_a_proxy_are_not_shown(
         monkeypatch.setenv(f"{scheme.upper()}_PROXY", address)
         http = None if own else a_client(sync)
         with pytest.raises(FeedError, match="407") as caught:
+            await page_of(f"{scheme}://feed.invalid/feed", sync=sync, http=http)
+    shown = f"{caught.value} {caught.value.__cause__!r} {caplog.text}"
+    assert "s3same" not in shown
+    assert USER.split()[1] not in shown
+
+
+@pytest.mark.parametrize(("scheme", "status"), [("http", 407), ("https", 407), ("https", 403)])
+async def test_r19_the_credentials_of_a_proxy_that_only_the_client_knows_are_not_shown(
+    scheme: str, status: int, sync: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    reply = ok(f"you sent {USER}, that is s3same".encode(), status=f"{status} refused {USER}")
+    async with wire(lambda _: reply) as proxy:
+        http = a_client(sync, proxy=f"http://proxyuser:s3same@127.0.0.1:{proxy.port}")
+        with pytest.raises(FeedError, match=str(status)) as caught:
             await page_of(f"{scheme}://feed.invalid/feed", sync=sync, http=http)
     shown = f"{caught.value} {caught.value.__cause__!r} {caplog.text}"
     assert "s3same" not in shown

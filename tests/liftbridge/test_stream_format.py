@@ -8,9 +8,7 @@ from feedapi_client.liftbridge import Message, StreamError
 from feedapi_client.liftbridge.headers import row_id
 from feedapi_client.liftbridge.stream_format import (
     Attempt,
-    AttemptAssembler,
     SettledAttempts,
-    snapshot_offset,
 )
 
 
@@ -21,6 +19,8 @@ def message(offset: int, attempt: str, index: int = 0, count: int = 1) -> Messag
             "feedapi-attempt": attempt.encode(),
             "feedapi-index": b"%d" % index,
             "feedapi-count": b"%d" % count,
+            "feedapi-format": b"events",
+            "feedapi-snapshot": b"0",
         },
     )
 
@@ -73,29 +73,59 @@ def test_an_incomplete_attempt_that_is_written_again_under_its_id_counts_once() 
 
 
 def hostile(**headers: bytes) -> Message:
-    return Message(headers={f"feedapi-{name}": value for name, value in headers.items()})
+    valid = {"attempt": b"a", "index": b"0", "count": b"1", "format": b"batch", "snapshot": b"0"}
+    return Message(
+        headers={f"feedapi-{name}": value for name, value in (valid | headers).items()},
+    )
 
 
-@pytest.mark.parametrize("number", [b"9" * 5000, b"9" * 20, b"-1", b"", "\u0663".encode()])
+NO_NUMBERS = [b"9" * 5000, b"9" * 20, b"9" * 19, b"%d" % 2**63, b"-1", b"", "\u0663".encode()]
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS)
 def test_headers_that_are_no_numbers_are_those_of_a_foreign_message(number: bytes) -> None:
     assert row_id(hostile(query=b"q", batch=number, row=b"1")) is None
     assert row_id(hostile(query=b"q", batch=b"1", row=number)) is None
-    assert snapshot_offset(hostile(snapshot=number)) is None
-    assert AttemptAssembler().feed(hostile(attempt=b"a", index=b"0", count=number)) is None
-    assembler = AttemptAssembler()
-    assembler.feed(hostile(attempt=b"a", index=number, count=b"2"))
-    assert not assembler._messages
+    for name in ("index", "count", "snapshot"):
+        assert not settled(hostile(**{name: number}))
 
 
-def test_an_attempt_of_more_messages_than_a_relay_writes_is_not_kept() -> None:
-    assembler = AttemptAssembler()
-    assert assembler.feed(hostile(attempt=b"a", index=b"0", count=b"1000000000")) is None
-    assert not assembler._messages
+@pytest.mark.parametrize("name", ["attempt", "index", "count", "format", "snapshot"])
+def test_a_message_that_lacks_a_header_is_foreign(name: str) -> None:
+    message = hostile()
+    assert settled(message)
+    del message.headers[f"feedapi-{name}"]
+    assert not settled(message)
+
+
+@pytest.mark.parametrize(("value", "count"), [(b"x" * 2000, 5), (b"", 12)])
+def test_an_attempt_of_more_bytes_than_a_relay_writes_is_not_kept(
+    value: bytes, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.stream_format.MOST_BYTES", 10_000)
+
+    def attempt(id: str, count: int) -> list[Message]:
+        messages = [message(n, id, n, count) for n in range(count)]
+        for each in messages:
+            each.value = value
+        return messages
+
+    kept, dropped = attempt("a", count // 2), attempt("b", count)
+    assert settled(*kept) == [("a", list(range(count // 2)))]
+    assert settled(*dropped, message(count, "c")) == [("c", [count])]
 
 
 @pytest.mark.parametrize("partition", [b"x", b"9" * 5000, b""])
 def test_positions_of_no_partition_are_an_error_of_the_stream(partition: bytes) -> None:
     positions = b'{"feed":"f","positions":{"%s":["c","open",1]}}' % partition
-    attempt = Attempt("a", (hostile(positions=positions),))
+    attempt = Attempt("a", (hostile(positions=positions),), 0)
+    with pytest.raises(StreamError, match="can't be decoded"):
+        attempt.saved_positions("stream")
+
+
+@pytest.mark.parametrize("position", ['["c","nonsense",1]', '["c","open","1"]', '["c"]', "1"])
+def test_positions_that_are_none_are_an_error_of_the_stream(position: str) -> None:
+    positions = f'{{"feed":"f","positions":{{"0":{position}}}}}'.encode()
+    attempt = Attempt("a", (hostile(positions=positions),), 0)
     with pytest.raises(StreamError, match="can't be decoded"):
         attempt.saved_positions("stream")

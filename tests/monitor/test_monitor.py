@@ -18,6 +18,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+import feedapi_client.monitor.monitor_app
 from feedapi_client import Batch, FeedConsumer, PartitionState, PartitionStatus, Quarantine
 from feedapi_client.monitor import Monitor, serve
 from feedapi_client.monitor.families import Metrics
@@ -337,34 +338,73 @@ async def test_idle_connections_are_few_and_closed(
         assert (await get(server.url, "healthz")).status_code == 200
 
 
-async def test_a_connection_too_many_is_refused(publisher: Publisher) -> None:
+async def test_silent_connections_do_not_keep_a_probe_out(publisher: Publisher) -> None:
     async with serve(consume(publisher), port=0) as server:
         port = int(server.url.rpartition(":")[2].strip("/"))
-        streams = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(65)]
-        with anyio.fail_after(SAFETY_LIMIT):
+        streams = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(64)]
+        for _ in range(3):
+            streams.append(await anyio.connect_tcp("127.0.0.1", port))
+            assert (await get(server.url, "healthz")).status_code == 200
+        with anyio.fail_after(SAFETY_LIMIT):  # the oldest gave way
             with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                await streams[-1].receive()
+                await streams[0].receive()
+        await streams[-1].send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await streams[-1].receive()).startswith(b"HTTP/1.1 200")
         for stream in streams:
             await stream.aclose()
 
 
-async def test_metrics_are_rendered_at_most_twice_a_second(
+async def test_a_connection_that_does_not_read_its_answers_is_closed(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rendered = 0
-    render = Metrics.render
+    monkeypatch.setattr("feedapi_client.monitor.serving._SILENT_SECONDS", 0.05)
+    async with serve(consume(publisher), port=0) as server:
+        port = int(server.url.rpartition(":")[2].strip("/"))
+        requests = b"GET /main.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000_000
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            with anyio.fail_after(SAFETY_LIMIT), pytest.raises(anyio.BrokenResourceError):
+                await stream.send(requests)
 
-    def counted(self: Metrics, accept: str) -> tuple[bytes, str]:
+
+async def test_what_is_no_request_is_not_logged(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve(consume(publisher), port=0) as server:
+        port = int(server.url.rpartition(":")[2].strip("/"))
+        upgrade = (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+        )
+        for bytes, status in ((b"\x16\x03\n\n", b"HTTP/1.1 400"), (upgrade, b"HTTP/1.1 200")):
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await stream.send(bytes)
+                assert (await stream.receive()).startswith(status)
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "name"),
+    [
+        ("metrics", Metrics, "render"),
+        ("status", feedapi_client.monitor.monitor_app, "status_json"),
+    ],
+)
+async def test_what_costs_much_is_rendered_at_most_twice_a_second(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, path: str, module: Any, name: str
+) -> None:
+    rendered = 0
+    render = getattr(module, name)
+
+    def counted(*arguments: Any) -> Any:
         nonlocal rendered
         rendered += 1
-        return render(self, accept)
+        return render(*arguments)
 
-    monkeypatch.setattr(Metrics, "render", counted)
-    monkeypatch.setattr("feedapi_client.monitor.monitor_app._METRICS_SECONDS", SAFETY_LIMIT)
+    monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr("feedapi_client.monitor.monitor_app._KEPT_SECONDS", SAFETY_LIMIT)
     async with serve(consume(publisher), port=0) as server:
-        for _ in range(5):
-            assert b"feedapi_consumer_live" in (await get(server.url, "metrics")).content
-    assert rendered == 1
+        answers = [await get(server.url, path) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert len({answer.content for answer in answers}) == rendered == 1
 
 
 async def test_a_foreign_name_is_refused_at_every_address(publisher: Publisher) -> None:

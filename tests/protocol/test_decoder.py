@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -39,6 +40,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
         patch.setattr(module, "_SMALL", 0 if many else sys.maxsize)
         patch.setattr(module, "_LARGE", 200)
         yield request.param
+
+
+DEEP = b"[" * 500 + b"]" * 500
 
 
 class Page:
@@ -102,6 +106,31 @@ class TestRecords:
             b'{"partition":2,"headers":{"a":"1"},"data":{}}\n{"partition":2,"data":{}}\n'
         )
         assert [event.headers for event in page.events] == [{"a": "1"}, {}]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b'{"partition":2,"headers":{"a":[%b1]},"data":{}}\n' % (b"[]," * 100_000),
+            b'{"partition":2,"headers":{%b"a":1},"data":{}}\n' % (b'"\\ud800":[],' * 30_000),
+            b'{%b"DATA":{},"partition":2}\n' % b"".join(b'"%x":0,' % n for n in range(50_000)),
+        ],
+        ids=["headers", "surrogates", "keys"],
+    )
+    def test_r16_a_line_takes_no_more_memory_than_its_bytes(self, line: bytes) -> None:
+        """As objects each of its values takes many times as much, and the time to make them."""
+        tracemalloc.start()
+        try:
+            (event,) = Page("v1").read(line).events
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert event.raw == b"{}"
+        assert peak < 8 * len(line)
+
+    def test_v1_headers_are_decoded_once(self) -> None:
+        (event,) = Page("v1").read(b'{"partition":2,"headers":{"a":%b},"data":{}}\n' % DEEP).events
+        assert event.headers.keys() == {"a"}
+        assert event.headers is event.headers
 
     def test_a_v2_line_sets_no_headers(self) -> None:
         (event,) = Page().read(b'{"event":{},"headers":{"a":"1"}}\n').events
@@ -262,6 +291,7 @@ class TestErrors:
             ("\x7f", "not printable ASCII"),
             ("\u2028" * 100, "not printable ASCII"),
             ("x" * (MAX_CURSOR + 1), "16385 characters long: at most 16384 are accepted"),
+            ("x" * (6 * MAX_CURSOR + 1), "98307 bytes long: at most 98306 are accepted"),
         ],
     )
     def test_r18_any_other_cursor_is_refused(self, cursor: str, problem: str) -> None:

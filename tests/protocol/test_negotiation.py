@@ -263,6 +263,10 @@ class TestR12:
         ):
             discover({"partitions": [entry]})
 
+    def test_r12_more_partitions_than_there_can_be_are_an_error(self) -> None:
+        with pytest.raises(LineageError, match="lists 32769 partitions, of 32768 that there can"):
+            discover({"partitions": [{"id": id} for id in (*range(32768), 0)]})
+
     @pytest.mark.parametrize("second", ["7", 7, "007"])
     def test_r12_a_duplicate_id_is_an_error(self, second: Any) -> None:
         with pytest.raises(

@@ -13,9 +13,9 @@ from itertools import count
 import orjson
 import pytest
 
-from feedapi_client.model import Event
+from feedapi_client.model import Event, make_event
 from feedapi_client.protocol.page import CheckpointedEvents
-from feedapi_client.runtime.buffer import BufferBudget, memory_of
+from feedapi_client.runtime.buffer import HEADERS_BYTES, BufferBudget, memory_of
 
 pytestmark = pytest.mark.anyio
 
@@ -107,6 +107,8 @@ def test_r16_small_events_count_what_they_take_in_memory() -> None:
     large = CheckpointedEvents([Event()], "c", 12_000)
     assert memory_of(small) >= 1000 * 130
     assert 12_000 < memory_of(large) < 13_000
+    with_headers = CheckpointedEvents([make_event(0, b"{}", {"a": 1})], "c", 12_000)
+    assert memory_of(with_headers) == memory_of(large) + HEADERS_BYTES
     assert memory_of(CheckpointedEvents([], "c", 16)) > 200, "a batch without events takes memory"
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.operations.opening import open_store
 from feedapi_client.quarantine import SQLiteQuarantineStore
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
@@ -485,3 +486,13 @@ async def test_r19_the_files_are_for_their_owner_alone(tmp_path: Path) -> None:
         os.umask(before)
     assert {"cursors.db", "cursors.db-wal", "cursors.db-shm", "quarantine.db"} <= rights.keys()
     assert set(rights.values()) == {0o600}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_r19_a_file_that_a_url_names_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        async with open_store(f"sqlite+aiosqlite:///{tmp_path}/url.db", create=True):
+            assert rights_in(tmp_path) == {"url.db": 0o600}
+    finally:
+        os.umask(before)

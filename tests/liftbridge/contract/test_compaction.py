@@ -32,6 +32,7 @@ async def write_with_keys(publisher: LiftbridgePublisher, name: str, count: int)
                 "feedapi-index": b"0",
                 "feedapi-count": b"1",
                 "feedapi-format": b"events",
+                "feedapi-snapshot": b"0",
                 "feedapi-partition": b"0",
                 "feedapi-cursor": b"c%d" % n,
             },

@@ -62,5 +62,11 @@ def stored(broker: LiftbridgeBroker) -> list[int]:
     return [orjson.loads(message.value)["n"] for message in broker.messages("s")]
 
 
+def own_headers(broker: LiftbridgeBroker) -> dict[str, bytes]:
+    """The headers that the relay gave to the first message."""
+    headers = broker.messages("s")[0].headers
+    return {name: headers[name] for name in headers if name.startswith("feedapi-")}
+
+
 async def read(api: LiftbridgeApi, broker: LiftbridgeBroker) -> list[int]:
     return [event.json()["n"] for batch in await batches(api, broker) for event in batch.events]

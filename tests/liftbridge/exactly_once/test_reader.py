@@ -7,6 +7,7 @@ import pytest
 
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
+    LiftbridgePublisher,
     RelayedBatch,
     RelayReader,
 )
@@ -16,6 +17,7 @@ from tests.liftbridge.exactly_once.streams import (
     Make,
     batches,
     outgoing,
+    own_headers,
 )
 from tests.positions import counted
 
@@ -38,6 +40,30 @@ async def test_a_reader_resumes_after_any_batch(
     for i, batch in enumerate(every[:-1]):
         rest = await batches(api, broker, batch.next_offset)
         assert [batch.cursor for batch in rest] == [batch.cursor for batch in every[i + 1 :]]
+
+
+@pytest.mark.parametrize("format", ["batch", "events"])
+@pytest.mark.parametrize("partition", [None, b"", b"x", b"-1", b"9" * 19, b"9" * 5000])
+async def test_a_batch_of_no_partition_is_of_no_relay(
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    format: str,
+    partition: bytes | None,
+) -> None:
+    store = make()
+    await store.load(KEY)
+    await store.save(KEY, {0: counted("b", 1)}, transaction=outgoing(1))
+    headers = {**own_headers(broker), "feedapi-attempt": b"x"}
+    del headers["feedapi-partition"], headers["feedapi-positions"]
+    if partition is not None:
+        headers["feedapi-partition"] = partition
+    await publisher.publish("s", b"{}", headers={**headers, "feedapi-format": format.encode()})
+    assert [event.raw for each in await batches(api, broker) for event in each.events] == [
+        b'{"n":1}'
+    ]
+    assert await make().load(KEY) == {0: counted("b", 1)}
 
 
 async def test_a_reader_follows_and_returns_a_batch_when_its_last_message_is_there(

@@ -29,6 +29,7 @@ from tests.liftbridge.exactly_once.streams import (
     Make,
     events,
     outgoing,
+    own_headers,
     read,
     relay,
     stored,
@@ -355,6 +356,85 @@ async def test_messages_of_other_publishers_in_the_stream_are_ignored(
     )
     assert await make().load(KEY) == {0: counted("c", 2)}
     assert await read(api, broker) == [1]
+
+
+@pytest.mark.parametrize(
+    "snapshot", [b"0", b"%d", b"1000000", b"9223372036854775807", b"9" * 19], ids=str
+)
+@pytest.mark.parametrize("part", [{}, {"feedapi-index": b"0", "feedapi-count": b"2"}], ids=str)
+async def test_positions_are_where_a_relay_says_and_nobody_else(
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    snapshot: bytes,
+    part: dict[str, bytes],
+) -> None:
+    store = make(format="events")
+    await store.load(KEY)
+    await store.save(KEY, {0: Position("b")}, transaction=outgoing(1, 2))
+    at = snapshot.replace(b"%d", b"%d" % broker.next_offset("s"))
+    await publisher.publish(
+        "s",
+        b"x",
+        headers={
+            "feedapi-snapshot": at,
+            "feedapi-attempt": b"x",
+            "feedapi-format": b"events",
+            **part,
+        },
+    )
+    store = make()
+    assert await store.load(KEY) == {0: Position("b")}
+    await store.save(KEY, {0: counted("c", 2)}, transaction=outgoing(3))
+    assert await make().load(KEY) == {0: counted("c", 2)}
+    assert await read(api, broker) == [1, 2, 3]
+
+
+async def test_an_attempt_behind_its_own_snapshot_is_of_no_relay(
+    make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
+    store = make()
+    await store.load(KEY)
+    await store.save(KEY, {0: Position("b")}, transaction=outgoing(1))
+    own = own_headers(broker)
+    for snapshot in (b"2", b"1000000", b"9" * 19):
+        await publisher.publish(
+            "s",
+            b'{"n":2}',
+            headers={**own, "feedapi-attempt": b"x", "feedapi-snapshot": snapshot},
+        )
+        assert await make().load(KEY) == {0: Position("b")}
+    assert await read(api, broker) == [1]
+
+
+async def test_a_relay_that_crashed_in_its_first_attempt_starts_beside_messages_of_others(
+    make: Make, publisher: LiftbridgePublisher, faults: Faults
+) -> None:
+    crashed = make(format="events", give_up_after=0)
+    await crashed.load(KEY)
+    faults.script(None, BrokerFault.LOSE)
+    with pytest.raises(StoreError):
+        await crashed.save(KEY, {0: Position("c")}, transaction=outgoing(0, 1))
+    faults.clear()
+    await publisher.publish("s", b"x")
+    assert await make().load(KEY) == {}
+
+
+async def test_more_than_readers_keep_of_an_attempt_is_not_written(
+    make: Make,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.ledger.MOST_BYTES", 8000)
+    store = make(format="events")
+    await store.load(KEY)
+    await store.save(KEY, {0: Position("b")}, transaction=outgoing(*range(4)))
+    with pytest.raises(StreamError, match=r"a batch of 7 messages.*readers keep 8000 bytes"):
+        await store.save(KEY, {0: counted("c", 2)}, transaction=outgoing(*range(4, 11)))
+    assert await make().load(KEY) == {0: Position("b")}
+    assert await read(api, broker) == stored(broker) == [0, 1, 2, 3]
 
 
 async def test_the_chosen_partition_holds_everything(
