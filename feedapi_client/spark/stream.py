@@ -182,7 +182,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of the epochs after `start`, up to `end`. Raises `StagingError`."""
         last = Epoch.of(end)
-        self._claim(last.run, self._plan(last).driver)
+        if last != _BEFORE_FIRST:
+            self._claim(last.run, self._plan(last).driver)
         found: list[InputPartition] = []
         for number in range(Epoch.of(start).number + 1, last.number + 1):
             tasks = self._tasks(Epoch(last.run, number))

@@ -10,42 +10,50 @@ from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.readwriter import DataFrameWriterV2
 
 from feedapi_client.spark.ingest import IngestError, MicroBatchError, delta_table
+from feedapi_client.spark.ingest.pipeline import BatchWriter
 from tests.spark.lake import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-AT_THE_START = [(0, "before"), (0, "after")]
-"""Before and behind the write of no row, by which gold's columns are tried."""
-POINTS = [(at, when) for at in range(1, 5) for when in ("before", "after")]
+POINTS = [(at, when) for at in range(4) for when in ("before", "after")]
 """Before and behind the write to rejected events, silver, gold and bronze."""
 
 
 class Writes:
-    """Lets a run die at one of its writes, unless `at` is -1."""
+    """Lets a run die at one of the writes of a micro-batch, or at the first one before its start.
 
-    at, when = -1, ""
+    That writes no row: it tries a table's columns.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._count = 0
+        self._point: tuple[bool, int, str] | None = None
+        self._begun, self._count = False, 0
         patch.setattr(DataFrameWriterV2, "append", self._hooked(DataFrameWriterV2.append))
         patch.setattr(MergeIntoWriter, "merge", self._hooked(MergeIntoWriter.merge))
+        write = BatchWriter.__call__
 
-    def die(self, lake: Lake, at: int, when: str, **given: Any) -> None:
-        self.at, self.when, self._count = at, when, 0
-        with pytest.raises(MicroBatchError if at else IngestError, match="it died"):
+        def begin(writer: BatchWriter, batch: DataFrame, number: int) -> None:
+            self._begun, self._count = True, 0
+            write(writer, batch, number)
+
+        patch.setattr(BatchWriter, "__call__", begin)
+
+    def die(self, lake: Lake, at: int, when: str, *, starting: bool = False, **given: Any) -> None:
+        self._point, self._begun, self._count = (not starting, at, when), False, 0
+        with pytest.raises(IngestError if starting else MicroBatchError, match="it died"):
             lake.ingest(**given)
-        self.at = -1
+        self._point = None
 
     def _hooked(self, write: Callable[..., None]) -> Callable[..., None]:
         def hooked(*given: Any) -> None:
             number, self._count = self._count, self._count + 1
-            if (number, "before") == (self.at, self.when):
+            if (self._begun, number, "before") == self._point:
                 raise RuntimeError("it died")
             write(*given)
-            if (number, "after") == (self.at, self.when):
+            if (self._begun, number, "after") == self._point:
                 raise RuntimeError("it died")
 
         return hooked
@@ -59,7 +67,9 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
 def test_r08_run_that_dies_at_any_write_is_repeated_exactly(lake: Lake, writes: Writes) -> None:
     lake.publish()
     lake.publish("e1", n="many")
-    for at, when in AT_THE_START + POINTS:
+    for when in ("before", "after"):
+        writes.die(lake, 0, when, starting=True)
+    for at, when in POINTS:
         writes.die(lake, at, when)
     lake.spark.sql("OPTIMIZE lake.silver")
     lake.ingest()
@@ -94,7 +104,7 @@ def test_control_writes_without_a_transaction_are_found(
     monkeypatch.setattr(delta_table, "_transaction", lambda who, number: {})
     lake.publish("e4")
     last = {"checkpoint": str(lake.folder / f"c{len(POINTS) - 1}")}
-    writes.die(lake, 2, "after", **last)
+    writes.die(lake, 1, "after", **last)
     lake.ingest(**last)
     with pytest.raises(AssertionError):
         lake.check()

@@ -70,6 +70,14 @@ def start(publisher: Publisher, staging: str) -> Start:
     return start
 
 
+def test_first_micro_batch_of_a_feed_without_events_is_empty(start: Start) -> None:
+    """Spark plans one, whatever the offset."""
+    reader = start().reader
+    before = reader.initialOffset()
+    assert reader.latestOffset(before, reader.getDefaultReadLimit()) == before
+    assert reader.partitions(before, before) == []
+
+
 def crashing(seed: int, probability: float) -> Callable[[str], None]:
     chance = random.Random(seed)
 

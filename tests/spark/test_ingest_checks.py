@@ -104,7 +104,7 @@ def test_r10_what_can_be_checked_is_refused_in_one_line_before_the_first_batch(
     assert not wrong, "\n".join(wrong)
     assert not (tmp_path / "table/_feedapi/checkpoint/offsets").exists()
     assert written(tmp_path / "table") == []
-    with pytest.raises(OptionError, match="option urls is gone"):
+    with pytest.raises(OptionError, match="there is no option urls"):
         run(spark, job(publisher, tmp_path, options={"urls": "x"}))
 
 

@@ -256,7 +256,7 @@ def test_values_of_partitions_are_read_as_they_were_sent(
     run(spark, job(publisher, tmp_path, partition_by=["code", "DAY"], **given))
     rows = read_table(spark, str(tmp_path / "table")).orderBy("n").collect()
     assert [row.code for row in rows] == PARTITIONS
-    assert {row.day for row in rows} == {date(2026, 11, 25)}
+    assert {row["DAY"] for row in rows} == {date(2026, 11, 25)}
     assert {row.feed for row in rows} == {"07"}
     with pytest.raises(IngestError, match="is no table of feedapi ingest"):
         read_table(spark, str(tmp_path))
