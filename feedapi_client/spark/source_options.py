@@ -197,7 +197,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         if family is not None:
             families[_FAMILIES[family]][option[len(family) :]] = str(value)
         elif name in _SPELLING:
-            _add(option, str(value).strip(), _OPTIONS[_SPELLING[name]], values, problems)
+            shown = option if option.lower() == "path" else _SPELLING[name]  # Spark ignores case
+            _add(shown, str(value).strip(), _OPTIONS[_SPELLING[name]], values, problems)
         else:
             problems.append(_unknown(option))
     problems += _contradictions(values, families["headers"])
