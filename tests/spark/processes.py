@@ -45,7 +45,7 @@ class DriverProcess:
 
     def log(self) -> str:
         """The end of its log."""
-        return self._log.read_text(errors="replace")[-4000:]
+        return self._log.read_text(errors="replace")[-400_000:]
 
     def kill(self) -> None:
         """Send SIGKILL to the driver, its JVM, the executors and the Python workers."""
