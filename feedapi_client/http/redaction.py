@@ -38,6 +38,9 @@ _SECRET_BYTES = re.compile(
     rf"(?i)(\(b'(?:set-cookie|location)', |\(b'HTTP/[0-9.]++', \d++, |auth=\({_BYTES}, ){_BYTES}"
 )
 
+_REASON = re.compile(r'("HTTP/[0-9.]++ [45][0-9]{2} )[^\n]++')
+"""Of a refusal, as httpx logs it: a proxy that only the client knows may echo its credentials."""
+
 
 class Secrets:
     """What must not be shown of a feed in use: what its URL and the client hold, and what is sent.
@@ -142,7 +145,7 @@ class _Redact(logging.Filter):
             text[:LONGEST_TEXT],
         )
         shown = hidden(shown, cut=len(text) > LONGEST_TEXT)
-        redacted = _SECRET_BYTES.sub(r"\1b'***'", shown)
+        redacted = _REASON.sub(r'\1***"', _SECRET_BYTES.sub(r"\1b'***'", shown))
         if redacted != text:
             record.msg, record.args = redacted, ()
         return True
