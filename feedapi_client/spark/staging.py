@@ -52,7 +52,7 @@ _UNREADABLE: tuple[type[Exception], ...] = (
 )
 _FIRST_READ = 256 * 1024
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-_URL_IN_TEXT = re.compile(r"(\w+)://[^\s\"']+")
+_URL_IN_TEXT = re.compile(r"\b(\w++)://[^\s\"']+")  # no letter is looked at twice
 _URL_PARTS = re.compile(r"[:/@?&=#\[\]]+")
 _SCHEMES = frozenset(
     ["file", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "https", "http"]

@@ -123,6 +123,12 @@ def test_r19_error_of_a_location_hides_its_url_also_in_its_cause(
         assert caught.value.__suppress_context__
 
 
+def test_r19_an_error_of_any_length_says_what_is_wrong_and_shows_no_url() -> None:
+    """Two million letters: looked at once each, or a million times."""
+    error = OSError(f"refused https://user:s3cret@host/x {'a' * 2_000_000}")
+    assert staging.reason(error, "").startswith("OSError: refused https://… aaa")
+
+
 @pytest.mark.parametrize(
     ("location", "message"),
     [
