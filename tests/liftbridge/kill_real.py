@@ -204,7 +204,7 @@ class KillRun:
 
     async def _follow_batches(self, start: Start) -> None:
         async for batch in RelayReader(self.api, "s", start=start):
-            self.found.extend(orjson.loads(event)["n"] for event in batch.events)
+            self.found.extend(event.json()["n"] for event in batch.events)
             self.batches.append((batch.next_offset, len(batch.events)))
 
     def _undo_from(self, offset: int) -> None:

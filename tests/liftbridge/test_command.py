@@ -94,7 +94,7 @@ async def test_it_relays_to_the_end_and_continues_from_its_store(
                 "customer.id",
             )
         )
-        assert (code, errors) == (0, "feedapi: 100 events in 1 batches to stream s, 0 retries\n")
+        assert (code, errors) == (0, "feedapi: 100 events in 1 batch to stream s, 0 retries\n")
     assert numbers(broker) == list(range(200))
     assert [message.key for message in broker.messages("s")] == [
         b"%d" % (n % 5) for n in range(200)
@@ -395,7 +395,7 @@ async def test_a_key_that_no_event_has_is_said(
     assert "of 1,000 events none has the field entty of --key" in errors
     feedapi_publisher.append(0, {"n": 1003})
     code, errors = await ended(relay(*arguments))
-    assert "of 1 events none has" in errors
+    assert "of 1 event none has" in errors
     feedapi_publisher.append(0, {"n": 1004})
     feedapi_publisher.append(0, {"n": 1005, "entty": "e"})
     assert await ended(relay(*arguments)) == (0, "")

@@ -92,7 +92,7 @@ async def test_the_commands_of_the_page_run_one_after_the_other(
     ledger = (
         f"feedapi relay {url} --nats {new_broker.nats} --api {new_broker.api} --create "
         "--stream ledger --exactly-once events\n"
-        "feedapi cursors export --store liftbridge://broker:9292/ledger -o cursors.json\n"
+        "feedapi cursors export --store liftbridge://broker:9292/ledger >cursors.json\n"
     )
     text = f"{relayed}\n{ledger}\n{operated}"
     for written, real in places.items():

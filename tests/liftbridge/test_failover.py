@@ -7,7 +7,6 @@ from contextlib import suppress
 
 import anyio
 import anyio.to_thread
-import orjson
 import pytest
 
 from feedapi_client import FeedConsumer, Limits
@@ -63,7 +62,7 @@ async def test_a_relay_and_its_reader_outlast_the_death_of_the_leader(
 
         async def follow() -> None:
             async for batch in RelayReader(api, stream):
-                found.extend(orjson.loads(event)["n"] for event in batch.events)
+                found.extend(event.json()["n"] for event in batch.events)
 
         async with (
             FeedConsumer(
