@@ -80,6 +80,8 @@ def _values(line: bytes) -> dict[str, Any]:
     return {name: value for name in _KNOWN if (value := getattr(found, name)) is not None}
 
 
+_STAND_INS = [rb"\u%c" % digit for digit in b"EFAefa"]
+"""What may stand for ``\\ud`` and ``\\uD``. Who writes letters in one case leaves three free."""
 _HEADERS = (b"{", b"n")
 """How they begin, or that there are none."""
 _NO_UTF8 = "the response holds a cursor or a header that is not valid UTF-8"
@@ -408,8 +410,12 @@ class PageDecoder:
         except (ValueError, RecursionError) as error:
             failed: Exception = error
         # Where values begin and end is told by a text of the same length, a character a byte. It
-        # has other escapes where surrogates were: to look for each one's partner takes long.
-        text = line.replace(rb"\ud", rb"\u1").replace(rb"\uD", rb"\u1").decode("latin-1")
+        # has escapes where surrogates were that the line has nowhere, so that no other value looks
+        # the same: to find each one's partner takes long.
+        free = list(islice((escape for escape in _STAND_INS if escape not in line), 2))
+        if len(free) < 2:
+            self._fail(ProtocolError, "the response holds a line with surrogates and all escapes")
+        text = line.replace(rb"\ud", free[0]).replace(rb"\uD", free[1]).decode("latin-1")
         try:
             given = _values(text.encode())
         except (ValueError, RecursionError):

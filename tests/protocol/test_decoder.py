@@ -541,6 +541,20 @@ class TestText:
         line = rb'{"x":{"a":"\ufffd"},"event":{"a":"\ud800"},"event":{"a":"\udc00"},"y":"\ud800"}'
         assert Page().read(line).raws == [rb'{"a":"\udc00"}']
 
+    @pytest.mark.parametrize(
+        "other", [r"\u1800", r"\uE800\uF800", r"\uD800", r"\\ud800", r"\\uE800"]
+    )
+    def test_the_payload_is_not_taken_for_another_text(self, other: str) -> None:
+        given = other.replace("uE", "ud").replace("uF", "uD").replace("u1", "ud")
+        for payload in (r'"\ud800"', f'"{given}"'):
+            line = f'{{"x":"{other}","event":{payload},"y":"{other}","z":{{"event":"{other}"}}}}'
+            assert Page().read(line.encode()).raws == [payload.encode()]
+
+    def test_a_line_with_every_escape_beside_a_surrogate_is_refused(self) -> None:
+        every = "".join(rf"\u{digit}800" for digit in "AEFaef")
+        page = Page().read(f'{{"event":{{"{every}":"\\ud800"}}}}'.encode())
+        assert isinstance(page.error, ProtocolError)
+
     def test_a_lone_surrogate_in_a_header_is_the_replacement_character(self) -> None:
         line = '{"partition":2,"headers":{"é":"\\ud800"},"data":{}}\n'.encode()
         (event,) = Page("v1").read(line).events
