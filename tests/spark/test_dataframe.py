@@ -142,17 +142,22 @@ def test_scans_of_one_dataframe_in_one_action_see_one_end(spark: SparkSession) -
         assert spark.read.format("feedapi").load(publisher.url).count() > 150
 
 
+TOO_DEEP = b'{"n":1,"x":%b}' % (b"[" * 1_200 + b"]" * 1_200)
+
+
 def test_payloads_become_variants_in_sql(read: Read, publisher: Publisher) -> None:
     """As the page says. What is no JSON, or too deep, is null there, and still in `data`."""
     publish(publisher, 30)
+    publisher.append(0, TOO_DEEP, entity="deep")
     publisher.append(0, {"text": "MARK"})
     publisher.fail(Rewrite(lambda body: body.replace(b"MARK", b"\xff\xfe")), times=None)
     table = read().selectExpr("data", "try_parse_json(data) AS parsed")
     total = table.selectExpr("sum(try_variant_get(parsed, '$.n', 'int')) AS total").first()
     assert total is not None
     assert total.total == sum(range(30))
+    assert {row.data for row in table.where("parsed IS NULL").collect()} >= {TOO_DEEP.decode()}
     assert table.where("data IS NULL").count() == 0
-    assert table.count() == 31
+    assert table.count() == 32
 
 
 def test_payloads_are_kept_byte_for_byte(read: Read, publisher: Publisher) -> None:
