@@ -223,6 +223,22 @@ def test_wrong_option_fails_before_any_job(
     assert "s3cr3t" not in str(caught.value)
 
 
+def test_table_of_a_catalog_is_refused_and_a_view_is_what_the_error_says(
+    spark: SparkSession, publisher: Publisher
+) -> None:
+    """Spark 4 gives the options of a table when it is made, and none when it is read."""
+    publish(publisher, 30)
+    using = f"USING feedapi OPTIONS (url '{publisher.url}')"
+    with pytest.raises(PySparkException, match="TABLE write CREATE TEMPORARY VIEW name USING fee"):
+        spark.sql(f"CREATE TABLE orders_of_a_feed {using}")
+    assert not spark.catalog.tableExists("orders_of_a_feed")
+    spark.sql(f"CREATE TEMPORARY VIEW orders_of_a_feed {using}")
+    try:
+        assert spark.table("orders_of_a_feed").count() == 30
+    finally:
+        spark.catalog.dropTempView("orders_of_a_feed")
+
+
 def test_schema_of_the_user_is_refused(spark: SparkSession, publisher: Publisher) -> None:
     with pytest.raises(PySparkException, match=r"leave out \.schema"):
         spark.read.format("feedapi").schema("a int").load(publisher.url).count()
