@@ -217,7 +217,8 @@ class Event(msgspec.Struct, Generic[Payload], gc=False, eq=False):
         U+FFFD.
 
         Raises:
-            ValueError: the payload is not valid JSON or not valid UTF-8 (orjson.JSONDecodeError).
+            ValueError: the payload is not valid JSON, not valid UTF-8, or nested more deeply than
+                1,024 levels (orjson.JSONDecodeError).
                 A decoder of the consumer's own may raise what it likes.
         """
         origin = self._origin

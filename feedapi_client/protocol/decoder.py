@@ -8,13 +8,14 @@ event that gives its payload twice, of two kinds: there JSON itself leaves open 
 from __future__ import annotations
 
 import re
+from array import array
 from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import BytesIO
-from itertools import islice, product
-from operator import sub
+from itertools import accumulate, islice, product, repeat
+from operator import mul, sub, xor
 from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
@@ -78,6 +79,34 @@ def _values(line: bytes) -> dict[str, Any]:
         return _any_object(line)
     found = _read_known(line)
     return {name: value for name in _KNOWN if (value := getattr(found, name)) is not None}
+
+
+_IS_QUOTE = bytes(byte == ord('"') for byte in range(256))
+_STEPS = bytes((byte in b"[{") + 255 * (byte in b"]}") for byte in range(256))
+"""What a character adds to the level of nesting; 255 is -1 in an ``array("b")``."""
+_SHALLOW = 64
+"""Bytes of an object or list that is never nested too deeply."""
+
+
+def _shallow(line: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """Return a line with ``[number]`` for each object or list of it that is long, and these.
+
+    What is in them is not looked at. All loops over characters are in C, and take 0.3 us for each.
+    """
+    plain = line.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
+    outside = map((1).__sub__, accumulate(plain.translate(_IS_QUOTE), xor))
+    steps = map(mul, array("b", plain.translate(_STEPS)), outside)
+    levels = bytes(map(min, map(abs, accumulate(steps)), repeat(2)))  # behind each character
+    shallow: list[bytes] = []
+    unseen: dict[bytes, bytes] = {}
+    at = end = 0
+    while (start := levels.find(2, end)) >= 0 and (end := levels.find(1, start) + 1):
+        if end - start > _SHALLOW:
+            mark = b"[%d]" % start
+            unseen[mark] = line[start:end]
+            shallow += (line[at:start], mark)
+            at = end
+    return b"".join((*shallow, line[at:])), unseen
 
 
 _STAND_INS = [rb"\u%c" % digit for digit in b"EFAefa"]
@@ -386,7 +415,7 @@ class PageDecoder:
         cursor = self._value(given, "cursor", as_sent, line)
         if payload is None and (not cursor or _may_hold_event(line, cursor)):
             given = {name.lower(): value for name, value in given.items()}
-            if bytes(given.get("partitions", b""))[:1] in (b"[", b"n"):
+            if as_sent(given.get("partitions", b""))[:1] in (b"[", b"n"):
                 self._fail(TornResponseError, _DISCOVERY)
             payload = given.get("data", given.get("event"))
             cursor = cursor or self._value(given, "cursor", as_sent, line)
@@ -402,8 +431,9 @@ class PageDecoder:
     def _object(self, line: bytes, complete: bool) -> tuple[dict[str, Any], Callable[[Any], bytes]]:
         """Return the values of a line by their keys, and what gives the bytes of one as sent.
 
-        The escape of a surrogate without a partner is valid JSON, and bytes that are no text may be
-        in a payload, or in a key that nobody reads: the event is delivered as it was sent.
+        The escape of a surrogate without a partner is valid JSON, bytes that are no text may be in
+        a payload, or in a key that nobody reads, and a payload may be nested more deeply than a
+        parser reads: the event is delivered as it was sent.
         """
         try:
             return _values(line), bytes
@@ -418,8 +448,13 @@ class PageDecoder:
         text = line.replace(rb"\ud", free[0]).replace(rb"\uD", free[1]).decode("latin-1")
         try:
             given = _values(text.encode())
-        except (ValueError, RecursionError):
-            raise self._torn(line, failed, complete) from _shown_cause(failed)
+        except (ValueError, RecursionError) as error:
+            too_deep = isinstance(error, RecursionError) and len(line) <= PART_BYTES
+            shallow, unseen = _shallow(line) if too_deep else (line, {})
+            if not unseen:
+                raise self._torn(line, failed, complete) from _shown_cause(failed)
+            given, found = self._object(shallow, complete)
+            return given, lambda value: unseen.get(bytes(value)) or found(value)
 
         def as_sent(value: Any) -> bytes:
             found = bytes(value).decode()

@@ -186,6 +186,11 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         OptionError: every problem, in one line. No value is quoted: it may be a secret. It is a
             `UrlOptionError`, and so a `NegotiationError`, when the URL is impossible.
     """
+    if "provider" in given:  # a property that Spark gives to a table of its catalog
+        raise OptionError(
+            "feedapi source: Spark reads a table of a catalog without its options: in place of "
+            "CREATE TABLE write CREATE TEMPORARY VIEW name USING feedapi OPTIONS (url '...')"
+        )
     problems: list[str] = []
     values: dict[str, Any] = {}
     families: dict[str, Any] = {field: {} for field in _FAMILIES.values()}

@@ -43,6 +43,8 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 DEEP = b"[" * 500 + b"]" * 500
+TOO_DEEP = b'{"a":' * 5_000 + rb'"\"]}\\"' + b"}" * 5_000
+"""More deeply than a parser reads."""
 
 
 class Page:
@@ -96,10 +98,22 @@ class TestRecords:
             b'""',
             '{"é":"\u2028\u0085\x7f"}'.encode(),
             b'{"a":"\xff"}',
+            TOO_DEEP,
+            b'{"\xff":%b, "b":"\\ud800"}' % TOO_DEEP,
         ],
     )
     def test_a_payload_is_kept_byte_for_byte(self, dialect: DialectName, payload: bytes) -> None:
         assert Page(dialect).read(EVENT[dialect] % payload * 20).raws == [payload] * 20
+
+    @pytest.mark.parametrize("others", [0, 40])
+    def test_event_that_no_parser_reads_is_delivered_and_stops_no_other(self, others: int) -> None:
+        deep, other = (b'"%d":%b' % (n, TOO_DEEP) for n in range(2))
+        line = b'{"headers":{%b},"data":{%b},"x":{%b},"partition":2}\n' % (other, deep, other)
+        page = Page("v1").read(EVENT["v1"] % b"{}" * others, line, b'{"partition":2,"cursor":"1"}')
+        assert (page.raws, page.cursors) == ([b"{}"] * others + [b"{%b}" % deep], ["1"])
+        for read in (page.events[-1].json, lambda: page.events[-1].headers):
+            with pytest.raises(ValueError, match="depth"):
+                read()
 
     def test_v1_events_have_headers(self) -> None:
         page = Page("v1").read(
@@ -113,8 +127,9 @@ class TestRecords:
             b'{"partition":2,"headers":{"a":[%b1]},"data":{}}\n' % (b"[]," * 100_000),
             b'{"partition":2,"headers":{%b"a":1},"data":{}}\n' % (b'"\\ud800":[],' * 30_000),
             b'{%b"DATA":{},"partition":2}\n' % b"".join(b'"%x":0,' % n for n in range(50_000)),
+            b'{"x":%b,"data":{},"partition":2}\n' % (b"[" * 30_000 + b"]" * 30_000),
         ],
-        ids=["headers", "surrogates", "keys"],
+        ids=["headers", "surrogates", "keys", "levels"],
     )
     def test_r16_a_line_takes_no_more_memory_than_its_bytes(self, line: bytes) -> None:
         """As objects each of its values takes many times as much, and the time to make them."""

@@ -142,17 +142,22 @@ def test_scans_of_one_dataframe_in_one_action_see_one_end(spark: SparkSession) -
         assert spark.read.format("feedapi").load(publisher.url).count() > 150
 
 
+TOO_DEEP = b'{"n":1,"x":%b}' % (b"[" * 1_200 + b"]" * 1_200)
+
+
 def test_payloads_become_variants_in_sql(read: Read, publisher: Publisher) -> None:
     """As the page says. What is no JSON, or too deep, is null there, and still in `data`."""
     publish(publisher, 30)
+    publisher.append(0, TOO_DEEP, entity="deep")
     publisher.append(0, {"text": "MARK"})
     publisher.fail(Rewrite(lambda body: body.replace(b"MARK", b"\xff\xfe")), times=None)
     table = read().selectExpr("data", "try_parse_json(data) AS parsed")
     total = table.selectExpr("sum(try_variant_get(parsed, '$.n', 'int')) AS total").first()
     assert total is not None
     assert total.total == sum(range(30))
+    assert {row.data for row in table.where("parsed IS NULL").collect()} >= {TOO_DEEP.decode()}
     assert table.where("data IS NULL").count() == 0
-    assert table.count() == 31
+    assert table.count() == 32
 
 
 def test_payloads_are_kept_byte_for_byte(read: Read, publisher: Publisher) -> None:
@@ -216,6 +221,22 @@ def test_wrong_option_fails_before_any_job(
     with pytest.raises(AnalysisException, match=message) as caught:
         read(**options)
     assert "s3cr3t" not in str(caught.value)
+
+
+def test_table_of_a_catalog_is_refused_and_a_view_is_what_the_error_says(
+    spark: SparkSession, publisher: Publisher
+) -> None:
+    """Spark 4 gives the options of a table when it is made, and none when it is read."""
+    publish(publisher, 30)
+    using = f"USING feedapi OPTIONS (url '{publisher.url}')"
+    with pytest.raises(PySparkException, match="TABLE write CREATE TEMPORARY VIEW name USING fee"):
+        spark.sql(f"CREATE TABLE orders_of_a_feed {using}")
+    assert not spark.catalog.tableExists("orders_of_a_feed")
+    spark.sql(f"CREATE TEMPORARY VIEW orders_of_a_feed {using}")
+    try:
+        assert spark.table("orders_of_a_feed").count() == 30
+    finally:
+        spark.catalog.dropTempView("orders_of_a_feed")
 
 
 def test_schema_of_the_user_is_refused(spark: SparkSession, publisher: Publisher) -> None:

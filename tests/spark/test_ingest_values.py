@@ -18,6 +18,7 @@ from feedapi_client.spark.ingest import IngestError, read_table
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults.response_faults import Rewrite
 from tests.spark.slow_workers import run
+from tests.spark.test_dataframe import TOO_DEEP
 from tests.spark.test_ingest import job
 from tests.spark.test_ingest_checks import setting
 
@@ -227,6 +228,19 @@ def test_payload_that_is_not_utf8_is_rejected_and_can_be_read(
         assert ('{"c":"Bj\ufffdrn"}' in data) == (name != "table")
     (row,) = spark.read.parquet(tables["rejected"]).collect()
     assert row.reason == "not UTF-8"
+
+
+def test_r05_payload_that_spark_finds_too_deep_is_one_that_does_not_fit(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.append(0, {"n": 0})
+    publisher.append(0, TOO_DEEP, entity="deep")
+    publisher.append(0, {"n": 2})
+    summary = run(spark, job(publisher, tmp_path, schema="n INT"))
+    assert (summary.rows, summary.unparsed) == (3, 1)
+    rows = read_table(spark, str(tmp_path / "table")).orderBy("sequence").collect()
+    corrupt = [None, TOO_DEEP.decode(), None]
+    assert [(row.n, row["_corrupt"]) for row in rows] == [*zip([0, None, 2], corrupt, strict=True)]
 
 
 def test_time_without_an_offset_is_the_same_in_every_session(
