@@ -239,8 +239,14 @@ def _levels() -> dict[str, int]:
 
 
 @pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
+    """The backend, on virtual time where the test is marked so."""
+    name = str(request.param)
+    if not request.node.get_closest_marker("virtual_time"):
+        return name
+    from tests.testing.virtual_time import virtual_backend
+
+    return virtual_backend(name)
 
 
 @pytest.fixture

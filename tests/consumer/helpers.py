@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
 import anyio
@@ -59,6 +60,21 @@ def consume(
     return FeedConsumer(url, **{"limits": limits(**(limit or {})), "retry": RETRY, **options})
 
 
+class Gate:
+    """Lets what comes to it wait until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = anyio.Event(), anyio.Event()
+
+    async def wait(self) -> None:
+        self.reached.set()
+        await self.opened.wait()
+
+    async def open_when_all_wait(self) -> None:
+        await anyio.wait_all_tasks_blocked()
+        self.opened.set()
+
+
 class Transaction:
     """A transaction of `RecordingStore`: its changes count once `commit` is called."""
 
@@ -93,6 +109,17 @@ class RecordingStore(MemoryCursorStore):
             return
         await super().save(feed, positions)
         self.saves.append(dict(positions))
+
+    def hold(self, holds: Callable[[Mapping[int, Position]], bool] = lambda _: True) -> Gate:
+        """Let saves wait from now on, those that `holds` is true for. Return what they wait at."""
+        gate = Gate()
+
+        async def wait(positions: Mapping[int, Position]) -> None:
+            if holds(positions):
+                await gate.wait()
+
+        self.before_save = wait
+        return gate
 
     async def commit(self, transaction: Transaction) -> None:
         """Commit a transaction, as the caller's database would."""
@@ -232,3 +259,132 @@ def by_entity(payloads: Iterable[Any]) -> dict[str, list[int]]:
 
 def assert_each_entity_in_order_and_once(payloads: Iterable[Any], publisher: Publisher) -> None:
     assert by_entity(payloads) == by_entity(publisher.payloads())
+
+
+class Reader:
+    """An iteration over an open consumer: over events or over batches, whichever is asked first."""
+
+    def __init__(self, consumer: FeedConsumer) -> None:
+        self.consumer = consumer
+
+    @cached_property
+    def events(self) -> AsyncIterator[Event]:
+        return aiter(self.consumer)
+
+    @cached_property
+    def batches(self) -> AsyncIterator[Batch]:
+        return self.consumer.batches()
+
+    async def take(self, count: int = 1) -> list[int]:
+        """The numbers of the next events."""
+        return n_of(await take(self.events, count))
+
+    async def batch(self, partition: int | None = None) -> Batch:
+        """The next batch that holds an event, of the partition if one is given."""
+        return await next_batch(self.batches, partition)
+
+    async def commit(self, partition: int | None = None) -> list[int]:
+        """Commit that batch, and return its numbers."""
+        batch = await self.batch(partition)
+        await batch.commit()
+        return n_of(batch.events)
+
+    def state(self, partition: int = 0) -> str:
+        return self.consumer.status()[partition].state
+
+    async def until(self, state: str, partition: int = 0) -> None:
+        """Wait until the partition is known and in this state. Nothing is iterated meanwhile."""
+        statuses = self.consumer.status
+        await wait_until(
+            lambda: partition in statuses().partitions and self.state(partition) == state
+        )
+
+    async def nothing_until(self, condition: Callable[[], object]) -> None:
+        """Ask for the next batch, which confirms the last one, until the condition holds.
+
+        Batches without an event are committed.
+        """
+
+        async def expect_nothing() -> None:
+            raise AssertionError(f"{await self.batch()!r} came")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(expect_nothing)
+            await wait_until(condition)
+            tasks.cancel_scope.cancel()
+
+    async def at_end(self) -> None:
+        """Ask for the next batch until partition 0 is at its end."""
+        await self.nothing_until(lambda: self.consumer.status()[0].caught_up)
+
+    def reports(self, *words: str) -> list[str]:
+        """The reports that hold all these words."""
+        return [r for r in self.consumer.status().reports if all(word in r for word in words)]
+
+
+class LocalFeed(Publisher):
+    """A publisher in this process, a store, and consumers of both. It needs no socket.
+
+    Pages of 10 events with a checkpoint behind each 5, unless `settings` say otherwise.
+    """
+
+    def __init__(self, partitions: Any = 1, *, store: Any = None, **settings: Any) -> None:
+        super().__init__(partitions, **{"page_size": 10, "checkpoint_every": 5, **settings})
+        self.store: RecordingStore = store or RecordingStore()
+
+    def numbers(self, partition: int, *values: int, entity: str = "a") -> str:
+        """Append events with these numbers to one partition. Return the cursor behind them."""
+        return numbers(self, partition, values, entity)
+
+    def fill(self, start: int, stop: int, *, entities: int = 5) -> None:
+        """Publish the numbers from `start` to `stop`, spread over some entities."""
+        fill(self, stop - start, entities=entities, start=start)
+
+    def consume(self, **options: Any) -> FeedConsumer:
+        return consume(self, **{"store": self.store, **options})
+
+    @asynccontextmanager
+    async def open(self, **options: Any) -> AsyncIterator[Reader]:
+        async with self.consume(**options) as consumer:
+            yield Reader(consumer)
+
+    @asynccontextmanager
+    async def running(
+        self, handle: Callable[[Batch], Awaitable[object]] | None = None, **options: Any
+    ) -> AsyncIterator[Reader]:
+        """A consumer that runs the handler, or passes over all, during the block."""
+
+        async def passes(_: Batch) -> None: ...
+
+        async with self.open(**options) as reader, anyio.create_task_group() as tasks:
+            tasks.start_soon(reader.consumer.run, handle or passes)
+            yield reader
+            tasks.cancel_scope.cancel()
+
+    async def enter(self, **options: Any) -> None:
+        """Enter with a consumer, and leave."""
+        async with self.consume(**options):
+            pass
+
+    async def read(self, **options: Any) -> list[int]:
+        """The numbers that a consumer reads which begins now, up to the end of the feed."""
+        return n_of(await self.read_events(**options))
+
+    async def read_events(self, **options: Any) -> list[Event]:
+        async with self.consume(follow=False, **options) as consumer:
+            return await read(consumer)
+
+    async def run(self, handle: Callable[[Batch], Awaitable[object]], **options: Any) -> None:
+        """Run the handler up to the end of the feed."""
+        async with self.consume(follow=False, **options) as consumer:
+            with anyio.fail_after(SAFETY_LIMIT):
+                await consumer.run(handle)
+
+    def asked(self, partition: int) -> set[str | None]:
+        """The cursors that a partition was asked from."""
+        return {each.cursor for each in self.requests if each.partition == partition}
+
+    def check(self, events: Iterable[Any]) -> None:
+        """Check that each entity's events came in order and once: all that are published."""
+        payloads = [each.json() if isinstance(each, Event) else each for each in events]
+        assert_each_entity_in_order_and_once(payloads, self)

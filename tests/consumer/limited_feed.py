@@ -1,7 +1,4 @@
-"""A feed behind a gateway that limits requests, in virtual time, and how a consumer fares there.
-
-``python -m tests.consumer.limited_feed`` prints the figures of all gateways.
-"""
+"""A feed behind a gateway that limits requests, in virtual time, and how a consumer fares there."""
 
 from __future__ import annotations
 
@@ -215,35 +212,3 @@ def _longest_wait(
             longest = max(longest, when - last[partition])
             last[partition] = when
     return max(longest, *(ended - when for when in last.values()))
-
-
-GATEWAYS: dict[str, tuple[Callable[[], Gateway], float]] = {
-    "2/s": (lambda: TokenBucket(2), 2),
-    "2/s, burst of 20": (lambda: TokenBucket(2, 20), 2),
-    "2/s, Retry-After": (lambda: TokenBucket(2, says=True), 2),
-    "2/s, 503 with Retry-After": (lambda: TokenBucket(2, status=503, says=True), 2),
-    "one in 10 s": (lambda: TokenBucket(0.1), 0.1),
-    "50/s, burst of 50": (lambda: TokenBucket(50, 50), 50),
-    "120 a minute": (lambda: FixedWindow(120, 60), 2),
-    "120 a minute, unsaid": (lambda: FixedWindow(120, 60, says=False), 2),
-    "4 at once": (lambda: AtOnce(4), math.inf),
-}
-"""The gateways, and how many requests a second they let pass in the long run."""
-
-
-def main() -> None:
-    """Print how 100 partitions fare in an hour behind each gateway."""
-    print("gateway, demand: granted, refused, refused for each granted, used, longest wait, error")
-    for name, (make, rate) in GATEWAYS.items():
-        for demand, events in (("polls", 0), ("history", 10**6)):
-            fared = consume_behind(make(), seconds=3600.0, events=min(events, 500))
-            used = fared.granted / fared.seconds / rate
-            print(
-                f"{name}, {demand}: {fared.granted}, {fared.refused}, {fared.ratio:.3f}, "
-                f"{used:.2f}, {fared.waited:.0f} s, {fared.seconds:.0f} s, "
-                f"{type(fared.error).__name__}"
-            )
-
-
-if __name__ == "__main__":
-    main()

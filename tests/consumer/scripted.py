@@ -6,7 +6,8 @@ The events of partition p are numbered from 0; the cursor behind the first n of 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +50,13 @@ class Scripted:
         echo: whether an empty page holds the cursor asked with.
         page: events of a page.
         every: events between two checkpoints; None: one checkpoint a page.
+        answers: are asked first.
     """
 
     def __init__(
         self,
         partitions: dict[int, Listed],
-        *,
+        *answers: Answer,
         echo: bool = False,
         page: int = 100,
         every: int | None = None,
@@ -64,8 +66,16 @@ class Scripted:
         self.page = page
         self.every = every
         self.asks: list[Ask] = []
-        self.answers: list[Answer] = []
+        self.answers = [*answers]
+        self.refused = 0
+        """How often `answers` refused a request."""
+        self.seen: list[tuple[int, int]] = []
+        """What `following` has read: partition and number of each event."""
         self._began: float | None = None
+
+    @property
+    def everything(self) -> list[tuple[int, int]]:
+        return [(id, n) for id, each in self.partitions.items() for n in range(each.events)]
 
     @property
     def fetches(self) -> list[Ask]:
@@ -118,6 +128,7 @@ class Scripted:
         self.asks.append(ask)
         for answer in self.answers:
             if (response := answer(self, ask)) is not None:
+                self.refused += response.is_error
                 return response
         return self.discovery() if ask.partition is None else self.fetch(ask)
 
@@ -128,6 +139,24 @@ class Scripted:
         options = {"retry": RetryPolicy(), "follow": False, **options}
         return FeedConsumer(URL, **{"http": self.client(), **options})
 
+    async def read(self, **options: Any) -> list[tuple[int, int]]:
+        """What a consumer reads that begins now, up to the end of the feed."""
+        return await read_all(self.consumer(**options))
+
+    @asynccontextmanager
+    async def following(self, **options: Any) -> AsyncIterator[FeedConsumer]:
+        """A consumer that follows the feed during the block. `seen` gets what it reads."""
+        consumer = self.consumer(**{"follow": True, **options})
+
+        async def follow() -> None:
+            async for event in consumer:
+                self.seen.append((event.partition, event.json()["n"]))
+
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            yield consumer
+            tasks.cancel_scope.cancel()
+
 
 def split(generations: int, events: int) -> dict[int, Listed]:
     """A history of closed generations, each the child of the one before, and an open last one."""
@@ -135,6 +164,16 @@ def split(generations: int, events: int) -> dict[int, Listed]:
         id: Listed(events, id < generations, id - 1 if id else None)
         for id in range(generations + 1)
     }
+
+
+def cursor(place: int | str) -> httpx.Response:
+    """A page that holds a cursor alone."""
+    return httpx.Response(200, content=f'{{"cursor":"{place}"}}\n'.encode())
+
+
+def of_fetches(answer: Callable[[Ask], httpx.Response | None]) -> Answer:
+    """Answers fetches only."""
+    return lambda _, ask: None if ask.partition is None else answer(ask)
 
 
 def answers_for(
@@ -169,10 +208,3 @@ async def read_all(consumer: FeedConsumer, within: float = 1000.0) -> list[tuple
     async with consumer:
         with anyio.fail_after(within):
             return [(e.partition, e.json()["n"]) async for e in consumer]
-
-
-def in_time(body: Callable[[], Awaitable[None]], backend: str) -> None:
-    """Run on virtual time."""
-    from tests.testing.virtual_time import run_in_virtual_time
-
-    run_in_virtual_time(body, backend)

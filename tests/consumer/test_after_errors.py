@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
 import pytest
 
 from feedapi_client import FeedError, FencedError, Position, StoreError
-from feedapi_client.testing import Publisher
-from tests.consumer.helpers import (
-    SHORT,
-    RecordingStore,
-    consume,
-    n_of,
-    numbers,
-    read_n,
-    take,
-    wait_until,
-)
+from tests.consumer.helpers import SHORT, LocalFeed, RecordingStore, n_of, read_n, take, wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
 class DataError(Exception):
@@ -35,24 +25,21 @@ class PickyStore(RecordingStore):
         super().__init__()
         self.refused: set[str] = set()
 
-    async def save(
-        self, feed: Any, positions: Mapping[int, Position], *, transaction: Any = None
-    ) -> None:
+    async def save(self, feed: Any, positions: Mapping[int, Position], **more: Any) -> None:
         if self.refused.intersection(position.cursor for position in positions.values()):
             raise DataError("a string literal cannot contain NUL (0x00) characters")
-        await super().save(feed, positions, transaction=transaction)
+        await super().save(feed, positions, **more)
 
 
 @pytest.mark.parametrize("way", ["events", "batches"])
 @pytest.mark.parametrize("status", [401, 402, 405, 410])
-async def test_r20_an_error_of_a_partition_is_raised_again(
-    publisher: Publisher, status: int, way: str
-) -> None:
-    numbers(publisher, 0, [0])
-    async with consume(publisher, retry=SHORT) as consumer:
-        iterator: AsyncIterator[Any] = aiter(consumer) if way == "events" else consumer.batches()
+async def test_r20_an_error_of_a_partition_is_raised_again(status: int, way: str) -> None:
+    feed = LocalFeed()
+    feed.numbers(0, 0)
+    async with feed.open(retry=SHORT) as reader:
+        iterator = getattr(reader, way)
         await take(iterator)
-        publisher.fail(status, times=None)
+        feed.fail(status, times=None)
         with pytest.raises(FeedError) as caught:
             await take(iterator)
         for _ in range(3):
@@ -61,151 +48,126 @@ async def test_r20_an_error_of_a_partition_is_raised_again(
             assert again.value is caught.value
 
 
-async def test_r20_a_store_that_fails_once_costs_no_event(
-    publisher: Publisher, store: RecordingStore
-) -> None:
+async def test_r20_a_store_that_fails_once_costs_no_event() -> None:
     """The iteration goes on where the error was: the commit is tried again."""
-    numbers(publisher, 0, range(20))
-    failures = 0
+    feed, failures, seen = LocalFeed(), 0, []
+    feed.numbers(0, *range(20))
 
-    async def fail_twice(_: Mapping[int, Position]) -> None:
+    async def fail_twice(_: object) -> None:
         nonlocal failures
         failures += 1
         if failures in (3, 4):
             raise ConnectionError("gone")
 
-    store.before_save = fail_twice
-    seen: list[int] = []
-    async with consume(publisher, store=store, follow=False) as consumer:
-        events = aiter(consumer)
+    feed.store.before_save = fail_twice
+    async with feed.open(follow=False, limit={"max_batch_bytes": 1}) as reader:
         while True:
             try:
-                seen += n_of(await take(events))
+                seen += await reader.take()
             except StoreError:
                 continue
             except StopAsyncIteration:
                 break
-    assert seen == list(range(20))
+    assert seen == [*range(20)]
     assert failures >= 5
-    assert (await store.cursors())[0] == publisher.end_cursor(0)
+    assert (await feed.store.cursors())[0] == feed.end_cursor(0)
 
 
-async def test_r20_a_consumer_that_was_fenced_says_so_each_time(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, range(10))
-    async with (
-        consume(publisher, store=store) as consumer,
-        consume(publisher, store=store) as other,
-    ):
-        events = aiter(consumer)
-        await take(events, 10)
-        batch = (await take(other.batches()))[0]
-        await batch.commit()
+async def test_r20_a_consumer_that_was_fenced_says_so_each_time() -> None:
+    feed = LocalFeed()
+    feed.numbers(0, *range(10))
+    async with feed.open() as reader, feed.open() as other:
+        await reader.take(10)
+        await other.commit()
         for _ in range(3):
             with pytest.raises(FencedError):
-                await take(events)
+                await reader.take()
 
 
 async def test_r20_a_store_that_can_not_be_loaded_is_an_error_until_it_can(
-    publisher: Publisher, store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    numbers(publisher, 0, [0])
-    load = store.load
-    broken = True
+    feed = LocalFeed()
+    feed.numbers(0, 0)
 
-    async def fail(feed: Any) -> dict[int, Position]:
-        if broken:
-            raise ConnectionError("gone")
-        return await load(feed)
+    async def fail(_: object) -> dict[int, Position]:
+        raise ConnectionError("gone")
 
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-        monkeypatch.setattr(store, "load", fail)
-        numbers(publisher, 0, [1])
-        events = aiter(consumer)
-        for _ in range(3):
-            with pytest.raises(StoreError):
-                await take(events)
-        broken = False
-        assert n_of(await take(events)) == [1]
+    async with feed.open(follow=False) as reader:
+        await read_n(reader.consumer)
+        feed.numbers(0, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(feed.store, "load", fail)
+            for _ in range(3):
+                with pytest.raises(StoreError):
+                    await reader.take()
+        assert await reader.take() == [1]
 
 
 @pytest.mark.parametrize("way", ["events", "handler"])
-async def test_r18_a_cursor_that_can_not_be_stored_parks_its_partition_only(
-    serve: Callable[..., Publisher], way: str
-) -> None:
-    publisher, store = serve(2), PickyStore()
-    store.refused.add(numbers(publisher, 0, [0]))
-    async with consume(publisher, store=store, on_error="park") as consumer:
-        seen: list[int] = []
+async def test_r18_a_cursor_that_can_not_be_stored_parks_its_partition_only(way: str) -> None:
+    feed, seen = LocalFeed(2, store=(store := PickyStore())), []
+    store.refused.add(feed.numbers(0, 0))
+    async with feed.open(on_error="park") as reader, anyio.create_task_group() as tasks:
 
         async def handle(batch: Any) -> None:
             seen.extend(n_of(batch.events))
 
         async def read() -> None:
             if way == "handler":
-                await consumer.run(handle)
-            async for event in consumer:
+                await reader.consumer.run(handle)
+            async for event in reader.consumer:
                 seen.extend(n_of([event]))
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read)
-            await wait_until(lambda: consumer.status()[0].state == "parked")
-            numbers(publisher, 1, [1])
-            await wait_until(lambda: 1 in seen)
-            numbers(publisher, 1, [2])
-            await wait_until(lambda: 2 in seen)
-            tasks.cancel_scope.cancel()
-        assert "refuses the value" in (consumer.status()[0].error or "")
+        tasks.start_soon(read)
+        await reader.until("parked")
+        for n in (1, 2):
+            feed.numbers(1, n)
+            await wait_until(lambda n=n: n in seen)
+        assert "refuses the value" in (reader.consumer.status()[0].error or "")
+        tasks.cancel_scope.cancel()
 
 
-async def test_r18_a_cursor_that_can_not_be_stored_is_raised_without_park(
-    publisher: Publisher,
-) -> None:
-    store = PickyStore()
-    store.refused.add(numbers(publisher, 0, [0]))
-    async with consume(publisher, store=store) as consumer:
-        events = aiter(consumer)
-        await take(events)
+async def test_r18_a_cursor_that_can_not_be_stored_is_raised_without_park() -> None:
+    feed = LocalFeed(store=(store := PickyStore()))
+    store.refused.add(feed.numbers(0, 0))
+    async with feed.open() as reader:
+        await reader.take()
         for _ in range(2):
             with pytest.raises(StoreError, match=r"partition 0: .*refuses the value"):
-                await take(events)
+                await reader.take()
 
 
-async def test_r18_an_outage_of_the_store_parks_nobody(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [0])
+async def test_r18_an_outage_of_the_store_parks_nobody() -> None:
+    feed = LocalFeed()
+    feed.numbers(0, 0)
 
     async def fail(positions: Mapping[int, Position]) -> None:
         if positions[0].cursor != "_first":
             raise ConnectionError("gone")
 
-    store.before_save = fail
-    async with consume(publisher, store=store, on_error="park") as consumer:
-        events = aiter(consumer)
-        await take(events)
+    feed.store.before_save = fail
+    async with feed.open(on_error="park") as reader:
+        await reader.take()
         with pytest.raises(StoreError):
-            await take(events)
-        assert consumer.status()[0].state != "parked"
+            await reader.take()
+        assert reader.state() != "parked"
 
 
 @pytest.mark.parametrize("cursor", ["c" * 100_000, "\ud800"], ids=["long", "surrogate"])
 async def test_r18_a_cursor_that_can_not_be_sent_parks_its_partition_only(
-    serve: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch, cursor: str
+    monkeypatch: pytest.MonkeyPatch, cursor: str
 ) -> None:
-    publisher, store = serve(2), RecordingStore()
-    numbers(publisher, 1, [1])
+    feed = LocalFeed(2)
+    feed.numbers(1, 1)
 
-    async def load(feed: Any) -> dict[int, Position]:
+    async def load(_: object) -> dict[int, Position]:
         return {0: Position(cursor), 1: Position("_first")}
 
-    async def save(*_: object, **__: object) -> None:
-        pass
+    async def save(*_: object, **__: object) -> None: ...
 
-    monkeypatch.setattr(store, "load", load)
-    monkeypatch.setattr(store, "save", save)
-    async with consume(publisher, store=store, on_error="park") as consumer:
-        assert n_of(await take(aiter(consumer))) == [1]
-        await wait_until(lambda: consumer.status()[0].state == "parked")
+    monkeypatch.setattr(feed.store, "load", load)
+    monkeypatch.setattr(feed.store, "save", save)
+    async with feed.open(on_error="park") as reader:
+        assert await reader.take() == [1]
+        await reader.until("parked")

@@ -17,7 +17,6 @@ from feedapi_client import (
     FeedConsumer,
     FetchOptions,
     Limits,
-    MemoryCursorStore,
     Quarantine,
     Retry,
     RetryPolicy,
@@ -25,10 +24,9 @@ from feedapi_client import (
     SQLiteCursorStore,
     SyncFeedClient,
 )
-from feedapi_client.testing import Publisher
-from tests.consumer.helpers import SAFETY_LIMIT, consume, fill
+from tests.consumer.helpers import SAFETY_LIMIT, LocalFeed
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 URL = "http://feed/feed"
 
@@ -106,61 +104,52 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("on_failure", ["raise", "retry", "quarantine"])
-@pytest.mark.parametrize("handle", REFUSED)
-async def test_a_handler_without_async_is_refused_before_the_first_batch(
-    serve: Callable[..., Publisher], handle: Any, on_failure: Any
+def five_events() -> LocalFeed:
+    feed = LocalFeed()
+    feed.numbers(0, *range(5))
+    return feed
+
+
+each_policy = pytest.mark.parametrize("on_failure", ["raise", "retry", "quarantine"])
+
+
+@each_policy
+@pytest.mark.parametrize(
+    ("handle", "text"),
+    [*((handle, "the handler must") for handle in REFUSED), ("counts its calls", "returned None")],
+)
+async def test_a_handler_without_async_is_refused_and_moves_no_cursor(
+    handle: Any, text: str, on_failure: Any
 ) -> None:
-    publisher = serve(1)
-    fill(publisher, 5, entities=1)
-    store = MemoryCursorStore()
-    async with consume(publisher, follow=False, store=store) as consumer:
-        before = await store.load(consumer.key)
-        with pytest.raises(TypeError, match="the handler must"):
+    """What only a call shows is called once."""
+    feed, calls = five_events(), []
+    if handle == "counts its calls":
+        handle = calls.append
+    async with feed.consume(follow=False) as consumer:
+        before = await feed.store.positions()
+        with pytest.raises(TypeError, match=text), anyio.fail_after(SAFETY_LIMIT):
             await consumer.run(handle, on_failure=on_failure)
-        assert await store.load(consumer.key) == before
+        assert await feed.store.positions() == before
+    assert len(calls) == (1 if text == "returned None" else 0)
 
 
 @pytest.mark.parametrize("handle", ACCEPTED)
-async def test_every_form_of_an_async_handler_is_accepted(
-    serve: Callable[..., Publisher], handle: Any
-) -> None:
-    publisher = serve(1)
-    fill(publisher, 5, entities=1)
-    async with consume(publisher, follow=False) as consumer:
+async def test_every_form_of_an_async_handler_is_accepted(handle: Any) -> None:
+    async with five_events().consume(follow=False) as consumer:
         with anyio.fail_after(SAFETY_LIMIT):
             await consumer.run(handle)
         assert consumer.status().partitions[0].caught_up
 
 
-@pytest.mark.parametrize("on_failure", ["raise", "retry", "quarantine"])
-async def test_what_only_a_call_shows_to_be_not_async_is_called_once_and_moves_no_cursor(
-    serve: Callable[..., Publisher], on_failure: Any
-) -> None:
-    publisher = serve(1)
-    fill(publisher, 5, entities=1)
-    store, calls = MemoryCursorStore(), []
-    async with consume(publisher, follow=False, store=store) as consumer:
-        before = await store.load(consumer.key)
-        with pytest.raises(TypeError, match="returned None"), anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(calls.append, on_failure=on_failure)
-        assert await store.load(consumer.key) == before
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("max_concurrency", [0, -1, 1.5, True, "4", None])
-async def test_an_impossible_max_concurrency_is_refused(
-    serve: Callable[..., Publisher], max_concurrency: Any
-) -> None:
-    async with consume(serve(1)) as consumer:
+async def test_an_impossible_max_concurrency_is_refused(max_concurrency: Any) -> None:
+    async with LocalFeed().consume() as consumer:
         with pytest.raises((TypeError, ValueError), match="max_concurrency must be"):
             await consumer.run(handles, max_concurrency=max_concurrency)
 
 
-async def test_an_impossible_policy_or_grace_period_is_refused(
-    serve: Callable[..., Publisher],
-) -> None:
-    async with consume(serve(1)) as consumer:
+async def test_an_impossible_policy_or_grace_period_is_refused() -> None:
+    async with LocalFeed().consume() as consumer:
         with pytest.raises(ValueError, match="on_failure must be"):
             await consumer.run(handles, on_failure="quarantined")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="grace must be"):
@@ -274,12 +263,9 @@ def test_every_option_is_checked_where_it_is_given(
         options(**arguments)
 
 
-async def test_a_decision_that_is_none_is_an_error_that_says_so(
-    serve: Callable[..., Publisher],
-) -> None:
-    publisher = serve(1)
-    publisher.fail(503, on="discovery")
+async def test_a_decision_that_is_none_is_an_error_that_says_so() -> None:
+    feed = LocalFeed()
+    feed.fail(503, on="discovery")
     retry = RetryPolicy(decide=lambda error: True)  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match=r"RetryPolicy\.decide returns must be"):
-        async with consume(publisher, retry=retry):
-            pass
+        await feed.enter(retry=retry)

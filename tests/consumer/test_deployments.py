@@ -1,23 +1,21 @@
-"""R10 over real sockets: two versions of a publisher in turn, and discoveries that lag behind."""
+"""R10: two versions of a publisher in turn, and discoveries that lag behind. On virtual time."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import anyio
-import anyio.abc
+import httpx
 import pytest
 
 from feedapi_client import FeedConsumer, Limits, RetryPolicy
 from feedapi_client.status import PartitionState
 from tests.consumer.helpers import n_of, take, wait_until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 Query = dict[str, str]
 Respond = Callable[[str, Query], tuple[int, bytes]]
@@ -28,46 +26,19 @@ RETRY = RetryPolicy(base_delay=0.002, max_delay=0.01)
 
 
 class Server:
-    """Answers each GET by a function. Counts requests and statuses."""
+    """Answers each request by a function, without a socket. Counts requests and statuses."""
 
     def __init__(self, respond: Respond) -> None:
         self.respond = respond
         self.counts: Counter[object] = Counter()
-        self.port = 0
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/feed"
-
-    async def handle(self, stream: anyio.abc.SocketStream) -> None:
-        async with stream:
-            received = b""
-            while True:
-                while b"\r\n\r\n" not in received:
-                    try:
-                        received += await stream.receive()
-                    except (anyio.EndOfStream, anyio.BrokenResourceError):
-                        return
-                head, _, received = received.partition(b"\r\n\r\n")
-                target = urlsplit(head.split(b" ")[1].decode())
-                query = {name: values[0] for name, values in parse_qs(target.query).items()}
-                status, body = self.respond(target.path, query)
-                self.counts["fetch" if query else "discovery"] += 1
-                self.counts[status] += 1
-                await stream.send(
-                    b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
-                )
-
-
-@asynccontextmanager
-async def serving(respond: Respond) -> AsyncIterator[Server]:
-    server = Server(respond)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    server.port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, server.handle)
-        yield server
-        tasks.cancel_scope.cancel()
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(0.001)
+        query = dict(request.url.params)
+        status, body = self.respond(request.url.path, query)
+        self.counts["fetch" if query else "discovery"] += 1
+        self.counts[status] += 1
+        return httpx.Response(status, content=body)
 
 
 def discovery(token: str | None, partitions: int = 1) -> tuple[int, bytes]:
@@ -121,7 +92,9 @@ class InTurn:
 
 
 def consumer_of(server: Server, **options: Any) -> FeedConsumer:
-    return FeedConsumer(server.url, **{"limits": QUICK, "retry": RETRY, **options})
+    http = httpx.AsyncClient(transport=httpx.MockTransport(server.handle))
+    options = {"limits": QUICK, "retry": RETRY, "http": http, **options}
+    return FeedConsumer("http://feed/feed", **options)
 
 
 async def reads_all(consumer: FeedConsumer, count: int) -> None:
@@ -134,19 +107,15 @@ async def reads_all(consumer: FeedConsumer, count: int) -> None:
 async def test_r10_two_versions_with_tokens_of_their_own_answer_in_turn(
     versions: tuple[str, ...],
 ) -> None:
-    async with (
-        serving(InTurn(*map(Version, versions))) as server,
-        consumer_of(server) as consumer,
-    ):
+    server = Server(InTurn(*map(Version, versions)))
+    async with consumer_of(server) as consumer:
         await reads_all(consumer, 12)
     assert server.counts[409] > 0
 
 
 async def test_r10_version_1_beside_version_2_in_turn() -> None:
-    async with (
-        serving(InTurn(Version1(), Version("t2"))) as server,
-        consumer_of(server, v1_partitions=1) as consumer,
-    ):
+    server = Server(InTurn(Version1(), Version("t2")))
+    async with consumer_of(server, v1_partitions=1) as consumer:
         await reads_all(consumer, 12)
     assert server.counts[404] + server.counts[400] > 0
 
@@ -154,7 +123,8 @@ async def test_r10_version_1_beside_version_2_in_turn() -> None:
 async def test_r10_version_1_comes_up_beside_a_version_2_that_runs() -> None:
     """Without v1_partitions: its answer to discovery is no feed's, for as long as it is there."""
     version2 = Version("t2")
-    async with serving(version2) as server, consumer_of(server) as consumer:
+    server = Server(version2)
+    async with consumer_of(server) as consumer:
         events = aiter(consumer)
         assert n_of(await take(events)) == [0]
         server.respond = InTurn(Version1(), version2, Version("t3"))
@@ -174,7 +144,8 @@ async def test_r10_a_discovery_that_lags_behind_the_fetches_or_is_ahead_of_them(
         token = "t2" if answers["fetch"] > change + (lag if kind == late else 0) else "t1"
         return Version(token)(path, query)
 
-    async with serving(respond) as server, consumer_of(server) as consumer:
+    server = Server(respond)
+    async with consumer_of(server) as consumer:
         await reads_all(consumer, 40)
 
 
@@ -183,7 +154,8 @@ async def test_r10_a_gateway_under_maintenance_answers_everything_for_a_while(
     answer: tuple[int, bytes],
 ) -> None:
     up = Version("t1")
-    async with serving(up) as server, consumer_of(server) as consumer:
+    server = Server(up)
+    async with consumer_of(server) as consumer:
         events = aiter(consumer)
         await take(events, 3)
         server.respond = lambda path, query: answer
@@ -216,7 +188,8 @@ async def test_r10_the_time_in_which_discovery_failed_is_not_counted() -> None:
         return (404, b"not found") if discoveries < 20 else discovery("t1")
 
     patient = RetryPolicy(base_delay=0.002, max_delay=0.01, refused_for=0.5)
-    async with serving(up) as server, consumer_of(server, retry=patient) as consumer:
+    server = Server(up)
+    async with consumer_of(server, retry=patient) as consumer:
         events = aiter(consumer)
         await take(events, 1)
         server.respond = refused

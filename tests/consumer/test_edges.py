@@ -36,6 +36,8 @@ from tests.consumer.helpers import RETRY, SAFETY_LIMIT, SHORT, limits
 
 pytestmark = pytest.mark.anyio
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+STREAM = FetchOptions(stream=True)
+GIVES_UP_AT_ONCE = RetryPolicy(base_delay=0.001, give_up_after=0)
 Chunks = Callable[[dict[str, str]], AsyncIterator[bytes]]
 
 
@@ -84,6 +86,43 @@ def consumer_of(http: httpx.AsyncClient, **options: Any) -> FeedConsumer:
     )
 
 
+async def nothing(_: Batch) -> None:
+    """Handle a batch."""
+
+
+async def run(
+    handle: Callable[[Batch], Awaitable[None]],
+    page: Chunks = five_events,
+    partitions: int = 1,
+    *,
+    auth: Any = None,
+    on_failure: Any = "raise",
+    **options: Any,
+) -> FeedConsumer:
+    """Run the handler until that ends. It may use `running` to stop."""
+    consumer = consumer_of(feed_of(page, partitions, auth), **options)
+    running.append(consumer)
+    async with consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle, on_failure=on_failure)
+    return consumer
+
+
+running: list[FeedConsumer] = []
+
+
+def stop() -> None:
+    running[-1].stop()
+
+
+def stops_at(n: int) -> Callable[[Batch], Awaitable[None]]:
+    async def handle(batch: Batch) -> None:
+        if batch.cursor == str(n):
+            stop()
+
+    return handle
+
+
 # ---------------------------------------------------------------- cancellations (R20)
 
 
@@ -110,7 +149,7 @@ STRAYS = [awaits_what_others_cancelled, cancels_its_own_task]
 
 
 async def run_either_way(
-    consumer: FeedConsumer, handle: Callable[[], Awaitable[None]], by_key: bool, **more: Any
+    handle: Callable[[], Awaitable[None]], by_key: bool, *, partitions: int = 1, **more: Any
 ) -> None:
     async def of_batch(_: Batch) -> None:
         await handle()
@@ -118,32 +157,35 @@ async def run_either_way(
     async def of_event(_: Event) -> None:
         await handle()
 
-    if by_key:
-        await consumer.run_by_key(of_event, key=lambda each: each.json()["n"], **more)
-    else:
-        await consumer.run(of_batch, **more)
+    async with consumer_of(feed_of(five_events, partitions), follow="on_failure" not in more) as it:
+        with anyio.fail_after(SAFETY_LIMIT):
+            if by_key:
+                await it.run_by_key(of_event, key=lambda each: each.json()["n"], **more)
+            else:
+                await it.run(of_batch, **more)
+
+
+each_way = pytest.mark.parametrize("by_key", [False, True], ids=["run", "run_by_key"])
+each_stray = pytest.mark.parametrize("stray", STRAYS)
 
 
 @on_asyncio
-@pytest.mark.parametrize("stray", STRAYS)
-@pytest.mark.parametrize("by_key", [False, True])
+@each_stray
+@each_way
 async def test_r20_a_cancellation_that_a_handler_lets_out_is_its_failure(
     stray: Callable[[], Awaitable[None]], by_key: bool
 ) -> None:
-    async with consumer_of(feed_of(five_events)) as consumer:
-        with pytest.raises(StrayCancellationError, match="the handler let a CancelledError out"):
-            with anyio.fail_after(SAFETY_LIMIT):
-                await run_either_way(consumer, stray, by_key)
+    with pytest.raises(StrayCancellationError, match="the handler let a CancelledError out"):
+        await run_either_way(stray, by_key)
 
 
-@pytest.mark.parametrize("by_key", [False, True])
+@each_way
 async def test_r20_a_cancelled_error_is_a_handlers_failure_on_any_event_loop(by_key: bool) -> None:
-    async with consumer_of(feed_of(five_events)) as consumer:
-        with pytest.raises(StrayCancellationError), anyio.fail_after(SAFETY_LIMIT):
-            await run_either_way(consumer, raises_it, by_key)
+    with pytest.raises(StrayCancellationError):
+        await run_either_way(raises_it, by_key)
 
 
-@pytest.mark.parametrize("by_key", [False, True])
+@each_way
 async def test_r20_so_it_is_while_the_failure_of_another_handler_ends_them_all(
     by_key: bool,
 ) -> None:
@@ -153,14 +195,13 @@ async def test_r20_so_it_is_while_the_failure_of_another_handler_ends_them_all(
         finally:
             raise asyncio.CancelledError
 
-    async with consumer_of(feed_of(five_events, partitions=4)) as consumer:
-        with pytest.raises(StrayCancellationError), anyio.fail_after(SAFETY_LIMIT):
-            await run_either_way(consumer, fails, by_key)
+    with pytest.raises(StrayCancellationError):
+        await run_either_way(fails, by_key, partitions=4)
 
 
 @on_asyncio
-@pytest.mark.parametrize("stray", STRAYS)
-@pytest.mark.parametrize("by_key", [False, True])
+@each_stray
+@each_way
 async def test_r20_such_a_failure_goes_by_on_failure(
     stray: Callable[[], Awaitable[None]], by_key: bool
 ) -> None:
@@ -172,14 +213,12 @@ async def test_r20_such_a_failure_goes_by_on_failure(
         if calls == 1:
             await stray()
 
-    async with consumer_of(feed_of(five_events), follow=False) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await run_either_way(consumer, handle, by_key, on_failure="retry")
+    await run_either_way(handle, by_key, on_failure="retry")
     assert calls > 1
 
 
 @on_asyncio
-@pytest.mark.parametrize("by_key", [False, True])
+@each_way
 async def test_r20_a_native_cancellation_of_run_is_one(by_key: bool) -> None:
     called = anyio.Event()
 
@@ -187,12 +226,11 @@ async def test_r20_a_native_cancellation_of_run_is_one(by_key: bool) -> None:
         called.set()
         await anyio.sleep_forever()
 
-    async with consumer_of(feed_of(five_events)) as consumer:
-        task = asyncio.ensure_future(run_either_way(consumer, handle, by_key))
-        await called.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    task = asyncio.ensure_future(run_either_way(handle, by_key))
+    await called.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @on_asyncio
@@ -212,10 +250,8 @@ async def test_r20_a_task_of_a_session_that_others_cancel_ends_the_iteration(nam
             for task in [each for each in asyncio.all_tasks() if is_it(each)]:
                 task.cancel()
 
-    async with consumer_of(feed_of(five_events)) as consumer:
-        with pytest.raises(FeedError, match=r"the consumer's task .* nobody asked for|by itself"):
-            with anyio.fail_after(SAFETY_LIMIT):
-                await consumer.run(handle)
+    with pytest.raises(FeedError, match=r"the consumer's task .* nobody asked for|by itself"):
+        await run(handle)
 
 
 class SharedRefresh(httpx.Auth):
@@ -241,9 +277,7 @@ async def test_r20_a_stray_cancellation_of_a_request_is_retried() -> None:
         seen.extend(numbers(batch))
 
     auth = SharedRefresh()
-    async with consumer_of(feed_of(five_events, auth=auth), follow=False) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
+    await run(handle, auth=auth, follow=False)
     assert seen == [1, 2, 3, 4, 5]
     assert auth.asked > 6
 
@@ -253,14 +287,8 @@ async def test_r20_a_stray_cancellation_of_on_assigned_ends_the_iteration() -> N
     async def on_assigned(_: Any) -> None:
         await awaits_what_others_cancelled()
 
-    async def handle(_: Batch) -> None: ...
-
-    share = Share(on_assigned=on_assigned)
-    store = MemoryCursorStore()
-    async with consumer_of(feed_of(five_events), store=store, share=share) as consumer:
-        with pytest.raises(StrayCancellationError, match="on_assigned"):
-            with anyio.fail_after(SAFETY_LIMIT):
-                await consumer.run(handle)
+    with pytest.raises(StrayCancellationError, match="on_assigned"):
+        await run(nothing, store=MemoryCursorStore(), share=Share(on_assigned=on_assigned))
 
 
 # ---------------------------------------------------------------- idle streams (R15)
@@ -286,16 +314,10 @@ async def test_r15_an_answered_stream_that_is_cut_while_idle_is_no_failure(begin
         raise httpx.RemoteProtocolError("peer closed connection")
 
     async def handle(batch: Batch) -> None:
-        assert consumer.status().partitions[0].error is None
-        if batch.cursor == "9":
-            consumer.stop()
+        assert running[-1].status().partitions[0].error is None
+        await stops_at(9)(batch)
 
-    gives_up_at_once = RetryPolicy(base_delay=0.001, give_up_after=0)
-    async with consumer_of(
-        feed_of(page), fetch=FetchOptions(stream=True), retry=gives_up_at_once
-    ) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
+    await run(handle, page, fetch=STREAM, retry=GIVES_UP_AT_ONCE)
 
 
 async def test_r15_a_cursor_that_a_stream_begins_with_is_saved_while_it_is_open() -> None:
@@ -307,15 +329,12 @@ async def test_r15_a_cursor_that_a_stream_begins_with_is_saved_while_it_is_open(
         async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
             await super().save(feed, positions, transaction=transaction)
             if positions[0].cursor == "5":
-                consumer.stop()
+                stop()
 
     async def handle(batch: Batch) -> None:
         assert not batch.events
 
-    consumer = consumer_of(feed_of(page), fetch=FetchOptions(stream=True), store=Store())
-    async with consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
+    await run(handle, page, fetch=STREAM, store=Store())
 
 
 async def test_r14_a_gateway_that_does_not_wait_for_a_quiet_streams_first_byte() -> None:
@@ -334,14 +353,7 @@ async def test_r14_a_gateway_that_does_not_wait_for_a_quiet_streams_first_byte()
             yield event(5)
         yield checkpoint(5 if given_up < 50 else 6)
 
-    async def handle(batch: Batch) -> None:
-        if batch.cursor == "6":
-            consumer.stop()
-
-    http = feed_of(page, auth=Gateway())
-    async with consumer_of(http, fetch=FetchOptions(stream=True), retry=SHORT) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
+    await run(stops_at(6), page, auth=Gateway(), fetch=STREAM, retry=SHORT)
 
 
 async def test_r14_a_stream_that_is_cut_within_a_line_is_torn() -> None:
@@ -350,15 +362,8 @@ async def test_r14_a_stream_that_is_cut_within_a_line_is_torn() -> None:
         if query["cursor"] != "_first":
             raise httpx.RemoteProtocolError("peer closed connection")
 
-    async def handle(_: Batch) -> None: ...
-
-    gives_up_at_once = RetryPolicy(base_delay=0.001, give_up_after=0)
-    async with consumer_of(
-        feed_of(page), fetch=FetchOptions(stream=True), retry=gives_up_at_once
-    ) as consumer:
-        with pytest.raises(FeedError, match="the response broke off"):
-            with anyio.fail_after(SAFETY_LIMIT):
-                await consumer.run(handle)
+    with pytest.raises(FeedError, match="the response broke off"):
+        await run(nothing, page, fetch=STREAM, retry=GIVES_UP_AT_ONCE)
 
 
 HEARTBEATS = [b"\n", b'{"ping":true}\n', checkpoint(1)]
@@ -374,16 +379,7 @@ async def test_r15_heartbeats_don_t_fill_the_buffer(heartbeat: bytes) -> None:
             yield heartbeat * 100
         yield event(2) + checkpoint(2)
 
-    async def handle(batch: Batch) -> None:
-        if numbers(batch)[-1:] == [2]:
-            consumer.stop()
-
-    small = limits(max_buffered_bytes=64 * 1024)
-    async with consumer_of(
-        feed_of(page), fetch=FetchOptions(stream=True), limits=small
-    ) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
+    await run(stops_at(2), page, fetch=STREAM, limits=limits(max_buffered_bytes=64 * 1024))
 
 
 @pytest.mark.parametrize("heartbeat", HEARTBEATS)
@@ -400,19 +396,14 @@ async def test_r14_idle_streams_that_give_their_slots_back_do_not_fail(heartbeat
             yield heartbeat
             await anyio.sleep(0.001)
             if min(asked.values()) >= 3:
-                consumer.stop()
+                stop()
 
     async def handle(_: Batch) -> None:
-        assert not consumer.health().problems
+        assert not running[-1].health().problems
 
     shared = limits(max_concurrent_fetches=1, slot_timeout=0.02)
-    async with consumer_of(
-        feed_of(page, 3), fetch=FetchOptions(stream=True), limits=shared
-    ) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
-        failed = [p.fetch_failures for p in consumer.status().partitions.values()]
-    assert failed == [0, 0, 0]
+    consumer = await run(handle, page, 3, fetch=STREAM, limits=shared)
+    assert [p.fetch_failures for p in consumer.status().partitions.values()] == [0, 0, 0]
 
 
 # ---------------------------------------------------------------- ends that are busy (R7)
@@ -475,68 +466,45 @@ async def test_r05_a_handler_that_returned_is_not_called_again_for_its_save(
     async def handle(batch: Batch) -> None:
         seen.extend(numbers(batch))
 
-    store = FailingSaves(2)
-    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
-        policy: Any = "retry"
-        if on_failure == "quarantine":
-            policy = Retry(base_delay=0.001, then=Quarantine(to=MemoryQuarantineStore()))
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle, on_failure=policy)
+    store, policy = FailingSaves(2), on_failure
+    if on_failure == "quarantine":
+        policy = Retry(base_delay=0.001, then=Quarantine(to=MemoryQuarantineStore()))
+    await run(handle, on_failure=policy, store=store, follow=False)
     assert seen == [1, 2, 3, 4, 5]
     assert store.left == 0
 
 
-class DeadOnce(MemoryCursorStore):
-    """Its connection is dead at the first save of a batch, perhaps once the save was through."""
+class DeadPool(MemoryCursorStore):
+    """Connections that are dead at saves of a batch, perhaps once the save was through."""
 
-    def __init__(self, *, saved: bool) -> None:
+    def __init__(self, left: int, *, saved: bool) -> None:
         super().__init__()
-        self.saved, self.died = saved, False
+        self.left, self.saved = left, saved
 
     async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
-        dies = not self.died and any(
-            position.replaces is not None for position in positions.values()
-        )
+        dies = self.left and any(each.replaces is not None for each in positions.values())
         if not dies or self.saved:
             await super().save(feed, positions, transaction=transaction)
         if dies:
-            self.died = True
+            self.left -= 1
             raise ConnectionResetError("the database has ended the connection")
 
 
-@pytest.mark.parametrize("saved", [False, True])
-async def test_r05_a_save_of_our_own_is_tried_once_more_on_a_new_connection(saved: bool) -> None:
+@pytest.mark.parametrize(("dead", "saved"), [(1, False), (1, True), (100, False)])
+async def test_r05_a_save_of_our_own_is_tried_again_while_connections_are_dead(
+    dead: int, saved: bool
+) -> None:
+    """A large pool may be dead as a whole."""
     seen: list[int] = []
 
     async def handle(batch: Batch) -> None:
         seen.extend(numbers(batch))
 
-    store = DeadOnce(saved=saved)
-    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
-        assert (await store.load(consumer.key))[0].cursor == "5"
+    store = DeadPool(dead, saved=saved)
+    consumer = await run(handle, store=store, follow=False)
+    assert (await store.load(consumer.key))[0].cursor == "5"
     assert seen == [1, 2, 3, 4, 5]
-    assert store.died
-
-
-async def test_r05_a_large_pool_may_be_dead_as_a_whole() -> None:
-    class DeadPool(MemoryCursorStore):
-        left = 100
-
-        async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
-            if self.left:
-                self.left -= 1
-                raise ConnectionResetError("the database has ended the connection")
-            await super().save(feed, positions, transaction=transaction)
-
-    async def handle(_: Batch) -> None: ...
-
-    store = DeadPool()
-    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle)
-        assert (await store.load(consumer.key))[0].cursor == "5"
+    assert store.left == 0
 
 
 async def test_r05_a_commit_whose_reply_was_lost_is_our_own_success(tmp_path: Path) -> None:
@@ -553,10 +521,8 @@ async def test_r05_a_commit_whose_reply_was_lost_is_our_own_success(tmp_path: Pa
             raise ConnectionError("the COMMIT went through, its reply did not arrive")
 
     store = SQLiteCursorStore(path)
-    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            await consumer.run(handle, on_failure="retry")
-        assert (await store.load(consumer.key))[0].cursor == "5"
+    consumer = await run(handle, on_failure="retry", store=store, follow=False)
+    assert (await store.load(consumer.key))[0].cursor == "5"
     assert effects == 5
     assert calls > 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from random import Random
@@ -15,7 +16,6 @@ from feedapi_client import (
     AuthenticationError,
     Batch,
     CursorRejectedError,
-    FeedConsumer,
     FeedError,
     Limits,
     MemoryCursorStore,
@@ -39,117 +39,180 @@ from tests.consumer.scripted import (
     Listed,
     Scripted,
     answers_for,
-    in_time,
+    cursor,
     lags,
-    read_all,
+    of_fetches,
     split,
 )
 
-BACKENDS = ["asyncio", "trio"]
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+each_echo = pytest.mark.parametrize("echo", [True, False], ids=["echoing", "silent"])
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+alone_and_shared = pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
+
 IMPATIENT = RetryPolicy(give_up_after=20.0)
+PATIENT = RetryPolicy(decide=lambda error: "retry")
+OFTEN = Limits(max_poll_interval=0.5)
+EACH_SECOND = Limits(discovery_interval=1.0)
+ELSEWHERE = "https://login.invalid/?session=s3cret"
+ANSWERS: dict[str, Callable[[], httpx.Response]] = {
+    "maintenance": lambda: httpx.Response(200, content=MAINTENANCE),
+    "empty 200": lambda: httpx.Response(200),
+    "204": lambda: httpx.Response(204),
+    "discovery": lambda: Scripted(split(1, 300)).discovery(),
+}
 
 
-def everything(feed: Scripted) -> list[tuple[int, int]]:
-    return [(id, n) for id, each in feed.partitions.items() for n in range(each.events)]
+def status(code: int) -> httpx.Response:
+    return httpx.Response(code, headers={"Location": ELSEWHERE} if code == 302 else {})
 
 
-async def follow(consumer: FeedConsumer, seen: list[tuple[int, int]]) -> None:
-    """Read until cancelled."""
-    async for event in consumer:
-        seen.extend([(event.partition, event.json()["n"])])
+def once(answer: Callable[[], httpx.Response]) -> Answer:
+    odd = iter([answer()])
+    return of_fetches(lambda _: next(odd, None))
 
 
-def maintenance() -> httpx.Response:
-    return httpx.Response(200, content=MAINTENANCE)
+def failing(code: int, begin: float, end: float, *, discoveries: bool) -> Answer:
+    """Discoveries or fetches are refused between two moments."""
+
+    def answer(_: Scripted, ask: Ask) -> httpx.Response | None:
+        concerned = (ask.partition is None) is discoveries
+        return status(code) if concerned and begin < ask.at < end else None
+
+    return answer
 
 
-def nothing() -> httpx.Response:
-    return httpx.Response(200)
+def refuses(code: int, until: float, *, discoveries: bool = False) -> Answer:
+    """A gateway that refuses access from the second fetch on."""
+
+    def answer(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        late = len(feed.fetches) > 1 and ask.at < until
+        return status(code) if late and (ask.partition is not None or discoveries) else None
+
+    return answer
 
 
-def no_content() -> httpx.Response:
-    return httpx.Response(204)
+def changes_its_token() -> Answer:
+    """The topology changes every 4 s, and the next request has a stale token."""
+    refused = [0]
+
+    def answer(_: Scripted, ask: Ask) -> httpx.Response | None:
+        if ask.partition is None or ask.at < 4 * len(refused):
+            return None
+        refused.append(ask.partition)
+        return httpx.Response(409)
+
+    return answer
 
 
-def discovery() -> httpx.Response:
-    return Scripted(split(1, 300)).discovery()
-
-
+CLOSED = {0: Listed(10, closed=True)}
 GATEWAYS: dict[str, Callable[[], Answer]] = {
-    "maintenance for 0.6 s": lambda: answers_for(0.6, maintenance),
-    "empty 200 for 0.6 s": lambda: answers_for(0.6, nothing),
-    "empty 200 for 5 s": lambda: answers_for(5.0, nothing),
-    "204 for 2 s": lambda: answers_for(2.0, no_content),
-    "discovery for 1 s": lambda: answers_for(1.0, discovery),
-    "maintenance for 30 s": lambda: answers_for(30.0, maintenance),
+    **{
+        f"{name} for {seconds} s": lambda name=name, seconds=seconds: answers_for(
+            seconds, ANSWERS[name]
+        )
+        for name, seconds in [
+            *(("maintenance", 0.6), ("maintenance", 30.0), ("empty 200", 0.6), ("empty 200", 5.0)),
+            *(("204", 2.0), ("discovery", 1.0)),
+        ]
+    },
     "replica 1.5 s behind": lambda: lags(1.5, 60),
     "replica 9 s behind": lambda: lags(9.0, 60),
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("echo", [True, False], ids=["echoing", "silent"])
+@each_echo
 @pytest.mark.parametrize("name", GATEWAYS)
-def test_r06_a_moments_answer_does_not_end_a_closed_partition(
-    name: str, echo: bool, backend: str
+async def test_r06_a_moments_answer_does_not_end_a_closed_partition(name: str, echo: bool) -> None:
+    feed, store = Scripted(split(1, 300), GATEWAYS[name](), echo=echo), MemoryCursorStore()
+    consumer = feed.consumer(store=store)
+    assert await feed.read(store=store) == feed.everything
+    position = (await store.load(consumer.key))[0]
+    assert (position.status, position.cursor) == ("drained", "300")
+
+
+@on_asyncio
+@each_echo
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_r06_one_odd_answer_does_not_end_an_open_partition_without_follow(
+    name: str, echo: bool
 ) -> None:
-    feed, store = Scripted(split(1, 300), echo=echo), MemoryCursorStore()
-    feed.answers.append(GATEWAYS[name]())
-
-    async def body() -> None:
-        consumer = feed.consumer(store=store)
-        assert await read_all(consumer) == everything(feed)
-        positions = await store.load(consumer.key)
-        assert (positions[0].status, positions[0].cursor) == ("drained", "300")
-
-    in_time(body, backend)
+    feed = Scripted({0: Listed(500)}, once(ANSWERS[name]), echo=echo)
+    assert await feed.read() == feed.everything
 
 
-@pytest.mark.parametrize("echo", [True, False], ids=["echoing", "silent"])
-def test_r06_a_history_of_closed_generations_costs_one_wait(echo: bool) -> None:
-    feed = Scripted(split(5, 100), echo=echo)
-
-    async def body() -> None:
-        began = anyio.current_time()
-        assert await read_all(feed.consumer()) == everything(feed)
-        assert 10.0 <= anyio.current_time() - began < 15.0
-        assert len(feed.asks) < 80
-
-    in_time(body, "asyncio")
+OUTAGE = functools.partial(failing, 503, 0.1, 60, discoveries=True)
 
 
-def many() -> Scripted:
+@on_asyncio
+@pytest.mark.parametrize(
+    ("partitions", "answers", "least", "most", "refused"),
+    [
+        pytest.param(split(5, 100), (), 10, 15, 0, id="generations cost one wait"),
+        pytest.param(CLOSED, (changes_its_token,), 10, 15, 2, id="a refusal now and then"),
+        pytest.param(CLOSED, (OUTAGE,), 60, 99, 2, id="discoveries fail"),
+    ],
+)
+@each_echo
+async def test_r06_evidence_is_awaited_for_settle_time_since_the_feed_failed_last(
+    partitions: Any, answers: Any, least: float, most: float, refused: int, echo: bool
+) -> None:
+    feed = Scripted(partitions, *(make() for make in answers), echo=echo)
+    began = anyio.current_time()
+    assert await feed.read() == feed.everything
+    assert least <= anyio.current_time() - began < most
+    assert feed.refused >= refused
+    assert refused or len(feed.asks) < 80
+
+
+async def test_r06_a_discovery_between_the_answers_still_lists_the_partition_as_closed() -> None:
+    feed = Scripted({0: Listed(10, closed=True)})
+    assert await feed.read(limits=Limits(discovery_interval=1000.0)) == feed.everything
+    at_end = [at for at, ask in enumerate(feed.asks) if ask.cursor == "10"]
+    between = [at for at, ask in enumerate(feed.asks) if ask.partition is None]
+    assert len(at_end) >= 3
+    assert any(at_end[0] < at < at_end[-1] for at in between)
+
+
+def many(*answers: Answer) -> Scripted:
     """A closed partition with a child, and 29 open ones that are polled often."""
     partitions = {0: Listed(10, closed=True), 1: Listed(10, starts_after=0)}
-    return Scripted(partitions | {id: Listed(10) for id in range(2, 31)})
+    return Scripted(partitions | {id: Listed(10) for id in range(2, 31)}, *answers)
 
 
-OFTEN = Limits(max_poll_interval=0.5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_r06_a_failure_elsewhere_now_and_then_does_not_put_an_end_off(backend: str) -> None:
+async def test_r06_a_failure_elsewhere_now_and_then_does_not_put_an_end_off() -> None:
     """There is always one: 31 partitions, and one answer in forty is a 503."""
-    feed = many()
-    feed.answers.append(lambda feed, _: None if len(feed.asks) % 40 else httpx.Response(503))
-    seen: list[tuple[int, int]] = []
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True, limits=OFTEN)
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, seen)
-            await anyio.sleep(60)
-            assert [each for each in seen if each[0] == 1] == [(1, n) for n in range(10)]
-            tasks.cancel_scope.cancel()
-
-    in_time(body, backend)
+    feed = many(lambda feed, _: None if len(feed.asks) % 40 else httpx.Response(503))
+    async with feed.following(limits=OFTEN):
+        await anyio.sleep(60)
+        assert [each for each in feed.seen if each[0] == 1] == [(1, n) for n in range(10)]
 
 
-def test_r06_health_is_told_while_an_answer_that_may_be_evidence_is_under_way() -> None:
+@on_asyncio
+async def test_r06_while_half_of_the_answers_fail_nothing_is_drained() -> None:
+    feed = many(
+        of_fetches(lambda a: status(503) if a.partition > 1 and 1 < a.at < 60 else None)  # type: ignore[operator]
+    )
+    async with feed.following(limits=OFTEN, retry=RetryPolicy(max_delay=0.5)):
+        await anyio.sleep(120)
+        began = feed.first_fetch(1, "_first")
+        assert began is not None
+        assert 60 + 5 < began < 60 + 15
+
+
+async def test_r06_one_partition_that_always_fails_does_not_keep_others_from_their_end() -> None:
+    broken = of_fetches(lambda ask: httpx.Response(500) if ask.partition == 1 else None)
+    feed = Scripted({0: Listed(10, closed=True), 1: Listed(10)}, broken)
+    async with feed.following() as consumer:
+        await anyio.sleep(25)
+        assert consumer.status()[0].state == "drained"
+        assert consumer.status()[1].state == "retrying"
+
+
+@on_asyncio
+async def test_r06_health_is_told_while_an_answer_that_may_be_evidence_is_under_way() -> None:
     feed, waits = many(), []
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True, limits=OFTEN)
+    async with feed.following(limits=OFTEN) as consumer:
 
         def look(_: Scripted, ask: Ask) -> httpx.Response | None:
             if ask.partition == 0:
@@ -158,42 +221,16 @@ def test_r06_health_is_told_while_an_answer_that_may_be_evidence_is_under_way() 
             return None
 
         feed.answers.append(look)
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, [])
-            await anyio.sleep(30)
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
+        await anyio.sleep(30)
     assert PartitionWait.EVIDENCE in waits
 
 
-def test_r06_while_half_of_the_answers_fail_nothing_is_drained() -> None:
-    feed = many()
-
-    def outage(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        others = ask.partition is not None and ask.partition > 1
-        return httpx.Response(503) if others and 1 < ask.at < 60 else None
-
-    feed.answers.append(outage)
-
-    async def body() -> None:
-        retry = RetryPolicy(max_delay=0.5)
-        consumer = feed.consumer(follow=True, limits=OFTEN, retry=retry)
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, [])
-            await anyio.sleep(120)
-            began = feed.first_fetch(1, "_first")
-            assert began is not None
-            assert 60 + 5 < began < 60 + 15
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
-
-
+@on_asyncio
 @pytest.mark.parametrize("what", ["its own requests", "discoveries"])
-def test_r06_evidence_that_is_overdue_is_a_problem_with_a_name(what: str) -> None:
+async def test_r06_evidence_that_is_overdue_is_a_problem_with_a_name(what: str) -> None:
     """The partition is read, and fails each 5 s: its end is never shown, its child never begins."""
-    feed, failed = many(), [0.0]
+    told: list[Any] = []
+    failed = [0.0]
 
     def fails(_: Scripted, ask: Ask) -> httpx.Response | None:
         concerned = ask.partition == (0 if what == "its own requests" else None)
@@ -202,701 +239,442 @@ def test_r06_evidence_that_is_overdue_is_a_problem_with_a_name(what: str) -> Non
         failed[0] = ask.at
         return httpx.Response(503)
 
-    feed.answers.append(fails)
-    told: list[object] = []
+    def unproven() -> list[Any]:
+        return [p for p in consumer.health().problems if p.name is ProblemName.END_UNPROVEN]
 
-    async def body() -> None:
-        limits = Limits(discovery_interval=1.0)
-        consumer = feed.consumer(follow=True, limits=limits)
-        async with consumer, anyio.create_task_group() as tasks:
-            consumer.subscribe(told.append)
-            tasks.start_soon(follow, consumer, [])
-            await anyio.sleep(60)
-            names = {problem.name for problem in consumer.health().problems}
-            assert ProblemName.END_UNPROVEN not in names
-            await anyio.sleep(60)
-            (problem,) = [p for p in consumer.health().problems if p.name == "end-unproven"]
-            assert problem.partition == 0
-            assert "evidence of its end has been awaited for" in problem.text
-            if what != "discoveries":  # one that fails just now concerns all
-                assert consumer.health().ready
-            await anyio.sleep(180)
-            assert feed.first_fetch(1, "_first") is not None
-            names = {problem.name for problem in consumer.health().problems}
-            assert ProblemName.END_UNPROVEN not in names
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
+    feed = many(fails)
+    async with feed.following(limits=EACH_SECOND) as consumer:
+        consumer.subscribe(told.append)
+        await anyio.sleep(60)
+        assert unproven() == []
+        await anyio.sleep(60)
+        (problem,) = unproven()
+        assert problem.partition == 0
+        assert "evidence of its end has been awaited for" in problem.text
+        if what != "discoveries":  # one that fails just now concerns all
+            assert consumer.health().ready
+        await anyio.sleep(180)
+        assert feed.first_fetch(1, "_first") is not None
+        assert unproven() == []
     ours = [each for each in told if getattr(each, "name", None) is ProblemName.END_UNPROVEN]
     assert [type(each) for each in ours] == [ProblemFound, ProblemGone]
 
 
-def test_r06_status_and_one_record_say_that_evidence_is_awaited_and_how_long(
+def evidence_records(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record for record in caplog.records if "waits for evidence" in record.message]
+    assert all(record.levelno == logging.INFO for record in found)
+    return [record.message for record in found]
+
+
+@on_asyncio
+async def test_r06_status_and_one_record_say_that_evidence_is_awaited_and_how_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """For each generation that closes. Not one for each partition, or each answer."""
     caplog.set_level(logging.INFO, "feedapi_client")
     feed = Scripted({0: Listed(10), 1: Listed(10)})
-
-    def records() -> list[str]:
-        found = [record for record in caplog.records if "waits for evidence" in record.message]
-        assert all(record.levelno == logging.INFO for record in found)
-        return [record.message for record in found]
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True, limits=Limits(discovery_interval=1.0))
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, [])
-            await anyio.sleep(5)
-            assert records() == []
-            assert consumer.status()[0].evidence_since is None
-            for generation in (0, 1):
-                first = 2 * generation
-                for id in (first, first + 1):
-                    feed.partitions[id].closed = True
-                    feed.partitions[id + 2] = Listed(10, starts_after=id)
-                await anyio.sleep(7)
-                status = consumer.status()[first]
-                assert status.state == "reading"
-                assert status.wait is PartitionWait.EVIDENCE
-                assert str(status.wait) == "evidence of its end"
-                assert status.evidence_seconds is not None
-                await anyio.sleep(13)
-                assert consumer.status()[first].state == "drained"
-                assert consumer.status()[first].evidence_since is None
-                said = f"the end of partitions {first}, {first + 1}, for at least "
-                assert len(records()) == generation + 1
-                assert said in records()[-1]
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
+    async with feed.following(limits=EACH_SECOND) as consumer:
+        await anyio.sleep(5)
+        assert evidence_records(caplog) == []
+        assert consumer.status()[0].evidence_since is None
+        for generation in (0, 1):
+            first = 2 * generation
+            for id in (first, first + 1):
+                feed.partitions[id].closed = True
+                feed.partitions[id + 2] = Listed(10, starts_after=id)
+            await anyio.sleep(7)
+            status = consumer.status()[first]
+            assert (status.state, status.wait) == ("reading", PartitionWait.EVIDENCE)
+            assert str(status.wait) == "evidence of its end"
+            assert status.evidence_seconds is not None
+            await anyio.sleep(13)
+            assert consumer.status()[first].state == "drained"
+            assert consumer.status()[first].evidence_since is None
+            assert len(evidence_records(caplog)) == generation + 1
+            said = f"the end of partitions {first}, {first + 1}, for at least "
+            assert said in evidence_records(caplog)[-1]
 
 
-def test_r06_a_history_of_generations_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_r06_a_history_of_generations_is_told_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "feedapi_client")
-    feed = Scripted(split(5, 100))
-
-    async def body() -> None:
-        await read_all(feed.consumer())
-
-    in_time(body, "asyncio")
-    (said,) = [r.message for r in caplog.records if "waits for evidence" in r.message]
+    await Scripted(split(5, 100)).read()
+    (said,) = evidence_records(caplog)
     assert "of the end of partitions 0, 1, 2, 3, 4, for at least 10.0 s" in said
 
 
-@pytest.mark.parametrize("status", [404, 503])
-def test_r06_an_end_that_was_seen_is_not_undone_by_refusals_afterwards(status: int) -> None:
-    feed = Scripted({0: Listed(10), 1: Listed(100)}, page=10)
+@pytest.mark.parametrize("code", [404, 503])
+async def test_r06_an_end_that_was_seen_is_not_undone_by_refusals_afterwards(code: int) -> None:
     ends: list[float] = []
 
-    def refuses(_: Scripted, ask: Ask) -> httpx.Response | None:
+    def refuse(ask: Ask) -> httpx.Response | None:
         if (ask.partition, ask.cursor) != (0, "10"):
             return None
         ends.append(ask.at)
-        return httpx.Response(status) if len(ends) > 2 else None
+        return status(code) if len(ends) > 2 else None
 
-    feed.answers.append(refuses)
-
-    async def body() -> None:
-        seen: list[tuple[int, int]] = []
-        async with feed.consumer(limits=Limits(max_batch_bytes=1)) as consumer:
-            async for batch in consumer.batches():
-                seen.extend((e.partition, e.json()["n"]) for e in batch.events)
-                await anyio.sleep(20)
-                await batch.commit()
-        assert sorted(seen) == everything(feed)
-
-    in_time(body, "asyncio")
+    feed = Scripted({0: Listed(10), 1: Listed(100)}, of_fetches(refuse), page=10)
+    async with feed.consumer(limits=Limits(max_batch_bytes=1)) as consumer:
+        async for batch in consumer.batches():
+            feed.seen.extend((e.partition, e.json()["n"]) for e in batch.events)
+            await anyio.sleep(20)
+            await batch.commit()
+    assert sorted(feed.seen) == feed.everything
 
 
 @pytest.mark.parametrize("on_error", ["raise", "park"])
-@pytest.mark.parametrize("status", [404, 503])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_r06_instances_that_are_at_their_ends_do_not_wait_for_each_other(
-    status: int, on_error: Any, backend: str
+@pytest.mark.parametrize("code", [404, 503])
+async def test_r06_instances_that_are_at_their_ends_do_not_wait_for_each_other(
+    code: int, on_error: Any
 ) -> None:
     """A third one joins before they have said so, and their partitions are refused from then on."""
     feed, store = Scripted({id: Listed(10) for id in range(6)}), MemoryCursorStore()
-    ended: list[str] = []
-    seen: list[tuple[int, int]] = []
-    began = 0.0
+    began, gate, ended = anyio.current_time(), anyio.Event(), []
 
-    def client(name: str) -> httpx.AsyncClient:
+    async def handle(batch: Batch) -> None:
+        await gate.wait()
+        feed.seen.extend((e.partition, e.json()["n"]) for e in batch.events)
+
+    async def run(name: str, delay: float) -> None:
         async def answer(request: httpx.Request) -> httpx.Response:
-            if name != "third" and request.url.query and anyio.current_time() >= began + 8:
-                return httpx.Response(status)
-            return await feed(request)
-
-        return httpx.AsyncClient(transport=httpx.MockTransport(answer))
-
-    async def run(name: str, delay: float, gate: anyio.Event) -> None:
-        async def handle(batch: Batch) -> None:
-            await gate.wait()
-            seen.extend((e.partition, e.json()["n"]) for e in batch.events)
+            late = anyio.current_time() >= began + 8
+            refused = name != "third" and request.url.query and late
+            return httpx.Response(code) if refused else await feed(request)
 
         await anyio.sleep(delay)
-        consumer = feed.consumer(share=Share(), store=store, http=client(name), on_error=on_error)
+        http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+        consumer = feed.consumer(share=Share(), store=store, http=http, on_error=on_error)
         async with consumer:
             await consumer.run(handle)
         ended.append(name)
 
-    async def body() -> None:
-        nonlocal began
-        began, gate = anyio.current_time(), anyio.Event()
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run, "first", 0.0, gate)
-                tasks.start_soon(run, "second", 0.0, gate)
-                tasks.start_soon(run, "third", 8.0, gate)
-                await anyio.sleep(20)
-                gate.set()
-        assert sorted(ended) == ["first", "second", "third"]
-        assert sorted(seen) == everything(feed)
-
-    in_time(body, backend)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for name, delay in (("first", 0.0), ("second", 0.0), ("third", 8.0)):
+                tasks.start_soon(run, name, delay)
+            await anyio.sleep(20)
+            gate.set()
+    assert sorted(ended) == ["first", "second", "third"]
+    assert sorted(feed.seen) == feed.everything
 
 
-@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
-def test_r18_without_follow_nobody_waits_for_a_parked_partition(share: Share | None) -> None:
-    feed, store = Scripted({id: Listed(10) for id in range(2)}), MemoryCursorStore()
-    feed.answers.append(lambda _, ask: httpx.Response(503) if ask.cursor == "10" else None)
+@alone_and_shared
+async def test_r18_without_follow_nobody_waits_for_a_parked_partition(share: Any) -> None:
+    feed, store = Scripted({0: Listed(10), 1: Listed(10)}), MemoryCursorStore()
+    feed.answers.append(of_fetches(lambda ask: status(503) if ask.cursor == "10" else None))
 
     async def run() -> None:
-        consumer = feed.consumer(share=share, store=store, on_error="park", retry=IMPATIENT)
-        async with consumer:
-            async for _ in consumer:
-                pass
+        await feed.read(share=share, store=store, on_error="park", retry=IMPATIENT)
 
-    async def body() -> None:
-        with anyio.fail_after(120):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(1 if share is None else 2):
-                    tasks.start_soon(run)
-
-    in_time(body, "asyncio")
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(1 if share is None else 2):
+                tasks.start_soon(run)
 
 
-def test_r06_a_discovery_between_the_answers_still_lists_the_partition_as_closed() -> None:
-    feed = Scripted({0: Listed(10, closed=True)})
-
-    async def body() -> None:
-        assert await read_all(
-            feed.consumer(limits=Limits(discovery_interval=1000.0))
-        ) == everything(feed)
-        at_end = [at for at, ask in enumerate(feed.asks) if ask.cursor == "10"]
-        between = [at for at, ask in enumerate(feed.asks) if ask.partition is None]
-        assert len(at_end) >= 3
-        assert any(at_end[0] < at < at_end[-1] for at in between)
-
-    in_time(body, "asyncio")
-
-
-def test_r06_while_discoveries_fail_nothing_is_drained() -> None:
-    feed = Scripted({0: Listed(10, closed=True)})
-
-    def outage(_: Scripted, ask: Ask) -> httpx.Response | None:
-        return httpx.Response(503) if ask.partition is None and 0.1 < ask.at < 60 else None
-
-    feed.answers.append(outage)
-
-    async def body() -> None:
-        began = anyio.current_time()
-        assert await read_all(feed.consumer()) == everything(feed)
-        assert anyio.current_time() - began >= 60.0
-
-    in_time(body, "asyncio")
-
-
-def test_r06_r10_a_single_refusal_does_not_put_the_end_off() -> None:
-    feed, refused = Scripted({0: Listed(10, closed=True)}), [0]
-
-    def stale(_: Scripted, ask: Ask) -> httpx.Response | None:
-        """The topology changes every 4 s, and the next request has a stale token."""
-        if ask.partition is None or ask.at < 4 * len(refused):
-            return None
-        refused.append(ask.partition)
-        return httpx.Response(409)
-
-    feed.answers.append(stale)
-
-    async def body() -> None:
-        began = anyio.current_time()
-        assert await read_all(feed.consumer()) == everything(feed)
-        assert 10.0 <= anyio.current_time() - began < 15.0
-        assert len(refused) > 2
-
-    in_time(body, "asyncio")
-
-
-def test_r06_one_partition_that_always_fails_does_not_keep_others_from_their_end() -> None:
-    feed = Scripted({0: Listed(10, closed=True), 1: Listed(10)})
-
-    def broken(_: Scripted, ask: Ask) -> httpx.Response | None:
-        return httpx.Response(500) if ask.partition == 1 else None
-
-    feed.answers.append(broken)
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True)
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, [])
-            await anyio.sleep(25)
-            assert consumer.status()[0].state == "drained"
-            assert consumer.status()[1].state == "retrying"
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
-
-
-@pytest.mark.parametrize("response", [maintenance, nothing, no_content, discovery])
-@pytest.mark.parametrize("echo", [True, False], ids=["echoing", "silent"])
-def test_r06_one_odd_answer_does_not_end_an_open_partition_without_follow(
-    response: Callable[[], httpx.Response], echo: bool
-) -> None:
-    feed = Scripted({0: Listed(500)}, echo=echo)
-    odd = iter([response()])
-    feed.answers.append(lambda _, ask: None if ask.partition is None else next(odd, None))
-
-    async def body() -> None:
-        assert await read_all(feed.consumer()) == everything(feed)
-
-    in_time(body, "asyncio")
+STAYS_BEHIND = of_fetches(lambda ask: cursor(300) if ask.cursor == "400" else None)
+FOR_EVER = {name: of_fetches(lambda _, name=name: ANSWERS[name]()) for name in ANSWERS}
 
 
 @pytest.mark.parametrize(
-    ("response", "error"), [(discovery, TornResponseError), (maintenance, TornResponseError)]
+    ("answer", "error", "text"),
+    [
+        (FOR_EVER["discovery"], TornResponseError, ""),
+        (FOR_EVER["maintenance"], TornResponseError, ""),
+        (STAYS_BEHIND, NoProgressError, "an older place"),
+    ],
+    ids=["discovery", "maintenance", "a replica that stays behind"],
 )
-def test_r06_answers_that_say_nothing_for_too_long_are_an_error_without_follow(
-    response: Callable[[], httpx.Response], error: type[Exception]
+async def test_r06_answers_that_say_nothing_for_too_long_are_an_error_without_follow(
+    answer: Answer, error: type[Exception], text: str
 ) -> None:
-    feed = Scripted({0: Listed(500)})
-    feed.answers.append(lambda _, ask: None if ask.partition is None else response())
-
-    async def body() -> None:
-        with pytest.raises(error):
-            await read_all(feed.consumer(retry=IMPATIENT))
-
-    in_time(body, "asyncio")
+    feed = Scripted({0: Listed(400)}, answer, echo=True)
+    with pytest.raises(error) as caught:
+        await feed.read(retry=IMPATIENT)
+    assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("response", [discovery, maintenance])
-def test_r06_a_gateway_that_answers_in_place_of_the_publisher_is_never_taken_for_the_end(
-    response: Callable[[], httpx.Response],
+@on_asyncio
+@pytest.mark.parametrize("name", ["discovery", "maintenance"])
+async def test_r06_a_gateway_that_answers_in_place_of_the_publisher_is_never_the_end(
+    name: str,
 ) -> None:
-    feed = Scripted({0: Listed(50)})
-    feed.answers.append(lambda _, ask: None if ask.partition is None else response())
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True)
-        seen: list[tuple[int, int]] = []
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, seen)
-            await anyio.sleep(60)
-            status = consumer.status()
-            assert (status[0].state, status[0].caught_up) == ("retrying", None)
-            assert [each.name for each in consumer.health().problems] == ["fetch-failing"]
-            if response is maintenance:
-                assert status[0].unknown_commands > 1
-                assert any("neither an event nor a checkpoint" in text for text in status.reports)
-            feed.answers.clear()
-            await anyio.sleep(60)
-            assert seen == everything(feed)
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
+    feed = Scripted({0: Listed(50)}, FOR_EVER[name])
+    async with feed.following() as consumer:
+        await anyio.sleep(60)
+        status = consumer.status()
+        assert (status[0].state, status[0].caught_up) == ("retrying", None)
+        assert [each.name for each in consumer.health().problems] == ["fetch-failing"]
+        if name == "maintenance":
+            assert status[0].unknown_commands > 1
+            assert any("neither an event nor a checkpoint" in text for text in status.reports)
+        feed.answers.clear()
+        await anyio.sleep(60)
+        assert feed.seen == feed.everything
 
 
-def test_r13_a_replica_with_an_older_end_of_its_own_brings_nothing_twice_and_is_reported() -> None:
-    feed = Scripted({0: Listed(400)}, echo=True)
+# ---------------------------------------------------------------------- R13
+
+
+@on_asyncio
+async def test_r13_a_replica_with_an_older_end_brings_nothing_twice_and_is_reported() -> None:
     turn = iter(range(1_000_000))
 
-    def lagging(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        if ask.partition is None or next(turn) % 2 == 0:
+    def lagging(ask: Ask) -> httpx.Response | None:
+        if next(turn) % 2 == 0:
             return None
         if ask.cursor == "_first" or int(ask.cursor) < 300:
             return feed.fetch(ask, visible=300)
-        return httpx.Response(200, content=b'{"cursor":"300"}\n')
+        return cursor(300)
 
-    feed.answers.append(lagging)
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True)
-        seen: list[tuple[int, int]] = []
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, seen)
-            await anyio.sleep(600)
-            assert seen == everything(feed)
-            assert any("an older place" in text for text in consumer.status().reports)
-            feed.partitions[0].events = 450
-            await anyio.sleep(600)
-            assert seen == everything(feed)
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
+    feed = Scripted({0: Listed(400)}, of_fetches(lagging), echo=True)
+    async with feed.following() as consumer:
+        await anyio.sleep(600)
+        assert feed.seen == feed.everything
+        assert any("an older place" in text for text in consumer.status().reports)
+        feed.partitions[0].events = 450
+        await anyio.sleep(600)
+        assert feed.seen == feed.everything
 
 
+@on_asyncio
 @pytest.mark.parametrize("seed", range(5))
-def test_r13_an_older_end_that_was_never_a_checkpoint_brings_nothing_twice(seed: int) -> None:
+async def test_r13_an_older_end_that_was_never_a_checkpoint_brings_nothing_twice(seed: int) -> None:
     """Of two responses each cuts the same events at places of its own."""
-    feed, random = Scripted({0: Listed(400)}, echo=True), Random(seed)
-    seen: list[tuple[int, int]] = []
+    random = Random(seed)
 
-    def cut_elsewhere(_: Scripted, ask: Ask) -> httpx.Response | None:
-        if ask.partition is None:
-            return None
+    def cut_elsewhere(ask: Ask) -> httpx.Response | None:
         feed.page, feed.every = random.randrange(20, 60), random.randrange(3, 20)
         end = 151 if len(feed.fetches) > 15 and len(feed.fetches) % 2 else 400
-        if ask.cursor != "_first" and int(ask.cursor) >= end:
-            return httpx.Response(200, content=b'{"cursor":"%d"}\n' % end)
-        return feed.fetch(ask, visible=end)
+        at_end = ask.cursor != "_first" and int(ask.cursor) >= end
+        return cursor(end) if at_end else feed.fetch(ask, visible=end)
 
-    feed.answers.append(cut_elsewhere)
-
-    async def body() -> None:
-        async with feed.consumer(follow=True) as consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, seen)
-            await anyio.sleep(100)
-            feed.partitions[0].events = 410  # what is new still comes, and once
-            feed.answers.clear()
-            await anyio.sleep(100)
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
-    assert seen == [(0, n) for n in range(410)]
+    feed = Scripted({0: Listed(400)}, of_fetches(cut_elsewhere), echo=True)
+    async with feed.following():
+        await anyio.sleep(100)
+        feed.partitions[0].events = 410  # what is new still comes, and once
+        feed.answers.clear()
+        await anyio.sleep(100)
+    assert feed.seen == feed.everything
 
 
-def test_r13_cursors_that_move_without_events_are_doubted_once() -> None:
-    feed = Scripted({0: Listed(10)})
-    seen: list[tuple[int, int]] = []
+async def test_r13_cursors_that_move_without_events_are_doubted_once() -> None:
+    def ticking(ask: Ask) -> httpx.Response | None:
+        place = int(ask.cursor.removeprefix("_first") or "0")
+        return cursor(place + 1000) if place >= 10 else None
 
-    def ticking(_: Scripted, ask: Ask) -> httpx.Response | None:
-        place = ask.cursor.removeprefix("_first") or "0"
-        if ask.partition is None or int(place) < feed.partitions[0].events:
-            return None
-        return httpx.Response(200, content=b'{"cursor":"%d"}\n' % (int(place) + 1000))
-
-    feed.answers.append(ticking)
-
-    async def body() -> None:
-        async with feed.consumer(follow=True) as consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, seen)
-            await anyio.sleep(30)
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
-    assert seen == [(0, n) for n in range(10)]
+    feed = Scripted({0: Listed(10)}, of_fetches(ticking))
+    async with feed.following():
+        await anyio.sleep(30)
+    assert feed.seen == feed.everything
     asked = [ask.cursor for ask in feed.fetches]
     doubted = [ask.at for ask in feed.fetches if ask.cursor == "10"]
     assert len(doubted) >= MOVES_BELIEVED
     assert 10 <= doubted[-1] - doubted[0] < 13
-    assert all(asked.count(cursor) == 1 for cursor in asked if cursor != "10")
+    assert all(asked.count(each) == 1 for each in asked if each != "10")
 
 
-async def followed(
-    feed: Scripted, store: MemoryCursorStore, seen: list[tuple[int, int]], seconds: float
-) -> FeedConsumer:
-    """Follow the feed with a new consumer for these seconds."""
-    consumer = feed.consumer(follow=True, store=store)
-    async with consumer, anyio.create_task_group() as tasks:
-        tasks.start_soon(follow, consumer, seen)
-        await anyio.sleep(seconds)
-        tasks.cancel_scope.cancel()
-    return consumer
+@pytest.mark.parametrize(
+    ("end", "older", "turns", "seconds"),
+    [(400, 150, 2, 1000), (20, 4, 1, 8)],
+    ids=["of each second answer", "for a moment, of the one that the load balancer keeps to"],
+)
+async def test_r13_after_a_restart_a_replica_with_an_older_end_brings_nothing_twice(
+    end: int, older: int, turns: int, seconds: float
+) -> None:
+    feed = Scripted({0: Listed(end)}, page=end // 8 * 4, every=1)
+    store = MemoryCursorStore()
+    async with feed.following(store=store):
+        await anyio.sleep(5)
+    restarted = feed.asks[-1].at
+
+    def answer(ask: Ask) -> httpx.Response | None:
+        lags = ask.at < restarted + seconds and ask.cursor == str(end)
+        return cursor(older) if lags and not len(feed.fetches) % turns else None
+
+    feed.answers.append(of_fetches(answer))
+    async with feed.following(store=store) as consumer:
+        await anyio.sleep(60)
+    assert feed.seen == feed.everything
+    assert (await store.load(consumer.key))[0].cursor == str(end)
 
 
-def test_r13_after_a_restart_a_replica_with_an_older_end_brings_nothing_twice() -> None:
-    feed, store, restarted = Scripted({0: Listed(400)}, page=50, every=1), MemoryCursorStore(), []
-    seen: list[tuple[int, int]] = []
-
-    def older(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        if not restarted or ask.partition is None or len(feed.fetches) % 2:
-            return None
-        return httpx.Response(200, content=b'{"cursor":"150"}\n')
-
-    feed.answers.append(older)
-
-    async def body() -> None:
-        consumer = await followed(feed, store, seen, 5)
-        restarted.append(True)
-        await followed(feed, store, seen, 60)
-        assert seen == everything(feed)
-        assert (await store.load(consumer.key))[0].cursor == "400"
-
-    in_time(body, "asyncio")
-
-
-def test_r13_a_moment_of_older_ends_after_a_restart_brings_nothing_twice() -> None:
-    """The load balancer keeps the consumer on one replica, which catches up after some seconds."""
-    feed, store, lags = Scripted({0: Listed(20)}, page=10, every=1), MemoryCursorStore(), []
-    seen: list[tuple[int, int]] = []
-
-    def older(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        if not lags or ask.partition is None or ask.at > lags[0] + 8:
-            return None
-        return httpx.Response(200, content=b'{"cursor":"4"}\n') if ask.cursor == "20" else None
-
-    feed.answers.append(older)
-
-    async def body() -> None:
-        await followed(feed, store, seen, 5)
-        lags.append(feed.asks[-1].at)
-        await followed(feed, store, seen, 60)
-        assert seen == everything(feed)
-
-    in_time(body, "asyncio")
-
-
-def test_r13_a_cursor_that_moves_without_events_after_a_restart_is_followed() -> None:
+async def test_r13_a_cursor_that_moves_without_events_after_a_restart_is_followed() -> None:
     """As that of a publisher which leaves out events, a bounded number at a time."""
-    feed, store = Scripted({0: Listed(30)}, page=10), MemoryCursorStore()
-
-    def leaves_out(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        if ask.partition is None or ask.cursor not in ("10", "20"):
-            return None
-        return httpx.Response(200, content=b'{"cursor":"%d"}\n' % (int(ask.cursor) + 10))
-
-    feed.answers.append(leaves_out)
-
-    async def body() -> None:
-        consumer = feed.consumer(store=store)
-        await store.save(consumer.key, {0: Position("10")})
-        assert await read_all(consumer) == []
-        assert (await store.load(consumer.key))[0].cursor == "30"
-        asked = [ask.cursor for ask in feed.fetches]
-        assert asked.count("10") >= MOVES_BELIEVED
-        assert asked[asked.count("10") :][:2] == ["20", "30"]
-
-    in_time(body, "asyncio")
+    store = MemoryCursorStore()
+    leaves_out = {"10": "20", "20": "30"}
+    feed = Scripted(
+        {0: Listed(30)},
+        of_fetches(
+            lambda ask: cursor(leaves_out[ask.cursor]) if ask.cursor in leaves_out else None
+        ),
+        page=10,
+    )
+    consumer = feed.consumer(store=store)
+    await store.save(consumer.key, {0: Position("10")})
+    assert await feed.read(store=store) == []
+    assert (await store.load(consumer.key))[0].cursor == "30"
+    asked = [ask.cursor for ask in feed.fetches]
+    assert asked.count("10") >= MOVES_BELIEVED
+    assert asked[asked.count("10") :][:2] == ["20", "30"]
 
 
-def test_r06_without_follow_a_replica_that_stays_behind_is_an_error() -> None:
-    feed = Scripted({0: Listed(400)}, echo=True)
-
-    def lagging(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        if ask.partition is None or ask.cursor != "400":
-            return None
-        return httpx.Response(200, content=b'{"cursor":"300"}\n')
-
-    feed.answers.append(lagging)
-
-    async def body() -> None:
-        with pytest.raises(NoProgressError, match="an older place"):
-            await read_all(feed.consumer(retry=IMPATIENT))
-
-    in_time(body, "asyncio")
+# ---------------------------------------------------------------------- late events, later runs
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_r06_an_event_that_comes_late_is_delivered_and_reported(backend: str) -> None:
+def behind_the_end(reports: tuple[str, ...]) -> list[str]:
+    found = [line for line in reports if "behind the end" in line]
+    for line in found:
+        assert "partition 0: there is an event behind the end that is stored" in line
+        assert "'feedapi cursors set 0 CURSOR'" in line
+    return found
+
+
+async def test_r06_an_event_that_comes_late_is_delivered_and_reported() -> None:
     feed, store = Scripted(split(1, 100)), MemoryCursorStore()
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True, store=store)
-        seen: list[tuple[int, int]] = []
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, seen)
-            await anyio.sleep(30)
-            assert consumer.status()[0].state == "drained"
-            assert seen == everything(feed)
-            feed.partitions[0].events = 110  # the replica is there at last
-            await anyio.sleep(120)
-            assert seen[200:] == [(0, n) for n in range(100, 110)]
-            assert consumer.status()[0].state == "drained"
-            position = (await store.load(consumer.key))[0]
-            assert (position.cursor, position.status) == ("110", "drained")
-            assert any("it is delivered late" in text for text in consumer.status().reports)
-            tasks.cancel_scope.cancel()
-
-    in_time(body, backend)
+    async with feed.following(store=store) as consumer:
+        await anyio.sleep(30)
+        assert consumer.status()[0].state == "drained"
+        assert feed.seen == feed.everything
+        feed.partitions[0].events = 110  # the replica is there at last
+        await anyio.sleep(120)
+        assert feed.seen[200:] == [(0, n) for n in range(100, 110)]
+        assert consumer.status()[0].state == "drained"
+        position = (await store.load(consumer.key))[0]
+        assert (position.cursor, position.status) == ("110", "drained")
+        assert any("it is delivered late" in text for text in consumer.status().reports)
 
 
-@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
-def test_r06_an_event_that_comes_late_after_a_restart_is_reported(share: Share | None) -> None:
+@on_asyncio
+@alone_and_shared
+async def test_r06_an_event_that_comes_late_after_a_restart_is_reported(share: Any) -> None:
     """Not delivered: an operator may have drained the partition, to leave out the rest."""
     feed, store = Scripted(split(1, 100)), MemoryCursorStore()
-    seen: list[tuple[int, int]] = []
-
-    async def body() -> None:
-        for seconds in (30, 200):
-            async with (
-                feed.consumer(follow=True, store=store, share=share) as consumer,
-                anyio.create_task_group() as tasks,
-            ):
-                tasks.start_soon(follow, consumer, seen)
-                await anyio.sleep(seconds)
-                found = [line for line in consumer.status().reports if "behind the end" in line]
-                feed.partitions[0].events = 110  # while no process runs
-                consumer.stop()
-        assert seen == [(0, n) for n in range(100)] + [(1, n) for n in range(100)]
-        (report,) = found
-        assert "partition 0: there is an event behind the end that is stored" in report
-        assert "'feedapi cursors set 0 CURSOR'" in report
-
-    in_time(body, "asyncio")
+    published = feed.everything
+    for seconds in (30, 200):
+        async with feed.following(store=store, share=share) as consumer:
+            await anyio.sleep(seconds)
+            found = behind_the_end(consumer.status().reports)
+            feed.partitions[0].events = 110  # while no process runs
+            consumer.stop()
+    assert feed.seen == published
+    assert len(found) == 1
 
 
+@on_asyncio
 @pytest.mark.parametrize("before", [0, 50], ids=["never read", "read in part"])
-@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
-def test_r06_a_run_without_follow_looks_behind_the_ends_of_earlier_runs(
-    before: int, share: Share | None
+@alone_and_shared
+async def test_r06_a_run_without_follow_looks_behind_the_ends_of_earlier_runs(
+    before: int, share: Any
 ) -> None:
     """Each run is shorter than the pause before a look: one look at least is waited for."""
-    feed, store = Scripted(split(1, 100)), MemoryCursorStore()
-    feed.answers.append(lags(40, before))
-    seen: list[tuple[int, int]] = []
+    feed, store = Scripted(split(1, 100), lags(40, before)), MemoryCursorStore()
 
-    async def run() -> tuple[str, ...]:
-        consumer = feed.consumer(store=store, share=share)
-        async with consumer:
+    async def run(*expected: tuple[int, int]) -> list[str]:
+        async with feed.consumer(store=store, share=share) as consumer:
             with anyio.fail_after(1000):
-                seen.extend([(e.partition, e.json()["n"]) async for e in consumer])
-            return consumer.status().reports
+                assert [(e.partition, e.json()["n"]) async for e in consumer] == [*expected]
+            return behind_the_end(consumer.status().reports)
 
-    async def body() -> None:
-        assert not any("behind the end" in line for line in await run())
-        assert seen == [(0, n) for n in range(before)] + [(1, n) for n in range(100)]
-        await anyio.sleep(40)
-        (report,) = [line for line in await run() if "behind the end" in line]
-        assert "partition 0: there is an event behind the end that is stored" in report
-        assert "'feedapi cursors set 0 CURSOR'" in report
-        assert report.endswith(f": '{before or FIRST}'")
-        (key,) = await store.feeds()
-        drained = (await store.load(key))[0]
-        reopened = drained.advance(status="open")
-        await store.save(key, {0: reopened})
-        del seen[:]
-        assert not any("behind the end" in line for line in await run())
-        assert seen == [(0, n) for n in range(before, 100)]
-        fetches = len(feed.fetches)
-        assert not any("behind the end" in line for line in await run())
-        assert len(feed.fetches) <= fetches + 3  # one look, and the end of the open partition
-
-    in_time(body, "asyncio")
+    last = [(1, n) for n in range(100)]
+    assert await run(*[(0, n) for n in range(before)], *last) == []
+    await anyio.sleep(40)
+    (report,) = await run()
+    assert report.endswith(f": '{before or FIRST}'")
+    (key,) = await store.feeds()
+    drained = (await store.load(key))[0]
+    await store.save(key, {0: drained.advance(status="open")})
+    assert await run(*[(0, n) for n in range(before, 100)]) == []
+    fetches = len(feed.fetches)
+    assert await run() == []
+    assert len(feed.fetches) <= fetches + 3  # one look, and the end of the open partition
 
 
+@on_asyncio
 @pytest.mark.parametrize("restarts", [1, 2])
-def test_r07_what_was_closed_from_the_outset_is_only_asked_behind_its_end(restarts: int) -> None:
-    feed, store = Scripted(split(1, 100)), MemoryCursorStore()
-    end = httpx.Response(200, content=b'{"cursor":"100"}\n')
-    feed.answers.append(lambda _, ask: end if ask.cursor == "_last" else None)
-
-    async def body() -> None:
-        for _ in range(restarts):
-            consumer = feed.consumer(follow=True, store=store, start="last")
-            async with consumer, anyio.create_task_group() as tasks:
-                tasks.start_soon(follow, consumer, [])
-                await anyio.sleep(300)
-                assert not any("behind the end" in line for line in consumer.status().reports)
-                tasks.cancel_scope.cancel()
-        assert {ask.cursor for ask in feed.fetches if ask.partition == 0} == {"_last", "100"}
-
-    in_time(body, "asyncio")
+async def test_r07_what_was_closed_from_the_outset_is_only_asked_behind_its_end(
+    restarts: int,
+) -> None:
+    ends = of_fetches(lambda ask: cursor(100) if ask.cursor == "_last" else None)
+    feed, store = Scripted(split(1, 100), ends), MemoryCursorStore()
+    for _ in range(restarts):
+        async with feed.following(store=store, start="last") as consumer:
+            await anyio.sleep(300)
+            assert behind_the_end(consumer.status().reports) == []
+    assert {ask.cursor for ask in feed.fetches if ask.partition == 0} == {"_last", "100"}
 
 
-def test_r06_a_child_by_a_declared_edge_was_not_closed_from_the_outset() -> None:
+async def test_r06_a_child_by_a_declared_edge_was_not_closed_from_the_outset() -> None:
     """It was drained unread, long after the start at the end of its parent."""
     feed = Scripted({0: Listed(closed=True), 1: Listed(10, closed=True), 2: Listed()})
     store = MemoryCursorStore()
     consumer = feed.consumer(store=store, start="last", lineage={1: 0, 2: 1})
     drained = {0: Position("0", "drained", 2, 1), 1: Position(FIRST, "drained"), 2: Position("0")}
-
-    async def body() -> None:
-        await store.save(consumer.key, {0: Position("0")})
-        await store.save(consumer.key, drained)
-        async with consumer:
-            with anyio.fail_after(1000):
-                assert [event async for event in consumer] == []
-            (report,) = [line for line in consumer.status().reports if "behind the end" in line]
-        assert "partition 1: there is an event behind the end that is stored" in report
-
-    in_time(body, "asyncio")
+    await store.save(consumer.key, {0: Position("0")})
+    await store.save(consumer.key, drained)
+    async with consumer:
+        with anyio.fail_after(1000):
+            assert [event async for event in consumer] == []
+        (report,) = [line for line in consumer.status().reports if "behind the end" in line]
+    assert "partition 1: there is an event behind the end that is stored" in report
 
 
 @pytest.mark.parametrize("listed", [[], None], ids=["empty", "null"])
-@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
-def test_r07_a_publisher_that_starts_is_waited_for_whatever_is_stored(
-    listed: list[object] | None, share: Share | None
+@alone_and_shared
+async def test_r07_a_publisher_that_starts_is_waited_for_whatever_is_stored(
+    listed: Any, share: Any
 ) -> None:
     feed, store = Scripted({0: Listed(10)}), MemoryCursorStore()
-
-    async def body() -> None:
-        assert await read_all(feed.consumer(store=store)) == everything(feed)
-        feed.partitions[0].events = 20
-        discoveries = iter([httpx.Response(200, json={"token": "t", "partitions": listed})])
-        feed.answers.append(lambda _, ask: next(discoveries, None) if not ask.params else None)
-        assert await read_all(feed.consumer(store=store, share=share)) == everything(feed)[10:]
-
-    in_time(body, "asyncio")
+    assert await feed.read(store=store) == feed.everything
+    feed.partitions[0].events = 20
+    discoveries = iter([httpx.Response(200, json={"token": "t", "partitions": listed})])
+    feed.answers.append(lambda _, ask: next(discoveries, None) if not ask.params else None)
+    assert await feed.read(store=store, share=share) == feed.everything[10:]
 
 
-def test_r07_a_feed_that_lists_nothing_any_more_is_reported_and_at_its_end() -> None:
+async def test_r07_a_feed_that_lists_nothing_any_more_is_reported_and_at_its_end() -> None:
     feed, store = Scripted({0: Listed(10)}), MemoryCursorStore()
-
-    async def body() -> None:
-        await read_all(feed.consumer(store=store))
-        feed.partitions.clear()
-        began = anyio.current_time()
-        async with feed.consumer(store=store) as consumer:
-            with anyio.fail_after(60):
-                assert [event async for event in consumer] == []
-            assert any("partition 0: is no longer listed" in r for r in consumer.status().reports)
-        assert anyio.current_time() - began >= 10.0
-        assert (await store.load(consumer.key))[0].cursor == "10"
-
-    in_time(body, "asyncio")
+    await feed.read(store=store)
+    feed.partitions.clear()
+    began = anyio.current_time()
+    async with feed.consumer(store=store) as consumer:
+        with anyio.fail_after(60):
+            assert [event async for event in consumer] == []
+        assert any("partition 0: is no longer listed" in r for r in consumer.status().reports)
+    assert anyio.current_time() - began >= 10.0
+    assert (await store.load(consumer.key))[0].cursor == "10"
 
 
-def test_r06_after_ten_minutes_a_drained_partition_is_left_alone() -> None:
+@on_asyncio
+async def test_r06_after_ten_minutes_a_drained_partition_is_left_alone() -> None:
     feed = Scripted(split(3, 10))
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True)
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, [])
-            await anyio.sleep(20)
-            asked = len([ask for ask in feed.fetches if ask.partition != 3])
-            await anyio.sleep(1800)
-            again = [ask for ask in feed.fetches if ask.partition != 3][asked:]
-            assert {ask.partition for ask in again} == {0, 1, 2}
-            assert max(ask.at for ask in again) < 700
-            assert len(again) <= 3 * 6
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
+    async with feed.following():
+        await anyio.sleep(20)
+        asked = len([ask for ask in feed.fetches if ask.partition != 3])
+        await anyio.sleep(1800)
+        again = [ask for ask in feed.fetches if ask.partition != 3][asked:]
+        assert {ask.partition for ask in again} == {0, 1, 2}
+        assert max(ask.at for ask in again) < 700
+        assert len(again) <= 3 * 6
 
 
-ELSEWHERE = "https://login.invalid/?session=s3cret"
+# ---------------------------------------------------------------------- refusals (R10, R14, R18)
 
 
-def refusal(status: int) -> httpx.Response:
-    return httpx.Response(status, headers={"Location": ELSEWHERE} if status == 302 else {})
-
-
-def refuses(status: int, until: float, *, discoveries: bool = False) -> Answer:
-    """A gateway that refuses access from the second fetch on."""
-
-    def answer(feed: Scripted, ask: Ask) -> httpx.Response | None:
-        late = len(feed.fetches) > 1 and ask.at < until
-        refused = late and (ask.partition is not None or discoveries)
-        return refusal(status) if refused else None
-
-    return answer
-
-
-@pytest.mark.parametrize("status", [401, 403, 405, 421, 404, 302, 304, 402, 407, 451])
+@on_asyncio
+@pytest.mark.parametrize("code", [401, 403, 405, 421, 404, 302, 304, 402, 407, 451])
 @pytest.mark.parametrize("discoveries", [False, True])
-def test_r10_a_running_consumer_waits_until_refusals_pass(status: int, discoveries: bool) -> None:
-    feed = Scripted({0: Listed(300)}, echo=True)
-    feed.answers.append(refuses(status, 40.0, discoveries=discoveries))
-
-    async def body() -> None:
-        assert await read_all(feed.consumer()) == everything(feed)
-
-    in_time(body, "asyncio")
+async def test_r10_a_running_consumer_waits_until_refusals_pass(
+    code: int, discoveries: bool
+) -> None:
+    feed = Scripted({0: Listed(300)}, refuses(code, 40.0, discoveries=discoveries), echo=True)
+    assert await feed.read() == feed.everything
 
 
+@on_asyncio
 @pytest.mark.parametrize(
-    ("status", "error"),
+    ("code", "error"),
     [
         (401, AuthenticationError),
         (403, AuthenticationError),
@@ -907,102 +685,68 @@ def test_r10_a_running_consumer_waits_until_refusals_pass(status: int, discoveri
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "park"])
-def test_r10_refusals_that_last_are_an_error_or_park_and_the_consumer_is_not_ready(
-    status: int, error: type[Exception], on_error: Any
+async def test_r10_refusals_that_last_are_an_error_or_park_and_the_consumer_is_not_ready(
+    code: int, error: type[Exception], on_error: Any
 ) -> None:
-    feed = Scripted({0: Listed(300), 1: Listed(10)}, echo=True)
+    refuse = of_fetches(lambda a: status(code) if (a.partition, a.cursor) == (0, "100") else None)
+    feed = Scripted({0: Listed(300), 1: Listed(10)}, refuse, echo=True)
+    raised: list[Exception] = []
+    consumer = feed.consumer(follow=True, on_error=on_error)
+    async with consumer, anyio.create_task_group() as tasks:
 
-    def refuse(_: Scripted, ask: Ask) -> httpx.Response | None:
-        return refusal(status) if (ask.partition, ask.cursor) == (0, "100") else None
+        async def consume() -> None:
+            try:
+                async for _ in consumer:
+                    pass
+            except error as failure:
+                raised.append(failure)
 
-    feed.answers.append(refuse)
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True, on_error=on_error)
-        raised: list[Exception] = []
-        async with consumer, anyio.create_task_group() as tasks:
-
-            async def consume() -> None:
-                try:
-                    async for _ in consumer:
-                        pass
-                except error as failure:
-                    raised.append(failure)
-
-            tasks.start_soon(consume)
-            await anyio.sleep(30)
-            assert consumer.status()[0].state == "retrying"
-            assert consumer.health().ready
-            await anyio.sleep(200)
-            if on_error == "raise":
-                assert type(raised[0]) is error
-                assert "It has done so for" in str(raised[0])
-                assert str(status) in str(raised[0])
-                assert "s3cret" not in str(raised[0])
-            else:
-                assert consumer.status()[0].state == "parked"
-                assert not consumer.health().ready
-                assert consumer.status()[1].state == "caught up"
-            tasks.cancel_scope.cancel()
-
-    in_time(body, "asyncio")
-
-
-@pytest.mark.parametrize("status", [302, 401, 402, 405])
-def test_r10_an_application_may_decide_that_a_gateway_is_asked_for_longer(status: int) -> None:
-    """It is discovered again meanwhile: a token may be what is refused."""
-    feed = Scripted({0: Listed(300)}, echo=True)
-    feed.answers.append(refuses(status, 200.0))
-    discovered: list[float] = []
-
-    def seen(_: Scripted, ask: Ask) -> httpx.Response | None:
-        if ask.partition is None:
-            discovered.append(ask.at)
-        return None
-
-    feed.answers.insert(0, seen)
-
-    async def body() -> None:
-        patient = RetryPolicy(decide=lambda error: "retry")
-        assert await read_all(feed.consumer(retry=patient)) == everything(feed)
-
-    in_time(body, "asyncio")
-    assert discovered[1] < 10
-
-
-@pytest.mark.parametrize("status", [302, 401, 402, 405])
-def test_r14_such_a_decision_does_not_outlast_give_up_after(status: int) -> None:
-    feed = Scripted({0: Listed(300)}, echo=True)
-    feed.answers.append(refuses(status, 500.0))
-
-    async def body() -> None:
-        began = anyio.current_time()
-        patient = RetryPolicy(decide=lambda error: "retry", give_up_after=20.0, max_delay=5.0)
-        with pytest.raises(FeedError):
-            await read_all(feed.consumer(retry=patient))
-        assert 20 <= anyio.current_time() - began < 40
-
-    in_time(body, "asyncio")
-
-
-def test_r18_a_feed_of_which_everything_is_parked_is_not_ready() -> None:
-    feed = Scripted({0: Listed(10), 1: Listed(10)})
-    broken: set[int | None] = set()
-    feed.answers.append(lambda _, ask: httpx.Response(500) if ask.partition in broken else None)
-
-    async def body() -> None:
-        consumer = feed.consumer(follow=True, on_error="park", retry=IMPATIENT)
-        async with consumer, anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, consumer, [])
-            await anyio.sleep(5)
-            broken.add(0)
-            await anyio.sleep(120)
-            assert consumer.status()[0].state == "parked"
-            assert consumer.health().ready
-            broken.add(1)
-            await anyio.sleep(120)
-            assert consumer.status()[1].state == "parked"
+        tasks.start_soon(consume)
+        await anyio.sleep(30)
+        assert consumer.status()[0].state == "retrying"
+        assert consumer.health().ready
+        await anyio.sleep(200)
+        if on_error == "raise":
+            assert type(raised[0]) is error
+            assert "It has done so for" in str(raised[0])
+            assert str(code) in str(raised[0])
+            assert "s3cret" not in str(raised[0])
+        else:
+            assert [consumer.status()[id].state for id in (0, 1)] == ["parked", "caught up"]
             assert not consumer.health().ready
-            tasks.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
 
-    in_time(body, "asyncio")
+
+@on_asyncio
+@pytest.mark.parametrize("code", [302, 401, 402, 405])
+async def test_r10_an_application_may_decide_that_a_gateway_is_asked_for_longer(code: int) -> None:
+    """It is discovered again meanwhile: a token may be what is refused."""
+    feed = Scripted({0: Listed(300)}, refuses(code, 200.0), echo=True)
+    assert await feed.read(retry=PATIENT) == feed.everything
+    assert [ask.at for ask in feed.asks if ask.partition is None][1] < 10
+
+
+@on_asyncio
+@pytest.mark.parametrize("code", [302, 401, 402, 405])
+async def test_r14_such_a_decision_does_not_outlast_give_up_after(code: int) -> None:
+    feed, began = Scripted({0: Listed(300)}, refuses(code, 500.0), echo=True), anyio.current_time()
+    patient = RetryPolicy(decide=lambda error: "retry", give_up_after=20.0, max_delay=5.0)
+    with pytest.raises(FeedError):
+        await feed.read(retry=patient)
+    assert 20 <= anyio.current_time() - began < 40
+
+
+@on_asyncio
+async def test_r18_a_feed_of_which_everything_is_parked_is_not_ready() -> None:
+    broken: set[int | None] = set()
+    feed = Scripted(
+        {0: Listed(10), 1: Listed(10)},
+        of_fetches(lambda ask: httpx.Response(500) if ask.partition in broken else None),
+    )
+    async with feed.following(on_error="park", retry=IMPATIENT) as consumer:
+        await anyio.sleep(5)
+        for partition, ready in ((0, True), (1, False)):
+            broken.add(partition)
+            await anyio.sleep(120)
+            assert consumer.status()[partition].state == "parked"
+            assert consumer.health().ready is ready

@@ -4,7 +4,7 @@ R13 progress: as an application sees them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -23,134 +23,115 @@ from feedapi_client import (
     Position,
     ProtocolError,
 )
-from feedapi_client.testing import Publisher, Quirks, faults
+from feedapi_client.testing import Quirks, faults
 from tests.consumer.helpers import (
     SAFETY_LIMIT,
     SHORT,
+    LocalFeed,
     RecordingStore,
-    assert_each_entity_in_order_and_once,
-    consume,
-    fill,
     last_fetch,
     n_of,
-    next_batch,
-    nothing_comes,
-    numbers,
-    read,
     read_n,
-    rediscovered,
-    take,
     wait_until,
 )
+from tests.consumer.script import Step, do, play
 from tests.positions import stand
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
-METHODS = ["starts-after", "cursor-from"]
-
-
-@pytest.fixture(params=["v2-draft", "v2-token"])
-def feed(request: pytest.FixtureRequest, serve: Callable[..., Publisher]) -> Publisher:
-    """One partition, in both dialects that have splits."""
-    return serve(1, dialect=request.param, page_size=10, checkpoint_every=5)
-
+each_method = pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
+each_dialect = pytest.mark.parametrize("dialect", ["v2-draft", "v2-token"])
+SMALL = {"max_batch_bytes": 1}
+SELDOM = {"discovery_interval": 3600}
 
 # ---------------------------------------------------------------------- splits, both methods
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_r08_r09_a_split_under_a_running_consumer(feed: Publisher, method: str) -> None:
-    fill(feed, 30)
-    async with consume(feed) as consumer:
-        events = aiter(consumer)
-        seen = await take(events, 25)
-        children = feed.split(0, 3, method=method)  # type: ignore[arg-type]
-        fill(feed, 30, start=30)
-        feed.split(children[0], method=method)  # type: ignore[arg-type]
-        fill(feed, 30, start=60)
-        seen += await take(events, 65)
-    assert_each_entity_in_order_and_once([event.json() for event in seen], feed)
+@each_method
+@each_dialect
+async def test_r08_r09_a_split_under_a_running_consumer(dialect: Any, method: Any) -> None:
+    feed = LocalFeed(dialect=dialect)
+    feed.fill(0, 30)
+    async with feed.consume() as consumer:
+        seen = []
+        async for event in consumer:
+            seen.append(event)
+            if len(seen) == 25:
+                first, *_ = feed.split(0, 3, method=method)
+                feed.fill(30, 60)
+                feed.split(first, method=method)
+                feed.fill(60, 90)
+            if len(seen) == 90:
+                break
+    feed.check(seen)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each_method
+@each_dialect
 @pytest.mark.parametrize("read_before", [0, 7, 30])
 async def test_r08_r09_a_split_while_the_consumer_is_down(
-    feed: Publisher, store: RecordingStore, method: str, read_before: int
+    dialect: Any, method: Any, read_before: int
 ) -> None:
-    fill(feed, 30)
-    seen = []
-    async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer:
-        batches = consumer.batches()
+    feed, seen = LocalFeed(dialect=dialect), []
+    feed.fill(0, 30)
+    async with feed.open(limit=SMALL) as reader:
         while len(seen) < read_before:
-            batch = await next_batch(batches)
+            batch = await reader.batch()
             await batch.commit()
-            seen += [event.json() for event in batch.events]
-    children = feed.split(0, method=method)  # type: ignore[arg-type]
-    fill(feed, 10, start=30)
-    feed.split(children[1], method=method)  # type: ignore[arg-type]
-    fill(feed, 10, start=40)
-    async with consume(feed, store=store, follow=False) as consumer:
-        seen += [event.json() for event in await read(consumer)]
-    assert_each_entity_in_order_and_once(seen, feed)
+            seen += batch.events
+    _, second = feed.split(0, method=method)
+    feed.fill(30, 40)
+    feed.split(second, method=method)
+    feed.fill(40, 50)
+    feed.check(seen + await feed.read_events())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each_method
+@each_dialect
 @pytest.mark.parametrize("committed", [True, False])
 async def test_r08_r09_a_split_while_a_batch_is_in_flight(
-    feed: Publisher, store: RecordingStore, method: str, committed: bool
+    dialect: Any, method: Any, committed: bool
 ) -> None:
-    fill(feed, 30)
-    async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer:
-        batches = consumer.batches()
-        in_flight = await next_batch(batches)
-        seen = [event.json() for event in in_flight.events] if committed else []
-        feed.split(0, method=method)  # type: ignore[arg-type]
-        fill(feed, 10, start=30)
-        await rediscovered(feed)
+    feed = LocalFeed(dialect=dialect)
+    feed.fill(0, 30)
+    async with feed.open(limit=SMALL) as reader:
+        in_flight = await reader.batch()
+        seen = [*in_flight.events] if committed else []
+        feed.split(0, method=method)
+        feed.fill(30, 40)
+        await wait_until(lambda: 2 in reader.consumer.status().partitions)
         if committed:
             await in_flight.commit()
         elif method == "starts-after":
             return
         while len(seen) < 40:
-            batch = await next_batch(batches)
+            batch = await reader.batch()
             await batch.commit()
-            seen += [event.json() for event in batch.events]
-    assert_each_entity_in_order_and_once(seen, feed)
+            seen += batch.events
+    feed.check(seen)
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_r08_r09_splits_while_handlers_run_concurrently(
-    serve: Callable[..., Publisher], store: RecordingStore, method: str
-) -> None:
-    feed = serve(3, page_size=6, checkpoint_every=3)
-    fill(feed, 60, entities=12)
-    seen: list[Any] = []
+@each_method
+async def test_r08_r09_splits_while_handlers_run_concurrently(method: Any) -> None:
+    feed, seen = LocalFeed(3, page_size=6, checkpoint_every=3), []
+    feed.fill(0, 60, entities=12)
 
     async def handle(batch: Batch) -> None:
         await anyio.sleep(0.002)
-        seen.extend(event.json() for event in batch.events)
+        seen.extend(batch.events)
 
-    async with (
-        consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(consumer.run, handle)
+    async with feed.running(handle, limit=SMALL):
         for step, partition in enumerate((0, 1, 2, 3)):
-            await wait_until(lambda step=step: len(seen) > step * 20)  # type: ignore[misc]
-            feed.split(partition, method=method)  # type: ignore[arg-type]
-            fill(feed, 30, entities=12, start=60 + 30 * step)
+            await wait_until(lambda step=step: len(seen) > step * 20)
+            feed.split(partition, method=method)
+            feed.fill(60 + 30 * step, 90 + 30 * step, entities=12)
         await wait_until(lambda: len(seen) >= 180)
-        tasks.cancel_scope.cancel()
-    assert_each_entity_in_order_and_once(seen, feed)
+    feed.check(seen)
 
 
-async def test_r09_a_slow_handler_delays_no_split_of_another_partition(
-    serve: Callable[..., Publisher],
-) -> None:
-    feed = serve(2)
-    numbers(feed, 0, [0])
-    seen: list[int] = []
-    stuck = anyio.Event()
+async def test_r09_a_slow_handler_delays_no_split_of_another_partition() -> None:
+    feed, seen, stuck = LocalFeed(2), [], anyio.Event()
+    feed.numbers(0, 0)
 
     async def handle(batch: Batch) -> None:
         if batch.partition == 0 and batch.events:
@@ -158,298 +139,165 @@ async def test_r09_a_slow_handler_delays_no_split_of_another_partition(
             await anyio.sleep_forever()
         seen.extend(n_of(batch.events))
 
-    async with consume(feed) as consumer, anyio.create_task_group() as tasks:
-        tasks.start_soon(consumer.run, handle)
+    async with feed.running(handle):
         await stuck.wait()
         feed.split(0, method="cursor-from")
         (successor,) = feed.split(1, 1, method="cursor-from")
-        numbers(feed, successor, [7])
+        feed.numbers(successor, 7)
         await wait_until(lambda: seen == [7])
-        tasks.cancel_scope.cancel()
 
 
-async def test_r09_a_superseded_partition_delivers_nothing_while_its_transfer_waits_for_a_save(
-    serve: Callable[..., Publisher], store: RecordingStore
-) -> None:
-    feed = serve(3, page_size=2, checkpoint_every=2)
-    numbers(feed, 0, range(100, 140))
-    numbers(feed, 1, [1])
-    numbers(feed, 2, [2])
-    seen = []
-    async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer:
-        batches = consumer.batches()
+async def test_r09_a_superseded_partition_delivers_nothing_while_its_transfer_waits() -> None:
+    feed = LocalFeed(3, page_size=2, checkpoint_every=2)
+    feed.numbers(0, *range(100, 140))
+    feed.numbers(1, 1)
+    feed.numbers(2, 2)
+    seen: list[int] = []
+    async with feed.open(limit=SMALL) as reader, anyio.create_task_group() as tasks:
         batch = None
         # Until partition 1 is released, and a batch of partition 2 is in flight.
         while batch is None or not {1, 2} <= set(seen) or batch.partition != 2:
             if set(seen) >= {1, 2}:
-                numbers(feed, 2, [len(seen)])
-            batch = await next_batch(batches)
+                feed.numbers(2, len(seen))
+            batch = await reader.batch()
             await batch.commit()
             seen += n_of(batch.events)
-        saving, go_on = anyio.Event(), anyio.Event()
-
-        async def slowly(positions: Any) -> None:
-            if 1 in positions:
-                saving.set()
-                await go_on.wait()
-
-        await wait_until(lambda: consumer.status().buffered_bytes > 0)
-        store.before_save = slowly
+        await wait_until(lambda: reader.consumer.status().buffered_bytes > 0)
+        gate = feed.store.hold(lambda saved: 1 in saved)
         feed.close(1)
         with anyio.fail_after(SAFETY_LIMIT):
-            await saving.wait()
-        successors = feed.split(0, method="cursor-from")
-        await wait_until(lambda: successors[0] in consumer.status().partitions)
-        assert consumer.status()[0].state == "reading"  # what is not saved is not shown
-        async with anyio.create_task_group() as tasks:
-
-            async def go_on_then() -> None:
-                await anyio.wait_all_tasks_blocked()
-                go_on.set()
-
-            tasks.start_soon(go_on_then)
-            while (batch := await next_batch(batches)).partition == 2:
-                await batch.commit()
+            await gate.reached.wait()
+        first, _ = feed.split(0, method="cursor-from")
+        await wait_until(lambda: first in reader.consumer.status().partitions)
+        assert reader.state() == "reading"  # what is not saved is not shown
+        tasks.start_soon(gate.open_when_all_wait)
+        while (batch := await reader.batch()).partition == 2:
+            await batch.commit()
         assert batch.partition in (3, 4)
-        await batch.commit()
 
 
 # ---------------------------------------------------------------------- R8
 
+LOST_5 = LostPartitionError, "partition 5"
+ADD_5 = do.add(5, starts_after=4)
+OPEN_PARENT = do.numbers(0, 0), do.add(1, starts_after=0), do.numbers(1, 1)
+STARTS_AFTER: dict[str, list[Step]] = {
+    "a child of an open parent waits, with one warning": [
+        *(*OPEN_PARENT, do.open(), do.takes(0), do.rediscovered(4), do.waits(1, 0)),
+        *(do.reported("partition 1", "open"), do.close(0), do.takes(1)),
+    ],
+    "without follow it does not hang": [*OPEN_PARENT, do.reads(0)],
+    "a parent neither listed nor stored is history at the first start": [
+        *(ADD_5, do.numbers(5, 5), do.reads(5)),
+    ],
+    "and after a restart": [ADD_5, do.enter(), do.numbers(5, 5), do.reads(5)],
+    "later it is lost, if that is seen on entry": [
+        *(do.enter(), ADD_5, do.raises(*LOST_5, do.enter(), partition=5), do.unasked(5)),
+    ],
+    "later it is lost, if that is seen while the consumer runs": [
+        *(do.open(), ADD_5, do.raises(*LOST_5, do.takes(5), partition=5), do.unasked(5)),
+    ],
+    "a parent that was drained may leave the list": [
+        *(do.numbers(0, 0), do.split(0, 1), do.reads(0)),
+        *(do.remove(0), do.numbers(1, 1), do.reads(1)),
+    ],
+    "a late grandchild of a drained parent starts at its first event": [
+        *(do.split(0, 1), do.open(), do.knows(1)),
+        *(do.add(7, starts_after=0), do.numbers(7, 7), do.takes(7)),
+    ],
+}
 
-async def test_r08_a_child_of_an_open_parent_waits_with_one_warning(publisher: Publisher) -> None:
-    numbers(publisher, 0, [0])
-    publisher.add(1, starts_after=0)
-    numbers(publisher, 1, [1])
-    async with consume(publisher) as consumer:
-        events = aiter(consumer)
-        await take(events)
-        await rediscovered(publisher, 4)
-        status = consumer.status()
-        assert status[1].waits_for == (0,)
-        warnings = [r for r in status.reports if "partition 1" in r and "open" in r]
-        assert len(warnings) == 1
-        publisher.close(0)
-        assert n_of(await take(events)) == [1]
+
+@pytest.mark.parametrize("steps", STARTS_AFTER.values(), ids=STARTS_AFTER)
+async def test_r08_a_child_starts_after_its_parent(steps: list[Step]) -> None:
+    await play(*steps)
 
 
-async def test_r08_without_follow_a_child_of_an_open_parent_does_not_hang(
-    publisher: Publisher,
+SPELLINGS = [Quirks(integer_lineage=True, integer_ids=True), Quirks(old_lineage_names=True)]
+
+
+@pytest.mark.parametrize("quirks", SPELLINGS, ids=["integers", "old names"])
+@each_method
+async def test_r08_r09_lineage_is_read_in_each_spelling_of_publishers(
+    quirks: Quirks, method: Any
 ) -> None:
-    numbers(publisher, 0, [0])
-    publisher.add(1, starts_after=0)
-    numbers(publisher, 1, [1])
-    async with consume(publisher, follow=False) as consumer:
-        assert await read_n(consumer) == [0]
-
-
-async def test_r08_a_parent_neither_listed_nor_stored_is_history_at_bootstrap(
-    publisher: Publisher,
-) -> None:
-    publisher.add(5, starts_after=4)
-    numbers(publisher, 5, [5])
-    async with consume(publisher, follow=False) as consumer:
-        assert await read_n(consumer) == [5]
-
-
-async def test_r08_history_at_bootstrap_stays_history_after_a_restart(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    publisher.add(5, starts_after=4)
-    async with consume(publisher, store=store):
-        pass
-    numbers(publisher, 5, [5])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == [5]
-
-
-@pytest.mark.parametrize("down", [False, True])
-async def test_r08_a_parent_neither_listed_nor_stored_is_lost_after_the_bootstrap(
-    publisher: Publisher, store: RecordingStore, down: bool
-) -> None:
-    if down:
-        async with consume(publisher, store=store):
-            pass
-        publisher.add(5, starts_after=4)
-        with pytest.raises(LostPartitionError, match="partition 5") as caught:
-            await consume(publisher, store=store).__aenter__()
-    else:
-        async with consume(publisher, store=store) as consumer:
-            events = aiter(consumer)
-            publisher.add(5, starts_after=4)
-            with pytest.raises(LostPartitionError, match="partition 5") as caught:
-                await take(events)
-    assert caught.value.partition == 5
-    assert 5 not in {request.partition for request in publisher.requests}
-
-
-async def test_r08_a_parent_that_was_drained_may_leave_the_list(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [0])
-    publisher.split(0, 1)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == [0]
-    publisher.remove(0)
-    numbers(publisher, 1, [1])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == [1]
-
-
-async def test_r08_a_late_grandchild_of_a_drained_parent_starts_at_its_first_event(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    publisher.split(0, 1)
-    async with consume(publisher, store=store) as consumer:
-        await wait_until(lambda: 1 in consumer.status().partitions)
-        publisher.add(7, starts_after=0)
-        numbers(publisher, 7, [7])
-        assert n_of(await take(aiter(consumer))) == [7]
-
-
-async def test_r08_a_feed_whose_publisher_leaves_out_parent_zero_is_read_whole(
-    serve: Callable[..., Publisher],
-) -> None:
-    publisher = serve(1, quirks=Quirks(omit_parent_zero=True))
-    fill(publisher, 10)
-    publisher.split(0)
-    fill(publisher, 10, start=10)
-    async with consume(publisher, follow=False) as consumer:
-        assert sorted(await read_n(consumer)) == list(range(20))
-
-
-@pytest.mark.parametrize(
-    "quirks",
-    [Quirks(integer_lineage=True, integer_ids=True), Quirks(old_lineage_names=True)],
-    ids=["integers", "old names"],
-)
-@pytest.mark.parametrize("method", METHODS)
-async def test_r08_r09_lineage_is_read_in_each_spelling_that_publishers_use(
-    serve: Callable[..., Publisher], quirks: Quirks, method: str
-) -> None:
-    publisher = serve(1, quirks=quirks, page_size=4, checkpoint_every=2)
-    fill(publisher, 20)
-    publisher.split(0, method=method)  # type: ignore[arg-type]
-    fill(publisher, 20, start=20)
-    async with consume(publisher, follow=False) as consumer:
-        assert_each_entity_in_order_and_once(
-            [event.json() for event in await read(consumer)], publisher
-        )
+    feed = LocalFeed(quirks=quirks, page_size=4, checkpoint_every=2)
+    feed.fill(0, 20)
+    feed.split(0, method=method)
+    feed.fill(20, 40)
+    feed.check(await feed.read_events())
 
 
 # ---------------------------------------------------------------------- R9
 
 
-async def test_r09_children_and_the_superseded_ancestor_are_saved_in_one_save(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    cursor = numbers(publisher, 0, [0])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-    publisher.split(0, 3, method="cursor-from")
-    store.saves.clear()
-    async with consume(publisher, store=store):
-        pass
-    assert [stand(positions) for positions in store.saves] == [
+def split(partition: int = 0, count: int = 2) -> Step:
+    return do.split(partition, count, method="cursor-from")
+
+
+ADD_5 = do.add(5, cursor_from=[3, 4])
+READ_0 = do.numbers(0, 0), do.reads(0)
+AMBIGUOUS = AmbiguousLineageError, "partition 2"
+TWO_CURSORS = do.add(1), do.numbers(0, 0), do.numbers(1, 1), do.reads_all(0, 1)
+LOSE = do.remove(0), do.add(5, cursor_from=[3])
+TRANSFERS: dict[str, list[Step]] = {
+    "a crash right after the transfer loses nothing": [
+        *(do.fill(0, 10), do.reads(*range(10)), split(), do.enter(), do.fill(10, 20)),
+        *(do.reads_all(*range(10, 20)), do.reads()),
+    ],
+    "the nearest ancestor with a position counts": [
+        *(do.fill(0, 10), do.reads(*range(10)), split(), do.fill(10, 20)),
+        *(do.reads_all(*range(10, 20)), split(1), do.fill(20, 30), do.reads_all(*range(20, 30))),
+    ],
+    "a successor that is listed late gets the same cursor": [
+        *(*READ_0, do.remove(0), do.add(1, cursor_from=[0]), do.enter()),
+        *(do.add(2, cursor_from=[0]), do.enter(), do.at_one_cursor(0, 1, 2)),
+    ],
+    "ancestors at different cursors are ambiguous on entry": [
+        *(*TWO_CURSORS, do.merge([0, 1]), do.raises(*AMBIGUOUS, do.enter())),
+        do.stored({0: "open", 1: "open"}),
+    ],
+    "ancestors at different cursors are ambiguous while the consumer runs": [
+        *(*TWO_CURSORS, do.open(), do.merge([0, 1]), do.raises(*AMBIGUOUS, do.takes(2))),
+        do.stored({0: "open", 1: "open"}),
+    ],
+    "a merge with one live ancestor takes its cursor": [
+        *(do.fill(0, 10), do.reads(*range(10)), split(), do.merge([1, 2]), do.fill(10, 20)),
+        do.reads(*range(10, 20)),
+    ],
+    "without an ancestor's position it begins at the first event, which is reported": [
+        *(do.enter(), ADD_5, do.numbers(5, 5), do.open(follow=False), do.ends(5)),
+        *(do.reported("partition 5: begins at its first event"), do.reports(1)),
+    ],
+    "history of a lost partition is not read again on entry": [
+        *(*READ_0, *LOSE, do.open(), do.raises(*LOST_5, do.takes(5)), do.unasked(5)),
+    ],
+    "history of a lost partition is not read again while the consumer runs": [
+        *(*READ_0, do.open(), *LOSE, do.raises(*LOST_5, do.takes(5)), do.unasked(5)),
+    ],
+    "an ancestor that stays listed is superseded and asked no more": [
+        *(*READ_0, do.add(1, cursor_from=[0]), do.clear_requests(), do.open(follow=False)),
+        *(do.ends(), do.state(0, "superseded"), do.stored({0: "superseded", 1: "open"})),
+        do.unasked(0),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", TRANSFERS.values(), ids=TRANSFERS)
+async def test_r09_a_successor_takes_the_cursor_of_its_ancestor(steps: list[Step]) -> None:
+    await play(*steps)
+
+
+async def test_r09_children_and_the_superseded_ancestor_are_saved_in_one_save() -> None:
+    feed = LocalFeed()
+    cursor = feed.numbers(0, 0)
+    await feed.read()
+    feed.split(0, 3, method="cursor-from")
+    feed.store.saves.clear()
+    await feed.enter()
+    assert [stand(positions) for positions in feed.store.saves] == [
         {0: (cursor, "superseded"), **dict.fromkeys((1, 2, 3), (cursor, "open"))}
     ]
-
-
-async def test_r09_a_crash_right_after_the_transfer_loses_nothing(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    fill(publisher, 10)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-    publisher.split(0, method="cursor-from")
-    async with consume(publisher, store=store):
-        pass
-    fill(publisher, 10, start=10)
-    for expected in (range(10, 20), []):
-        async with consume(publisher, store=store, follow=False) as consumer:
-            assert sorted(await read_n(consumer)) == list(expected)
-
-
-async def test_r09_the_nearest_ancestor_with_a_position_counts(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    fill(publisher, 10)
-    seen = []
-    async with consume(publisher, store=store, follow=False) as consumer:
-        seen += await read_n(consumer)
-    left, _ = publisher.split(0, method="cursor-from")
-    fill(publisher, 10, start=10)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        seen += await read_n(consumer)
-    publisher.split(left, method="cursor-from")
-    fill(publisher, 10, start=20)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        seen += await read_n(consumer)
-    assert sorted(seen) == list(range(30))
-
-
-async def test_r09_a_successor_that_is_listed_late_gets_the_same_cursor(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [0])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-    cursor = publisher.end_cursor(0)
-    publisher.remove(0)
-    publisher.add(1, cursor_from=[0])
-    async with consume(publisher, store=store):
-        pass
-    publisher.add(2, cursor_from=[0])
-    async with consume(publisher, store=store):
-        pass
-    assert await store.cursors() == {0: cursor, 1: cursor, 2: cursor}
-
-
-@pytest.mark.parametrize("down", [False, True])
-async def test_r09_a_merge_of_ancestors_at_different_cursors_is_ambiguous(
-    serve: Callable[..., Publisher], store: RecordingStore, down: bool
-) -> None:
-    publisher = serve(2)
-    numbers(publisher, 0, [0])
-    numbers(publisher, 1, [1])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-    if down:
-        publisher.merge([0, 1])
-        with pytest.raises(AmbiguousLineageError, match="partition 2"):
-            await consume(publisher, store=store).__aenter__()
-    else:
-        async with consume(publisher, store=store) as consumer:
-            events = aiter(consumer)
-            publisher.merge([0, 1])
-            with pytest.raises(AmbiguousLineageError, match="partition 2"):
-                await take(events)
-    assert set(await store.positions()) == {0, 1}
-
-
-async def test_r09_a_merge_with_one_live_ancestor_takes_its_cursor(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    fill(publisher, 10)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-    publisher.merge(publisher.split(0, method="cursor-from"))
-    fill(publisher, 10, start=10)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == list(range(10, 20))
-
-
-async def test_r09_no_ancestor_with_a_position_is_read_from_the_first_event(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    async with consume(publisher, store=store):
-        pass
-    publisher.add(5, cursor_from=[3, 4])
-    numbers(publisher, 5, [5])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == [5]
-        (report,) = consumer.status().reports
-        assert "partition 5: begins at its first event" in report
 
 
 class CancellingStore(RecordingStore):
@@ -465,18 +313,17 @@ class CancellingStore(RecordingStore):
 
 @pytest.mark.parametrize("iterated", [False, True], ids=["entry", "second-iteration"])
 async def test_r09_a_report_survives_that_its_entry_is_cancelled_after_the_save(
-    publisher: Publisher, iterated: bool
+    iterated: bool,
 ) -> None:
-    store = CancellingStore()
-    consumer = consume(publisher, store=store, follow=False)
+    feed = LocalFeed(store=(store := CancellingStore()))
+    consumer = feed.consume(follow=False)
     if not iterated:
-        async with consume(publisher, store=store):
-            pass
+        await feed.enter()
     async with AsyncExitStack() as block:
         if iterated:
             await block.enter_async_context(consumer)
             await read_n(consumer)
-        publisher.add(5, cursor_from=[3, 4])
+        feed.add(5, cursor_from=[3, 4])
         with anyio.CancelScope() as store.scope:
             if iterated:
                 await read_n(consumer)
@@ -486,7 +333,7 @@ async def test_r09_a_report_survives_that_its_entry_is_cancelled_after_the_save(
         assert store.scope.cancelled_caught
         store.scope = None
         assert (await store.positions())[5].cursor == "_first"
-        numbers(publisher, 5, [5])
+        feed.numbers(5, 5)
         shown = {*consumer.status().reports}  # where the cancellation came after the opening
         if not iterated:
             await block.enter_async_context(consumer)
@@ -497,269 +344,149 @@ async def test_r09_a_report_survives_that_its_entry_is_cancelled_after_the_save(
         assert consumer.status().reports == ()  # of another iteration
 
 
-@pytest.mark.parametrize("down", [False, True])
-async def test_r09_history_is_not_silently_read_again_when_a_partition_is_lost(
-    publisher: Publisher, store: RecordingStore, down: bool
-) -> None:
-    numbers(publisher, 0, [0])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-
-    def lose() -> None:
-        publisher.remove(0)
-        publisher.add(5, cursor_from=[3])
-
-    if down:
-        lose()
-    async with consume(publisher, store=store) as consumer:
-        if not down:
-            lose()
-        with pytest.raises(LostPartitionError, match="partition 5"):
-            await take(aiter(consumer))
-    assert 5 not in {request.partition for request in publisher.requests}
-
-
-async def test_r09_an_ancestor_that_stays_listed_is_superseded_too(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [0])
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-    publisher.add(1, cursor_from=[0])
-    publisher.clear_requests()
-    async with consume(publisher, store=store, follow=False) as consumer:
-        await read_n(consumer)
-        assert consumer.status()[0].state == "superseded"
-    assert await store.statuses() == {0: "superseded", 1: "open"}
-    assert 0 not in {request.partition for request in publisher.requests}
-
-
-async def test_r09_a_superseded_partition_has_no_error_of_requests_before(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [0])
-    async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
-        tasks.start_soon(read_n, consumer)
-        await wait_until(lambda: consumer.status()[0].caught_up is True)
-        publisher.fail(503, on="fetch", times=None)
-        await wait_until(lambda: consumer.status()[0].error is not None)
-        publisher.split(0, into=(1,), method="cursor-from")
-        await wait_until(lambda: consumer.status()[0].state == "superseded")
-        status = consumer.status()[0]
+async def test_r09_a_superseded_partition_has_no_error_of_requests_before() -> None:
+    feed = LocalFeed()
+    feed.numbers(0, 0)
+    async with feed.running() as reader:
+        await reader.until("caught up")
+        feed.fail(503, on="fetch", times=None)
+        await wait_until(lambda: reader.consumer.status()[0].error is not None)
+        feed.split(0, into=(1,), method="cursor-from")
+        await reader.until("superseded")
+        status = reader.consumer.status()[0]
         assert (status.error, status.since, status.retry_at) == (None, None, None)
         assert status.fetch_failures > 0
-        tasks.cancel_scope.cancel()
 
 
-async def test_r09_at_bootstrap_the_successors_hold_the_whole_history(publisher: Publisher) -> None:
-    fill(publisher, 20)
-    publisher.split(0, method="cursor-from")
-    fill(publisher, 20, start=20)
-    async with consume(publisher, follow=False) as consumer:
-        assert_each_entity_in_order_and_once(
-            [event.json() for event in await read(consumer)], publisher
-        )
+async def test_r09_at_the_first_start_the_successors_hold_the_whole_history() -> None:
+    feed = LocalFeed()
+    feed.fill(0, 20)
+    feed.split(0, method="cursor-from")
+    feed.fill(20, 40)
+    feed.check(await feed.read_events())
 
 
 # ---------------------------------------------------------------------- R10
 
 
-async def test_r10_a_409_leads_to_a_discovery_and_the_new_token(publisher: Publisher) -> None:
-    async with consume(publisher, limit={"discovery_interval": 3600}) as consumer:
-        events = aiter(consumer)
+async def test_r10_a_409_leads_to_a_discovery_and_the_new_token() -> None:
+    feed = LocalFeed(30)
+    async with feed.open(limit=SELDOM) as reader:
         for n in range(5):
-            token = publisher.rotate_token()
-            numbers(publisher, 0, [n])
-            assert n_of(await take(events)) == [n]
-            assert last_fetch(publisher).token == token
-    assert publisher.counters["discovery"] <= 12
+            token = feed.rotate_token()
+            for partition in range(30):
+                feed.numbers(partition, 100 * n + partition)
+            assert sorted(await reader.take(30)) == [*range(100 * n, 100 * n + 30)]
+            assert last_fetch(feed).token == token
+    assert feed.counters["discovery"] <= 12
 
 
-async def test_r10_all_partitions_go_on_with_the_new_token(serve: Callable[..., Publisher]) -> None:
-    publisher = serve(30)
-    async with consume(publisher, limit={"discovery_interval": 3600}) as consumer:
-        events = aiter(consumer)
-        for partition in range(30):
-            numbers(publisher, partition, [partition])
-        assert sorted(n_of(await take(events, 30))) == list(range(30))
-        publisher.rotate_token()
-        for partition in range(30):
-            numbers(publisher, partition, [100 + partition])
-        assert sorted(n_of(await take(events, 30))) == list(range(100, 130))
+REFUSALS: dict[str, list[Step]] = {
+    **{
+        f"{status} that passes loses and repeats nothing": [
+            *(do.numbers(0, 0), do.fail(status, times=times), do.reads(0)),
+        ]
+        for status, times in ((409, 4), (400, 1), (404, 1), (410, 1))
+    },
+    **{
+        f"{status} at the first cursor is never the cursor's fault": [
+            *(do.fail(status, times=None), do.open(retry=SHORT)),
+            do.raises(ProtocolError, f"{status}.*_first", do.takes(0)),
+        ]
+        for status in (400, 404, 410)
+    },
+    "409 that persists with a fresh token is an error": [
+        *(do.fail(409, times=None), do.open(retry=SHORT)),
+        do.raises(
+            *(ProtocolError, "409.*while discovery lists the partition", do.takes(0)), partition=0
+        ),
+        *(do.discoveries(2, 1000), do.fetches(2, 1000)),
+    ],
+    "a drained partition leads to a discovery": [
+        *(do.numbers(0, 0), do.close(0), do.open(limit=SELDOM), do.takes(0)),
+        *(do.set(quirks=Quirks(keep_token=True)), do.add(1, starts_after=0), do.numbers(1, 1)),
+        do.takes(1),
+    ],
+    "discovery is repeated at its interval": [
+        do.open(limit={"discovery_interval": 0.02}),
+        do.nothing_until(lambda play: play.feed.counters["discovery"] >= 6),
+    ],
+    "a v1 partition count that is wrong is an error": [
+        *(do.begin_with(4, dialect="v1"), do.open(v1_partitions=2, retry=SHORT)),
+        do.raises(ProtocolError, "partition count is 4", do.takes(0)),
+    ],
+    "a discovery that something needs and that stays no feed is an error": [
+        *(do.open(retry=SHORT), do.fail(faults.Html(), on="discovery", times=None)),
+        *(do.rotate_token(), do.raises(NegotiationError, "feed", do.takes(0))),
+    ],
+}
 
 
-async def test_r10_a_few_409_in_a_row_are_survived(publisher: Publisher) -> None:
-    publisher.fail(409, times=4)
-    numbers(publisher, 0, [0])
-    async with consume(publisher, follow=False) as consumer:
-        assert await read_n(consumer) == [0]
-
-
-async def test_r10_a_409_that_persists_with_a_fresh_token_is_a_protocol_error(
-    publisher: Publisher,
-) -> None:
-    publisher.fail(409, times=None)
-    async with consume(publisher, retry=SHORT) as consumer:
-        events = aiter(consumer)
-        with pytest.raises(ProtocolError, match="409") as caught:
-            await take(events)
-    assert caught.value.partition == 0
-    assert "while discovery lists the partition" in str(caught.value)
-    assert publisher.counters["discovery"] >= 2
-    assert publisher.counters["fetch"] >= 2
-
-
-@pytest.mark.parametrize("status", [400, 404, 410])
-async def test_r10_a_temporary_refusal_loses_and_repeats_nothing(
-    publisher: Publisher, status: int
-) -> None:
-    numbers(publisher, 0, [0])
-    publisher.fail(status)
-    async with consume(publisher, follow=False) as consumer:
-        assert await read_n(consumer) == [0]
+@pytest.mark.parametrize("steps", REFUSALS.values(), ids=REFUSALS)
+async def test_r10_refusals_lead_to_a_discovery_and_pass_or_end(steps: list[Step]) -> None:
+    await play(*steps)
 
 
 @pytest.mark.parametrize("status", [400, 404, 410])
 async def test_r10_a_listed_partition_that_refuses_its_cursor_for_long_is_cursor_rejected(
-    publisher: Publisher, status: int
+    status: int,
 ) -> None:
-    async with consume(publisher, retry=SHORT) as consumer:
-        events = aiter(consumer)
-        cursor = numbers(publisher, 0, [0])
-        await take(events)
-        publisher.fail(status, times=None)
+    feed = LocalFeed()
+    async with feed.open(retry=SHORT) as reader:
+        cursor = feed.numbers(0, 0)
+        await reader.take()
+        feed.fail(status, times=None)
         with pytest.raises(CursorRejectedError, match=str(status)) as caught:
-            await take(events)
+            await reader.take()
     assert caught.value.partition == 0
     said, ours = caught.value.message.split("It has done so")
     assert said.startswith("the publisher answers"), "the publisher's words come first"
     assert cursor in ours
 
 
-@pytest.mark.parametrize("status", [400, 404, 410])
-async def test_r10_at_the_first_cursor_a_refusal_is_never_the_cursors_fault(
-    publisher: Publisher, status: int
-) -> None:
-    publisher.fail(status, times=None)
-    async with consume(publisher, retry=SHORT) as consumer:
-        with pytest.raises(ProtocolError, match=f"{status}.*_first") as caught:
-            await take(aiter(consumer))
-    assert not isinstance(caught.value, CursorRejectedError)
-
-
-async def test_r10_a_drained_partition_leads_to_a_discovery(publisher: Publisher) -> None:
-    numbers(publisher, 0, [0])
-    publisher.close(0)
-    async with consume(publisher, limit={"discovery_interval": 3600}) as consumer:
-        events = aiter(consumer)
-        await take(events)
-        publisher.quirks = Quirks(keep_token=True)
-        publisher.add(1, starts_after=0)
-        numbers(publisher, 1, [1])
-        assert n_of(await take(events)) == [1]
-
-
-async def test_r10_discovery_is_repeated_at_its_interval(publisher: Publisher) -> None:
-    async with (
-        consume(publisher, limit={"discovery_interval": 0.02}) as consumer,
-        nothing_comes(aiter(consumer)),
-    ):
-        await wait_until(lambda: publisher.counters["discovery"] >= 6)
-
-
 @pytest.mark.parametrize("seconds_between", [0.001, 3600])
 async def test_r10_an_unknown_command_leads_to_a_discovery_at_a_limited_rate(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, seconds_between: float
+    monkeypatch: pytest.MonkeyPatch, seconds_between: float
 ) -> None:
-    monkeypatch.setattr(
-        "feedapi_client.runtime.discovery_timer.UNKNOWN_COMMAND_GAP_SECONDS", seconds_between
-    )
-    publisher.fail(faults.UnknownCommands(), times=None)
-    quick = {"discovery_interval": 3600, "max_poll_interval": 0.005}
-    async with (
-        consume(publisher, limit=quick) as consumer,
-        nothing_comes(aiter(consumer)),
-    ):
-        await wait_until(lambda: publisher.counters["fetch"] >= 20)
+    gap = "feedapi_client.runtime.discovery_timer.UNKNOWN_COMMAND_GAP_SECONDS"
+    monkeypatch.setattr(gap, seconds_between)
+    feed = LocalFeed()
+    feed.fail(faults.UnknownCommands(), times=None)
+    async with feed.open(limit={**SELDOM, "max_poll_interval": 0.005}) as reader:
+        await reader.nothing_until(lambda: feed.counters["fetch"] >= 20)
         if seconds_between < 1:
-            await wait_until(lambda: publisher.counters["discovery"] >= 3)
+            await reader.nothing_until(lambda: feed.counters["discovery"] >= 3)
         else:
-            assert publisher.counters["discovery"] == 1
-
-
-async def test_r10_a_v1_partition_count_that_is_wrong_is_an_error(
-    serve: Callable[..., Publisher],
-) -> None:
-    publisher = serve(4, dialect="v1")
-    async with consume(publisher, v1_partitions=2, retry=SHORT) as consumer:
-        with pytest.raises(ProtocolError, match="partition count is 4"):
-            await take(aiter(consumer))
+            assert feed.counters["discovery"] == 1
 
 
 # ---------------------------------------------------------------------- R11
 
-
-async def test_r11_a_vanished_partition_keeps_its_position_stops_and_is_reported(
-    serve: Callable[..., Publisher], store: RecordingStore
-) -> None:
-    publisher = serve(2)
-    cursor = numbers(publisher, 0, [0])
-    async with consume(publisher, store=store) as consumer:
-        events = aiter(consumer)
-        await take(events)
-        numbers(publisher, 1, [1])
-        await take(events)
-        publisher.remove(0)
-        await wait_until(
-            lambda: any(
-                "partition 0" in report and "no longer listed" in report
-                for report in consumer.status().reports
-            )
-        )
-        assert consumer.status()[0].state == "vanished"
-        numbers(publisher, 1, [2])
-        assert n_of(await take(events)) == [2]
-    assert stand(await store.positions())[0] == (cursor, "open")
+VANISHED: dict[str, list[Step]] = {
+    "it keeps its position, stops, and is reported": [
+        *(do.add(1), do.numbers(0, 0), do.open(), do.takes(0), do.numbers(1, 1), do.takes(1)),
+        *(do.keep_cursors(), do.remove(0), do.reported("partition 0", "no longer listed")),
+        *(do.state(0, "vanished"), do.numbers(1, 2), do.takes(2)),
+        *(do.stored({0: "open", 1: "open"}), do.still_at_cursor(0)),
+    ],
+    "one that comes back is read on": [
+        *(do.numbers(0, 0), do.open(), do.delivers("first", 0), do.commits("first"), do.at_end()),
+        *(do.remove(0), do.state(0, "vanished"), do.add(0), do.numbers(0, 1)),
+        do.delivers("second", 1),
+    ],
+    "a child whose undrained parent vanishes is lost": [
+        *(do.numbers(0, 0), do.split(0, 1), do.fail(503, partition=0, times=None), do.open()),
+        *(do.remove(0), do.raises(LostPartitionError, "partition 1", do.takes(0))),
+    ],
+    "without follow a feed whose partitions vanished ends": [
+        *(do.numbers(0, 0), do.enter(), do.remove(0), do.reads()),
+    ],
+}
 
 
-async def test_r11_a_partition_that_comes_back_is_read_on(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [0])
-    async with consume(publisher, store=store) as consumer:
-        events = aiter(consumer)
-        await take(events)
-        async with nothing_comes(events):
-            await wait_until(lambda: consumer.status()[0].caught_up)
-        publisher.remove(0)
-        await wait_until(lambda: consumer.status()[0].state == "vanished")
-        publisher.add(0)
-        numbers(publisher, 0, [1])
-        assert n_of(await take(events)) == [1]
-
-
-async def test_r11_a_child_whose_undrained_parent_vanishes_is_a_lost_partition(
-    publisher: Publisher,
-) -> None:
-    numbers(publisher, 0, [0])
-    publisher.split(0, 1)
-    publisher.fail(503, partition=0, times=None)
-    async with consume(publisher) as consumer:
-        events = aiter(consumer)
-        publisher.remove(0)
-        with pytest.raises(LostPartitionError, match="partition 1"):
-            await take(events)
-
-
-async def test_r11_without_follow_a_feed_whose_partitions_vanished_ends(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, [0])
-    async with consume(publisher, store=store):
-        pass
-    publisher.remove(0)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == []
+@pytest.mark.parametrize("steps", VANISHED.values(), ids=VANISHED)
+async def test_r11_a_partition_that_is_no_longer_listed(steps: list[Step]) -> None:
+    await play(*steps)
 
 
 # ---------------------------------------------------------------------- R12
@@ -786,114 +513,62 @@ BAD_PARTITIONS: dict[str, Any] = {
 }
 
 
+def lists(partitions: list[Any]) -> faults.Fault:
+    return faults.Edit(lambda found: found | {"partitions": partitions})
+
+
 @pytest.mark.parametrize("partitions", BAD_PARTITIONS.values(), ids=BAD_PARTITIONS)
-async def test_r12_bad_discovery_is_an_error_on_entry(
-    publisher: Publisher, store: RecordingStore, partitions: list[Any]
-) -> None:
-    publisher.fail(
-        faults.Edit(lambda found: found | {"partitions": partitions}), on="discovery", times=None
-    )
+async def test_r12_bad_discovery_is_an_error_on_entry(partitions: list[Any]) -> None:
+    feed = LocalFeed()
+    feed.fail(lists(partitions), on="discovery", times=None)
     with pytest.raises((LineageError, ProtocolError), match="partition"):
-        await consume(publisher, store=store).__aenter__()
-    assert store.saves == []
+        await feed.enter()
+    assert feed.store.saves == []
 
 
-@pytest.mark.parametrize("partitions", BAD_PARTITIONS.values(), ids=BAD_PARTITIONS)
+FAILED_DISCOVERIES = {
+    **{name: lists(partitions) for name, partitions in BAD_PARTITIONS.items()},
+    "html": faults.Html(),
+    **{str(status): faults.Status(status) for status in (404, 401, 500)},
+    "a list": faults.Replace([]),
+}
+
+
+@pytest.mark.parametrize("fault", FAILED_DISCOVERIES.values(), ids=FAILED_DISCOVERIES)
 async def test_r12_a_running_consumer_keeps_its_last_good_topology_reports_and_tries_again(
-    publisher: Publisher, partitions: list[Any]
+    fault: faults.Fault,
 ) -> None:
-    async with consume(publisher, limit={"discovery_interval": 0.01}) as consumer:
-        events = aiter(consumer)
-        numbers(publisher, 0, [0])
-        await take(events)
-        publisher.fail(
-            faults.Edit(lambda found: found | {"partitions": partitions}),
-            on="discovery",
-            times=None,
-        )
-        await wait_until(lambda: consumer.status().reports)
-        assert "last good topology" in consumer.status().reports[0]
-        numbers(publisher, 0, [1])
-        assert n_of(await take(events)) == [1]
-        publisher.heal()
-        publisher.add(1)
-        numbers(publisher, 1, [2])
-        assert n_of(await take(events)) == [2]
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        faults.Html(),
-        faults.Status(404),
-        faults.Status(401),
-        faults.Status(500),
-        faults.Replace([]),
-        faults.Reset(),
-    ],
-    ids=repr,
-)
-async def test_r12_a_running_consumer_survives_any_failed_discovery(
-    publisher: Publisher, fault: faults.Fault
-) -> None:
-    async with consume(publisher, limit={"discovery_interval": 0.01}) as consumer:
-        events = aiter(consumer)
-        numbers(publisher, 0, [0])
-        await take(events)
-        publisher.fail(fault, on="discovery", times=None)
-        await wait_until(lambda: publisher.counters["discovery"] >= 4)
-        numbers(publisher, 0, [1])
-        assert n_of(await take(events)) == [1]
-        publisher.heal()
-        publisher.split(0)
-        numbers(publisher, 1, [2])
-        assert n_of(await take(events)) == [2]
-
-
-async def test_r10_a_discovery_that_something_needs_and_that_stays_no_feed_is_an_error(
-    publisher: Publisher,
-) -> None:
-    async with consume(publisher, retry=SHORT) as consumer:
-        events = aiter(consumer)
-        publisher.fail(faults.Html(), on="discovery", times=None)
-        publisher.rotate_token()
-        with pytest.raises(NegotiationError):
-            await take(events)
+    await play(
+        *(do.open(limit={"discovery_interval": 0.01}), do.numbers(0, 0), do.takes(0)),
+        *(do.fail(fault, on="discovery", times=None), do.rediscovered(4)),
+        *(do.reported("last good topology"), do.numbers(0, 1), do.takes(1)),
+        *(do.heal(), do.split(0), do.numbers(1, 2), do.takes(2)),
+    )
 
 
 # ---------------------------------------------------------------------- R13
 
 
 @pytest.mark.parametrize("fault", [faults.NoCheckpoint(), faults.SameCheckpoint()], ids=repr)
+@pytest.mark.parametrize("times", [3, None])
 async def test_r13_events_without_a_new_cursor_are_retried_and_then_no_progress(
-    publisher: Publisher, fault: faults.Fault
+    fault: faults.Fault, times: int | None
 ) -> None:
-    numbers(publisher, 0, [0, 1])
-    publisher.fail(fault, times=None)
-    async with consume(publisher) as consumer:
-        with pytest.raises(NoProgressError, match="partition 0"):
-            await take(aiter(consumer))
-    assert 2 <= publisher.counters["fetch"] <= 10
+    """A publisher that recovers in time repeats nothing."""
+    feed = LocalFeed()
+    feed.numbers(0, *range(20))
+    feed.fail(fault, times=times)
+    if times is not None:
+        assert await feed.read() == [*range(20)]
+        return
+    with pytest.raises(NoProgressError, match="partition 0"):
+        await feed.read()
+    assert 2 <= feed.counters["fetch"] <= 10
 
 
-@pytest.mark.parametrize("fault", [faults.NoCheckpoint(), faults.SameCheckpoint()], ids=repr)
-async def test_r13_a_publisher_that_recovers_in_time_repeats_nothing(
-    publisher: Publisher, fault: faults.Fault
-) -> None:
-    numbers(publisher, 0, range(20))
-    publisher.fail(fault, times=3)
-    async with consume(publisher, follow=False) as consumer:
-        assert await read_n(consumer) == list(range(20))
-
-
-async def test_r13_after_an_empty_response_of_an_open_partition_the_next_poll_waits(
-    publisher: Publisher,
-) -> None:
-    publisher.fail(faults.Replace(b""), times=None)
-    async with (
-        consume(publisher, limit={"poll_interval": 3600}) as consumer,
-        nothing_comes(aiter(consumer)),
-    ):
-        await wait_until(lambda: publisher.counters["fetch"] >= 1)
-        await rediscovered(publisher, 5)
-    assert publisher.counters["fetch"] == 1
+async def test_r13_after_an_empty_response_of_an_open_partition_the_next_poll_waits() -> None:
+    feed = LocalFeed()
+    feed.fail(faults.Replace(b""), times=None)
+    async with feed.open(limit={"poll_interval": 3600}) as reader:
+        await reader.nothing_until(lambda: feed.counters["discovery"] >= 6)
+    assert feed.counters["fetch"] == 1

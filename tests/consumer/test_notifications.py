@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
 
-from feedapi_client import Batch, Event, MemoryCursorStore, Quarantine, Share, notifications
+from feedapi_client import Batch, Event, Quarantine, Share, notifications
 from feedapi_client.notifications import (
     BatchCommitted,
     BatchDelivered,
@@ -29,10 +28,9 @@ from feedapi_client.notifications import (
     ProblemGone,
 )
 from feedapi_client.status import ProblemName
-from feedapi_client.testing import Publisher
-from tests.consumer.helpers import BROKEN, consume, numbers, read_n, take, wait_until
+from tests.consumer.helpers import BROKEN, LocalFeed, read_n, wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
 class Heard:
@@ -49,13 +47,13 @@ class Heard:
         return [each for each in found if partition in (None, getattr(each, "partition", None))]
 
 
-async def test_the_way_of_a_feed_is_told(publisher: Publisher) -> None:
-    numbers(publisher, 0, range(10))
-    publisher.close(0)
-    heard = Heard()
-    async with consume(publisher, follow=False) as consumer:
+async def test_the_way_of_a_feed_is_told() -> None:
+    feed, heard = LocalFeed(), Heard()
+    feed.numbers(0, *range(10))
+    feed.close(0)
+    async with feed.consume(follow=False) as consumer:
         with consumer.subscribe(heard):
-            assert await read_n(consumer) == list(range(10))
+            assert await read_n(consumer) == [*range(10)]
         told = len(heard.all)
         assert await read_n(consumer) == []
         assert len(heard.all) == told
@@ -69,39 +67,38 @@ async def test_the_way_of_a_feed_is_told(publisher: Publisher) -> None:
     assert order.index(BatchDelivered) < order.index(BatchCommitted)
 
 
-async def test_partitions_that_come_and_go_are_told(serve: Callable[..., Publisher]) -> None:
-    publisher = serve(2)
-    heard = Heard()
-    async with consume(publisher) as consumer, anyio.create_task_group() as tasks:
-        with consumer.subscribe(heard):
-            tasks.start_soon(lambda: take(aiter(consumer)))
-            await wait_until(lambda: len(heard.of(FetchEnded, 0)) > 1)
-            child, _ = publisher.split(0, method="cursor-from")
-            await wait_until(lambda: heard.of(PartitionStarted, child))
-            assert heard.of(PartitionSuperseded) == [PartitionSuperseded(0)]
-            publisher.remove(1)
-            await wait_until(lambda: heard.of(PartitionVanished, 1))
-        tasks.cancel_scope.cancel()
+async def test_partitions_and_problems_that_come_and_go_are_told() -> None:
+    feed, heard = LocalFeed(2), Heard()
+    async with feed.running(limit={"stall_timeout": 1.0}) as reader:
+        reader.consumer.subscribe(heard)
+        await wait_until(lambda: len(heard.of(FetchEnded, 0)) > 1)
+        feed.fail(503, partition=0, times=None)
+        await wait_until(lambda: heard.of(ProblemFound, 0))
+        assert heard.of(ProblemFound, 0)[0].name is ProblemName.FETCH_FAILING
+        feed.heal()
+        await wait_until(lambda: heard.of(ProblemGone, 0))
+        assert heard.of(ProblemGone, 0)[0] == ProblemGone(ProblemName.FETCH_FAILING, 0)
+        child, _ = feed.split(0, method="cursor-from")
+        await wait_until(lambda: heard.of(PartitionStarted, child))
+        assert heard.of(PartitionSuperseded) == [PartitionSuperseded(0)]
+        feed.remove(1)
+        await wait_until(lambda: heard.of(PartitionVanished, 1))
 
 
 @pytest.mark.parametrize("way", ["run", "run_by_key"])
-async def test_failures_of_handlers_are_told_without_their_texts(
-    publisher: Publisher, way: str
-) -> None:
-    numbers(publisher, 0, range(5))
-    heard = Heard()
+async def test_failures_of_handlers_are_told_without_their_texts(way: str) -> None:
+    feed, heard = LocalFeed(), Heard()
+    feed.numbers(0, *range(5))
 
-    def check(events: Any) -> None:
-        if any(event.json()["n"] == 3 for event in events):
+    async def by_event(event: Event) -> None:
+        if event.json()["n"] == 3:
             raise RuntimeError("secret payload")
 
     async def by_batch(batch: Batch) -> None:
-        check(batch.events)
+        for event in batch.events:
+            await by_event(event)
 
-    async def by_event(event: Event) -> None:
-        check([event])
-
-    async with consume(publisher, follow=False) as consumer:
+    async with feed.consume(follow=False) as consumer:
         consumer.subscribe(heard)
         if way == "run":
             await consumer.run(by_batch, on_failure="quarantine")
@@ -112,52 +109,25 @@ async def test_failures_of_handlers_are_told_without_their_texts(
     assert "secret" not in str(heard.all)
 
 
-async def test_an_error_that_ends_the_iteration_is_told_once(publisher: Publisher) -> None:
-    numbers(publisher, 0, [0])
-    publisher.fail(BROKEN, times=None)
-    heard = Heard()
-    async with consume(publisher) as consumer:
-        consumer.subscribe(heard)
+async def test_an_error_that_ends_the_iteration_is_told_once() -> None:
+    feed, heard = LocalFeed(), Heard()
+    feed.fail(BROKEN, times=None)
+    async with feed.open() as reader:
+        reader.consumer.subscribe(heard)
         with pytest.raises(Exception, match="_last"):
-            await anext(aiter(consumer))
+            await reader.take()
     (ended,) = heard.of(IterationEnded)
     assert "_last" in ended.error
     assert "_last" in heard.of(FetchEnded)[-1].error
 
 
-async def test_problems_are_found_and_gone(publisher: Publisher) -> None:
-    numbers(publisher, 0, [0])
-    publisher.fail(503, times=None)
-    heard = Heard()
-    async with (
-        consume(publisher, limit={"stall_timeout": 1.0}) as consumer,
-        anyio.create_task_group() as tasks,
-    ):
-        consumer.subscribe(heard)
-
-        async def loop() -> None:
-            async for _ in consumer:
-                pass
-
-        tasks.start_soon(loop)
-        await wait_until(lambda: heard.of(ProblemFound, 0))
-        publisher.heal()
-        await wait_until(lambda: heard.of(ProblemGone, 0))
-        tasks.cancel_scope.cancel()
-    assert heard.of(ProblemFound, 0)[0].name is ProblemName.FETCH_FAILING
-    assert heard.of(ProblemGone, 0)[0] == ProblemGone(ProblemName.FETCH_FAILING, 0)
-
-
-async def test_leases_are_told(serve: Callable[..., Publisher]) -> None:
-    publisher, heard = serve(2), Heard()
+async def test_leases_are_told() -> None:
+    feed, heard = LocalFeed(2), Heard()
     share = Share(lease_seconds=60, rebalance_seconds=0.05)
 
     async def handle(_: Batch) -> None: ...
 
-    async with (
-        consume(publisher, store=MemoryCursorStore(), share=share) as consumer,
-        anyio.create_task_group() as tasks,
-    ):
+    async with feed.consume(share=share) as consumer, anyio.create_task_group() as tasks:
         consumer.subscribe(heard)
         tasks.start_soon(consumer.run, handle)
         await wait_until(lambda: len(heard.of(PartitionAssigned)) == 2)
@@ -167,31 +137,30 @@ async def test_leases_are_told(serve: Callable[..., Publisher]) -> None:
 
 
 async def test_a_listener_that_raises_is_reported_and_stops_nothing(
-    publisher: Publisher, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    numbers(publisher, 0, range(10))
-    heard = Heard()
+    feed, heard = LocalFeed(), Heard()
+    feed.numbers(0, *range(10))
 
     def broken(_: Any) -> None:
         raise RuntimeError("broken listener")
 
     with caplog.at_level(logging.ERROR, "feedapi_client"):
-        async with consume(publisher, follow=False) as consumer:
+        async with feed.consume(follow=False) as consumer:
             consumer.subscribe(broken)
             consumer.subscribe(heard)
-            assert await read_n(consumer) == list(range(10))
+            assert await read_n(consumer) == [*range(10)]
     assert heard.of(BatchDelivered)
     reports = [each for each in caplog.messages if "a listener" in each]
     assert 0 < len(reports) < len(heard.all)
 
 
-async def test_what_is_no_listener_is_refused(publisher: Publisher) -> None:
+async def test_what_is_no_listener_is_refused() -> None:
     async def waits(_: Any) -> None: ...
 
-    async with consume(publisher) as consumer:
-        for wrong in (None, 1, waits):
-            with pytest.raises(TypeError, match="the listener"):
-                consumer.subscribe(wrong)  # type: ignore[arg-type]
+    for wrong in (None, 1, waits):
+        with pytest.raises(TypeError, match="the listener"):
+            LocalFeed().consume().subscribe(wrong)
 
 
 def test_notifications_are_frozen_and_hold_no_payloads() -> None:
@@ -202,18 +171,14 @@ def test_notifications_are_frozen_and_hold_no_payloads() -> None:
         assert {field.name for field in dataclasses.fields(kind)} <= allowed
 
 
-async def test_r06_drained_is_told_once_where_it_is_only_found(
-    serve: Callable[..., Publisher],
-) -> None:
+async def test_r06_drained_is_told_once_where_it_is_only_found() -> None:
     """Its end was committed while it was open, and it was closed before the next iteration."""
-    publisher = serve(1, dialect="v2-draft", page_size=10)
-    numbers(publisher, 0, range(5))
-    store, heard = MemoryCursorStore(), Heard()
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == list(range(5))
-    publisher.close(0)
+    feed, heard = LocalFeed(dialect="v2-draft"), Heard()
+    feed.numbers(0, *range(5))
+    assert await feed.read() == [*range(5)]
+    feed.close(0)
     for _ in range(2):
-        consumer = consume(publisher, store=store, follow=False)
+        consumer = feed.consume(follow=False)
         with consumer.subscribe(heard):
             async with consumer:
                 assert await read_n(consumer) == []

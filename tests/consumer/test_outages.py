@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from feedapi_client import (
+    Batch,
     FeedConsumer,
     FeedUnavailableError,
     Health,
@@ -17,9 +18,9 @@ from feedapi_client import (
 )
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.test_drained import lag
-from tests.testing.virtual_time import HOUR, asgi_client, run_in_virtual_time
+from tests.testing.virtual_time import HOUR, asgi_client
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 REFUSALS = pytest.mark.parametrize(
     "fault",
     [faults.Status(503), faults.Status(429), faults.Status(503, headers={"retry-after": "1"})],
@@ -27,63 +28,44 @@ REFUSALS = pytest.mark.parametrize(
 )
 
 
-class Outage:
-    """A feed of two events that goes down, and a consumer of it."""
-
-    def __init__(self, fault: Any, **options: Any) -> None:
-        self.publisher = Publisher()
-        self.publisher.extend(0, [{"n": 0}, {"n": 1}])
-        self._fault = fault
-        self.http = asgi_client(self.publisher)
-        self.consumer = FeedConsumer("http://feed/feed", http=self.http, **options)
-        self.numbers: list[int] = []
-        self.all_handled = anyio.Event()
-
-    def begin(self) -> None:
-        self.publisher.fail(self._fault, on="any", times=None)
-
-    async def handle(self, batch: Any) -> None:
-        self.numbers += [event.json()["n"] for event in batch.events]
-        if self.numbers[-1:] == [2]:
-            self.all_handled.set()
-
-    async def run(self) -> float:
-        """Consume until that ends, with the outage from the first event on. Return the seconds."""
-        began = anyio.current_time()
-        async with self.http, self.consumer as consumer:
-            self.begin()
-            await consumer.run(self.handle)
-        return anyio.current_time() - began
+def two_events() -> Publisher:
+    publisher = Publisher()
+    publisher.extend(0, [{"n": 0}, {"n": 1}])
+    return publisher
 
 
-@BACKENDS
+def consumer_of(publisher: Publisher, **options: Any) -> FeedConsumer:
+    """A consumer with the defaults of the library."""
+    return FeedConsumer("http://feed/feed", http=asgi_client(publisher), **options)
+
+
 @REFUSALS
-def test_r14_a_following_consumer_that_has_been_running_outlives_an_outage(
-    fault: Any, backend: str
+async def test_r14_a_following_consumer_that_has_been_running_outlives_an_outage(
+    fault: Any,
 ) -> None:
-    async def repair(outage: Outage) -> None:
+    publisher, handled, all_handled = two_events(), [], anyio.Event()
+
+    async def handle(batch: Batch) -> None:
+        handled.extend(event.json()["n"] for event in batch.events)
+        if handled[-1:] == [2]:
+            all_handled.set()
+
+    async with consumer_of(publisher) as consumer, anyio.create_task_group() as tasks:
+        publisher.fail(fault, on="any", times=None)
+        tasks.start_soon(consumer.run, handle)
         await anyio.sleep(2 * HOUR)
-        assert not outage.consumer.health().ready
-        assert outage.consumer.health().live
-        outage.publisher.heal()
-        outage.publisher.append(0, {"n": 2})
+        assert consumer.health().live
+        assert not consumer.health().ready
+        publisher.heal()
+        publisher.append(0, {"n": 2})
         with anyio.fail_after(HOUR):
-            await outage.all_handled.wait()
+            await all_handled.wait()
         await anyio.sleep(600)  # a discovery has come, too
-        assert outage.consumer.health() == Health(live=True, ready=True)
-        outage.consumer.stop()
-
-    async def test() -> None:
-        outage = Outage(fault)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(repair, outage)
-            await outage.run()
-        assert outage.numbers == [0, 1, 2]
-
-    run_in_virtual_time(test, backend)
+        assert consumer.health() == Health(live=True, ready=True)
+        consumer.stop()
+    assert handled == [0, 1, 2]
 
 
-@BACKENDS
 @REFUSALS
 @pytest.mark.parametrize(
     ("options", "seconds"),
@@ -94,70 +76,55 @@ def test_r14_a_following_consumer_that_has_been_running_outlives_an_outage(
     ],
     ids=["set", "without follow", "set, without follow"],
 )
-def test_r14_who_gives_up_an_outage_and_when(
-    fault: Any, options: dict[str, Any], seconds: float, backend: str
+async def test_r14_who_gives_up_an_outage_and_when(
+    fault: Any, options: dict[str, Any], seconds: float
 ) -> None:
-    async def test() -> None:
-        outage, began = Outage(fault, **options), anyio.current_time()
+    publisher, began = two_events(), anyio.current_time()
+    async with consumer_of(publisher, **options) as consumer:
+        publisher.fail(fault, on="any", times=None)
         with pytest.raises(FeedUnavailableError):
-            await outage.run()
-        assert seconds <= anyio.current_time() - began < seconds + 60
-
-    run_in_virtual_time(test, backend)
+            await consumer.run(lambda batch: batch.commit())
+    assert seconds <= anyio.current_time() - began < seconds + 60
 
 
-@BACKENDS
 @pytest.mark.parametrize(
-    ("fault", "on", "seconds"),
+    ("status", "on", "seconds"),
     [
-        (faults.Status(503), "discovery", 300),
-        (faults.Status(429), "discovery", 300),
-        (faults.Status(503), "fetch", 300),
+        (503, "discovery", 300),
+        (429, "discovery", 300),
+        (503, "fetch", 300),
         # First because the feed is asked too often, then as any other failure.
-        (faults.Status(429), "fetch", 600),
+        (429, "fetch", 600),
     ],
-    ids=["503 for the discovery", "429 for the discovery", "503 for an end", "429 for an end"],
 )
-def test_r14_an_entry_gives_up(fault: Any, on: Any, seconds: float, backend: str) -> None:
-    async def test() -> None:
-        publisher, began = Publisher(), anyio.current_time()
-        publisher.fail(fault, on=on, times=None)
-        http = asgi_client(publisher)
-        async with http:
-            with pytest.raises(FeedUnavailableError):
-                async with FeedConsumer("http://feed/feed", http=http, start="last"):
-                    pass
-        assert seconds <= anyio.current_time() - began < seconds + 60
-
-    run_in_virtual_time(test, backend)
+async def test_r14_an_entry_gives_up(status: int, on: Any, seconds: float) -> None:
+    publisher, began = Publisher(), anyio.current_time()
+    publisher.fail(status, on=on, times=None)
+    with pytest.raises(FeedUnavailableError):
+        await consumer_of(publisher, start="last").__aenter__()
+    assert seconds <= anyio.current_time() - began < seconds + 60
 
 
-@BACKENDS
 @pytest.mark.parametrize(
     ("options", "ends"),
     [({}, False), ({"retry": RetryPolicy(give_up_after=100)}, True), ({"follow": False}, True)],
     ids=["following", "set", "without follow"],
 )
-def test_r06_a_replica_that_stays_behind_an_end_is_given_up_only_by_who_gives_up(
-    options: dict[str, Any], ends: bool, backend: str
+async def test_r06_a_replica_that_stays_behind_an_end_is_given_up_only_by_who_gives_up(
+    options: dict[str, Any], ends: bool
 ) -> None:
     publisher = Publisher(dialect="v2-draft", page_size=5)
     publisher.extend(0, [{"n": n} for n in range(5)])
     lag(publisher, 5)
-
-    async def test() -> None:
-        http = asgi_client(publisher)
-        found = None
-        async with http, FeedConsumer("http://feed/feed", http=http, **options) as consumer:
-            with anyio.move_on_after(2 * HOUR):
-                try:
-                    async for _ in consumer:
-                        pass
-                except NoProgressError as error:
-                    found = error
-            assert (found is not None) == ends
-
-    run_in_virtual_time(test, backend)
+    found = None
+    async with consumer_of(publisher, **options) as consumer:
+        with anyio.move_on_after(2 * HOUR):
+            try:
+                async for _ in consumer:
+                    pass
+            except NoProgressError as error:
+                found = error
+    assert (found is not None) == ends
 
 
 def test_r14_what_counts_is_derived_from_the_policy() -> None:

@@ -2,117 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import anyio
 import pytest
 
 from feedapi_client import LineageError, Position, RetryPolicy
 from feedapi_client.status import ProblemName
-from feedapi_client.testing import Publisher
-from tests.consumer.helpers import (
-    RecordingStore,
-    consume,
-    numbers,
-    read_n,
-    wait_until,
-)
+from tests.consumer.helpers import LocalFeed, read_n, wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 IMPATIENT = RetryPolicy(base_delay=0.002, max_delay=0.01, refused_for=0.1)
 
 
-@pytest.fixture
-def publisher(serve: Callable[..., Publisher]) -> Publisher:
+async def split_and_read() -> LocalFeed:
     """Partition 0, split by its cursors into 10."""
-    publisher = serve(1, page_size=10, checkpoint_every=5)
-    numbers(publisher, 0, range(6))
-    return publisher
+    feed = LocalFeed()
+    feed.numbers(0, *range(6))
+    assert await feed.read() == [*range(6)]
+    feed.split(0, into=(10,), method="cursor-from")
+    feed.numbers(10, 6, 7)
+    assert await feed.read() == [6, 7]
+    return feed
 
 
-async def split_and_read(publisher: Publisher, store: RecordingStore) -> None:
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == list(range(6))
-        publisher.split(0, into=(10,), method="cursor-from")
-        numbers(publisher, 10, range(6, 8))
-        assert await read_n(consumer) == [6, 7]
+def roll_back(feed: LocalFeed) -> None:
+    feed.remove(10)
+    feed.add(0)
 
 
-def roll_back(publisher: Publisher) -> None:
-    publisher.remove(10)
-    publisher.add(0)
+def roll_forward(feed: LocalFeed) -> None:
+    feed.remove(0)
+    feed.add(10, cursor_from=[0])
 
 
-def roll_forward(publisher: Publisher) -> None:
-    publisher.remove(0)
-    publisher.add(10, cursor_from=[0])
+async def test_r11_a_rollback_is_a_problem_with_a_name_and_nobody_is_ready() -> None:
+    feed = await split_and_read()
+    async with feed.running(retry=IMPATIENT) as reader:
+        health = reader.consumer.health
+        await wait_until(lambda: health().ready)
+        roll_back(feed)
+        await wait_until(lambda: not health().ready)
+        problems = {p.name: p for p in health().problems}
+        assert problems[ProblemName.ROLLED_BACK].partition == 0
+        assert "feedapi cursors restore" in problems[ProblemName.ROLLED_BACK].text
+        assert health().live
+        await wait_until(lambda: reader.reports("as open again"))
+        roll_forward(feed)
+        await wait_until(lambda: health().ready)
+    assert (await feed.store.statuses())[0] == "superseded"
 
 
-async def test_r11_a_rollback_is_a_problem_with_a_name_and_nobody_is_ready(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    await split_and_read(publisher, store)
-    async with consume(publisher, store=store, retry=IMPATIENT) as consumer:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read_n, consumer)
-            await wait_until(lambda: consumer.health().ready)
-            roll_back(publisher)
-            await wait_until(lambda: not consumer.health().ready)
-            problems = {p.name: p for p in consumer.health().problems}
-            assert problems[ProblemName.ROLLED_BACK].partition == 0
-            assert "feedapi cursors restore" in problems[ProblemName.ROLLED_BACK].text
-            assert consumer.health().live
-            await wait_until(lambda: any("as open again" in r for r in consumer.status().reports))
-            roll_forward(publisher)
-            await wait_until(lambda: consumer.health().ready)
-            tasks.cancel_scope.cancel()
-        assert (await store.positions())[0].status == "superseded"
-
-
-async def test_r11_without_follow_a_rollback_is_an_error(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    await split_and_read(publisher, store)
-    roll_back(publisher)
-    before = await store.positions()
-    async with consume(publisher, store=store, follow=False, retry=IMPATIENT) as consumer:
-        with pytest.raises(LineageError, match="listed as open again") as caught:
-            await read_n(consumer)
+async def test_r11_without_follow_a_rollback_is_an_error() -> None:
+    feed = await split_and_read()
+    roll_back(feed)
+    before = await feed.store.positions()
+    with pytest.raises(LineageError, match="listed as open again") as caught:
+        await feed.read(retry=IMPATIENT)
     assert caught.value.partition == 0
-    assert await store.positions() == before
+    assert await feed.store.positions() == before
 
 
-async def test_r11_without_follow_a_discovery_that_lags_is_waited_out(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    await split_and_read(publisher, store)
-    numbers(publisher, 10, [8])
-    roll_back(publisher)
-    async with (
-        consume(publisher, store=store, follow=False) as consumer,
-        anyio.create_task_group() as tasks,
-    ):
+async def test_r11_without_follow_a_discovery_that_lags_is_waited_out() -> None:
+    feed = await split_and_read()
+    feed.numbers(10, 8)
+    roll_back(feed)
+    async with feed.consume(follow=False) as consumer, anyio.create_task_group() as tasks:
 
         async def forward() -> None:
             await wait_until(lambda: consumer.health().problems)
-            roll_forward(publisher)
+            roll_forward(feed)
 
         tasks.start_soon(forward)
         assert await read_n(consumer) == [8]
 
 
-async def test_r11_without_follow_a_partition_that_is_open_again_is_read_and_then_an_error(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    publisher.close(0)
-    async with consume(publisher, store=store, follow=False) as consumer:
-        assert await read_n(consumer) == list(range(6))
-    publisher.reopen(0)
-    async with consume(publisher, store=store, follow=False, retry=IMPATIENT) as consumer:
-        with pytest.raises(LineageError, match="after it was closed and drained"):
-            await read_n(consumer)
-    drained = (await store.positions())[0]
-    await store.replace(consumer.key, {0: Position(drained.cursor)})
-    async with consume(publisher, store=store, follow=False, retry=IMPATIENT) as consumer:
-        assert await read_n(consumer) == []
+async def test_r11_without_follow_one_that_is_open_again_is_read_and_then_an_error() -> None:
+    feed = LocalFeed()
+    feed.numbers(0, *range(6))
+    feed.close(0)
+    assert await feed.read() == [*range(6)]
+    feed.reopen(0)
+    with pytest.raises(LineageError, match="after it was closed and drained"):
+        await feed.read(retry=IMPATIENT)
+    drained = (await feed.store.positions())[0]
+    await feed.store.replace(feed.consume().key, {0: Position(drained.cursor)})
+    assert await feed.read(retry=IMPATIENT) == []

@@ -2,20 +2,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from feedapi_client import CursorStore, MemoryCursorStore, SQLiteCursorStore
 from feedapi_client.testing import Publisher
-from tests.testing.virtual_time import virtual_backend
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
-    """The backend, on virtual time where the test is marked so."""
-    name = str(request.param)
-    return virtual_backend(name) if request.node.get_closest_marker("virtual_time") else name
 
 
 @pytest.fixture
