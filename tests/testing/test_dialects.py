@@ -217,28 +217,66 @@ def test_events_that_a_consumer_asks_for(
 
 # What is refused
 
+STREAM = {**DRAFT, "stream": True}
+OLD = "?n=1&cursor0=_first"
+FETCH = "partition=0&cursor=_first"
+EVENTS = "/events?token=TOKEN&"
+
 
 @pytest.mark.parametrize(
-    ("settings", "arguments", "status"),
+    ("settings", "request_line", "status"),
     [
-        *(
-            ({"dialect": dialect}, {"cursor": cursor}, 400)
-            for dialect in ALL
-            for cursor in ("nonsense", "0123456789abcdef", "ÿ", "_middle", "")
-        ),
-        (DRAFT, {"partition": 7}, 404),
-        (TOKEN, {"partition": 7}, 404),
-        ({**DRAFT, "filters": ("subject",)}, {"filter_color": "red"}, 400),
-        (TOKEN, {"event_types": "a", "skip_event_types": "b"}, 400),
-        (DRAFT, {"stream": "y"}, 400),
-        ({**DRAFT, "stream": True}, {"stream": "soon"}, 400),
-        ({**DRAFT, "stream": True}, {"stream": "y", "pageSizeHint": "5"}, 400),
+        (V1, "GET ", 400),
+        (V1, f"GET {OLD}", 200),
+        (V1, "GET ?n=3&cursor0=_first", 400),
+        (V1, "GET ?n=1", 400),
+        (V1, f"GET /events?{FETCH}", 404),
+        (DRAFT, f"GET ?{FETCH}", 200),
+        (DRAFT, f"GET /events?{FETCH}", 404),
+        (DRAFT, f"GET {OLD}", 400),
+        ({**DRAFT, "quirks": Quirks(answers_v1=True)}, f"GET {OLD}", 200),
+        (DRAFT, "GET ?partition=7&cursor=_first", 404),
+        (DRAFT, f"GET ?{FETCH}&stream=y", 400),
+        (STREAM, f"GET ?{FETCH}&stream=soon", 400),
+        (STREAM, f"GET ?{FETCH}&stream=y&pageSizeHint=5", 400),
+        ({**DRAFT, "filters": ("subject",)}, f"GET ?{FETCH}&filter-color=red", 400),
+        (TOKEN, f"GET {EVENTS}{FETCH}", 200),
+        (TOKEN, f"GET /events?token=other&{FETCH}", 409),
+        (TOKEN, f"GET {EVENTS}partition=7&cursor=_first", 404),
+        (TOKEN, f"GET {EVENTS}{FETCH}&event-types=a&skip-event-types=b", 400),
+        (TOKEN, "GET /nothing", 404),
+        (TOKEN, "POST ", 405),
     ],
 )
-def test_a_fetch_that_is_refused(
-    make_feed: MakeFeed, settings: Any, arguments: Any, status: int
+def test_which_requests_are_answered(
+    make_feed: MakeFeed, settings: Any, request_line: str, status: int
 ) -> None:
-    assert make_feed(**settings).fetch(**arguments).status_code == status
+    feed = make_feed(**settings)
+    method, _, rest = request_line.partition(" ")
+    url = feed.url + rest.replace("TOKEN", feed.publisher.token)
+    response = feed.http.request(method, url)
+    assert response.status_code == status
+    if (settings, rest) == (V1, ""):
+        assert response.text.strip() == "handshake error: partition count missing"
+
+
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.parametrize("cursor", ["nonsense", "0123456789abcdef", "ÿ", "_middle", "", "foreign"])
+def test_a_cursor_that_is_none_of_the_partition_is_refused(
+    make_feed: MakeFeed, dialect: str, cursor: str
+) -> None:
+    feed = make_feed(2, dialect=dialect)
+    foreign = feed.publisher.append(0, {"n": 1})
+    assert feed.fetch(1, foreign if cursor == "foreign" else cursor).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(None, 401), ("Bearer x", 403), ("Bearer right", 200)]
+)
+def test_a_bearer_token_can_be_required(make_feed: MakeFeed, sent: str | None, status: int) -> None:
+    feed = make_feed(bearer="right")
+    headers = {} if sent is None else {"authorization": sent}
+    assert feed.http.get(feed.url, headers=headers).status_code == status
 
 
 def test_a_stale_token_is_refused(make_feed: MakeFeed) -> None:
@@ -247,45 +285,6 @@ def test_a_stale_token_is_refused(make_feed: MakeFeed) -> None:
     feed.publisher.rotate_token()
     assert feed.http.get(url, params=arguments).status_code == 409
     assert feed.fetch().status_code == 200
-
-
-@pytest.mark.parametrize("dialect", ALL)
-def test_a_cursor_of_another_partition_is_refused(make_feed: MakeFeed, dialect: str) -> None:
-    feed = make_feed(2, dialect=dialect)
-    assert feed.fetch(1, feed.publisher.append(0, {"n": 1})).status_code == 400
-
-
-OLD = {"n": 1, "cursor0": "_first"}
-FETCH = {"partition": 0, "cursor": "_first"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "request_line", "query", "headers", "status"),
-    [
-        (V1, "GET ", {}, {}, 400),
-        (V1, "GET ", OLD, {}, 200),
-        (V1, "GET ", {**OLD, "n": 3}, {}, 400),
-        (V1, "GET ", {"n": 1}, {}, 400),
-        (V1, "GET /events", FETCH, {}, 404),
-        (DRAFT, "GET /events", FETCH, {}, 404),
-        (DRAFT, "GET ", OLD, {}, 400),
-        ({**DRAFT, "quirks": Quirks(answers_v1=True)}, "GET ", OLD, {}, 200),
-        (TOKEN, "GET /nothing", {}, {}, 404),
-        (TOKEN, "POST ", {}, {}, 405),
-        ({"bearer": "right"}, "GET ", {}, {}, 401),
-        ({"bearer": "right"}, "GET ", {}, {"authorization": "Bearer x"}, 403),
-        ({"bearer": "right"}, "GET ", {}, {"authorization": "Bearer right"}, 200),
-    ],
-)
-def test_which_requests_are_answered(
-    make_feed: MakeFeed, settings: Any, request_line: str, query: Any, headers: Any, status: int
-) -> None:
-    feed = make_feed(**settings)
-    method, _, path = request_line.partition(" ")
-    response = feed.http.request(method, feed.url + path, params=query, headers=headers)
-    assert response.status_code == status
-    if settings == V1 and not query:
-        assert response.text.strip() == "handshake error: partition count missing"
 
 
 def test_a_query_argument_can_be_required(make_feed: MakeFeed) -> None:
