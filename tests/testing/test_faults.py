@@ -139,9 +139,9 @@ def test_what_a_client_sees(feed: ServedFeed, row: Any) -> None:
     fault, seen, *headers = row
     healthy = receive(feed)
     feed.publisher.fail(fault)
-    got = receive(feed)
-    assert healthy.drawn(healthy.body) == f"200 {WHOLE}"
-    assert got.drawn(healthy.body) == seen
+    got, later = receive(feed), receive(feed)
+    for each, expected in ((healthy, f"200 {WHOLE}"), (got, seen), (later, f"200 {WHOLE}")):
+        assert each.drawn(healthy.body) == expected
     assert {*headers} <= {f"{name}: {value}" for name, value in got.headers.items()}
 
 
@@ -219,6 +219,7 @@ EXTENDED = [{"x-rack": [1, {"a": None}], **each, "weight": 0.5} for each in PART
         (faults.Replace(None), None),
         (faults.Replace("text"), "text"),
         (faults.Replace({"partitions": {}}), {"partitions": {}}),
+        (faults.Maintenance(), {"status": "maintenance"}),
         (
             faults.Edit(lambda found: found["partitions"].append(1)),
             {"partitions": [*PARTITIONS, 1]},
@@ -231,7 +232,7 @@ EXTENDED = [{"x-rack": [1, {"a": None}], **each, "weight": 0.5} for each in PART
 def test_what_a_client_sees_of_discovery(token_feed: ServedFeed, fault: Any, changed: Any) -> None:
     healthy = token_feed.discover()
     token_feed.publisher.fail(fault, on="discovery")
-    replaced = isinstance(fault, faults.Replace)
+    replaced = isinstance(fault, (faults.Replace, faults.Maintenance))
     assert token_feed.discover() == (changed if replaced else {**healthy, **changed})
     assert token_feed.discover() == healthy
 
