@@ -34,10 +34,6 @@ MODULES = (
     "feedapi_client.testing.simulator",
 )
 """The public modules, as docs/pages/reference/index.md lists them."""
-_SEPARATORS = {
-    griffe.ParameterKind.var_positional: "*",
-    griffe.ParameterKind.var_keyword: "**",
-}
 _OPERATORS = {
     "__aenter__", "__aexit__", "__enter__", "__exit__", "__aiter__", "__anext__", "__iter__",
     "__next__", "__len__", "__bool__", "__call__", "__contains__", "__getitem__",
@@ -93,8 +89,9 @@ def _lines(name: str, found: Any) -> Iterator[str]:
 
 def _class(name: str, found: Any) -> Iterator[str]:
     bases = ", ".join(str(base) for base in found.bases if not str(base).startswith("_"))
-    makes = f"({_parameters(found)})" if found.parameters else "()"
-    yield f"class {name}{makes}{f' < {bases}' if bases else ''}"
+    init = _target(found.all_members["__init__"]) if found.parameters else None
+    makes = init.signature(return_type=False, name=name) if init is not None else f"{name}()"
+    yield f"class {makes}{f' < {bases}' if bases else ''}"
     for member_name, alias in sorted(found.all_members.items()):
         if member_name.startswith("_") and member_name not in _OPERATORS:
             continue
@@ -111,26 +108,7 @@ def _function(name: str, found: Any) -> Iterator[str]:
     for each in found.overloads or [found]:
         prefix = "async " if "async" in found.labels else ""
         kind = next((k for k in ("classmethod", "staticmethod") if k in found.labels), "")
-        returns = f" -> {each.returns}" if each.returns is not None else ""
-        yield f"{prefix}{f'{kind} ' if kind else ''}{name}({_parameters(each)}){returns}"
-
-
-def _parameters(found: Any) -> str:
-    texts, keyword_only = [], False
-    parameters = [each for each in found.parameters if each.name not in ("self", "cls")]
-    for each in parameters:
-        if each.kind is griffe.ParameterKind.var_positional:
-            keyword_only = True
-        elif each.kind is griffe.ParameterKind.keyword_only and not keyword_only:
-            texts.append("*")
-            keyword_only = True
-        text = f"{_SEPARATORS.get(each.kind, '')}{each.name}"
-        if each.annotation is not None:
-            text += f": {each.annotation}"
-        if each.default is not None and each.kind not in _SEPARATORS:
-            text += f" = {each.default}"
-        texts.append(text)
-    return ", ".join(texts)
+        yield f"{prefix}{f'{kind} ' if kind else ''}{each.signature(name=name)}"
 
 
 if __name__ == "__main__":

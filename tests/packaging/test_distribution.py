@@ -15,6 +15,7 @@ import tarfile
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -28,20 +29,24 @@ pytestmark = pytest.mark.slow
 
 _WHEEL_BYTES = 1_300_000
 _SDIST_BYTES = 6_000_000
+MODULE = (sys.executable, "-m")
 CORE = {"anyio", "h11", "httptools", "httpx", "msgspec", "orjson", "tenacity"}
+
+
+def run(*command: object, status: int = 0, **options: Any) -> str:
+    """Return what a command prints, after it has ended with a status."""
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, **options
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == status, printed
+    return printed
 
 
 def build(folder: Path) -> Path:
     """Build both distributions into the folder."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "SOURCE_DATE_EPOCH": "1764028800"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1764028800"}
+    run(*MODULE, "hatchling", "build", "-d", folder, cwd=ROOT, env=environment)
     return folder
 
 
@@ -85,23 +90,16 @@ def test_two_builds_are_the_same(dist: Path, tmp_path: Path) -> None:
 
 
 def test_twine_finds_nothing_to_say(wheel: Path, sdist: Path) -> None:
-    check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist)]
-    done = subprocess.run(check, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(*MODULE, "twine", "check", "--strict", wheel, sdist)
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(
     wheel: Path, in_wheel: dict[str, bytes]
 ) -> None:
-    assert {name.split("/")[0] for name in in_wheel} == {
-        "feedapi_client",
-        "pyspark_feedapi",
-        "dist-info",
-    }
+    folders = {"feedapi_client", "pyspark_feedapi", "dist-info"}
+    assert {name.split("/")[0] for name in in_wheel} == folders
     source = {
-        str(path.relative_to(ROOT)).replace(
-            "feedapi_client/spark/pyspark_feedapi", "pyspark_feedapi"
-        )
+        str(path.relative_to(ROOT)).replace("feedapi_client/spark/pyspark", "pyspark")
         for path in (ROOT / "feedapi_client").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -143,14 +141,8 @@ def test_the_core_needs_little(metadata: email.message.Message) -> None:
 
 def test_the_lowest_versions_have_no_known_defect() -> None:
     """Also of what the dependencies depend on: h11 before 0.16 takes one chunk for two."""
-    resolve = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header"]
-    found = subprocess.run(
-        [*resolve, "--no-annotate", "--resolution", "lowest", "pyproject.toml"],
-        check=True,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout
+    resolve = (*MODULE, "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate")
+    found = run(*resolve, "--resolution", "lowest", "pyproject.toml", cwd=ROOT)
     versions = dict(line.split("==") for line in found.split())
     assert Version(versions["h11"]) >= Version("0.16")
 
@@ -194,28 +186,25 @@ print(sorted(loaded & {"sqlalchemy", "typer", "pyspark", "redis", "uvicorn", "py
 def test_the_installed_wheel_reads_a_feed(wheel: Path, tmp_path: Path) -> None:
     """In an environment that has the core dependencies only."""
     venv.create(tmp_path / "env", with_pip=True)
-    python = str(tmp_path / "env" / "bin" / "python")
+    scripts = tmp_path / "env" / "bin"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COVERAGE"))}
-    install = [python, "-m", "pip", "install", "--quiet", str(wheel)]
-    subprocess.run(install, check=True, env=environment, cwd=tmp_path)
-    listed = [python, "-m", "pip", "list", "--format=freeze"]
-    found = subprocess.run(listed, check=True, env=environment, capture_output=True, text=True)
-    names = {line.partition("==")[0] for line in found.stdout.splitlines()}
+
+    def run_there(*command: object, status: int = 0) -> str:
+        return run(*command, status=status, env=environment, cwd=tmp_path)
+
+    pip = (scripts / "python", "-m", "pip")
+    run_there(*pip, "install", "--quiet", wheel)
+    listed = run_there(*pip, "list", "--format=freeze").splitlines()
+    names = {line.partition("==")[0] for line in listed}
     assert names & CORE == CORE
     assert len(names) < 18, sorted(names)
     publisher = Publisher(partitions=1)
     publisher.extend(0, [{"n": n} for n in range(3)])
     with publisher.serve() as url:
-        read = [python, "-W", "error", "-c", READ, url]
-        done = subprocess.run(
-            read, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-    lines = done.stdout.splitlines()
-    assert lines[:2] == ["[0, 1, 2]", "3"], done.stderr
-    assert lines[2].startswith(str(tmp_path))
-    assert lines[3] == "[]"
-    command = str(tmp_path / "env" / "bin" / "feedapi")
-    told = subprocess.run(
-        [command, "--version"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert "pip install 'feedapi-client[cli]'" in told.stdout + told.stderr
+        numbers, count, file, loaded = run_there(
+            scripts / "python", "-W", "error", "-c", READ, url
+        ).splitlines()
+    assert (numbers, count, loaded) == ("[0, 1, 2]", "3", "[]")
+    assert file.startswith(str(tmp_path))
+    told = run_there(scripts / "feedapi", "--version", status=1)
+    assert "pip install 'feedapi-client[cli]'" in told

@@ -5,7 +5,6 @@ Neither uses the library.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,11 +23,10 @@ TIMEOUT = 100.0
 class ServedFeed:
     """A served publisher, and a client that speaks its dialect over real HTTP."""
 
-    def __init__(self, publisher: Publisher, http: httpx.Client, url: str | None = None) -> None:
-        found = url or publisher.url
-        assert found is not None
+    def __init__(self, publisher: Publisher, http: httpx.Client) -> None:
+        assert publisher.url is not None
         self.publisher = publisher
-        self.url = found
+        self.url = publisher.url
         self.http = http
 
     def discover(self) -> dict[str, Any]:
@@ -36,27 +34,28 @@ class ServedFeed:
         assert response.status_code == 200, response.text
         return response.json()
 
+    @property
+    def partitions(self) -> list[dict[str, Any]]:
+        """What discovery lists."""
+        return self.discover()["partitions"]
+
     def fetch(self, partition: int = 0, cursor: str = "_first", **arguments: Any) -> httpx.Response:
         url, query = self.request(partition, cursor, **arguments)
         return self.http.get(url, params=query)
 
-    def request(self, partition: int, cursor: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
+    def request(
+        self, partition: int = 0, cursor: str = "_first", **arguments: Any
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the URL and the query of a fetch. Underscores in names stand for hyphens."""
         dialect = self.publisher.dialect
         more = {name.replace("_", "-"): value for name, value in arguments.items()}
         if dialect == "v1":
-            return self.url, {
-                "n": len(self.publisher.partitions),
-                f"cursor{partition}": cursor,
-                **more,
-            }
+            count = len(self.publisher.partitions)
+            return self.url, {"n": count, f"cursor{partition}": cursor, **more}
+        query = {"partition": partition, "cursor": cursor, **more}
         if dialect == "v2-draft":
-            return self.url, {"partition": partition, "cursor": cursor, **more}
-        return self.url + "/events", {
-            "token": self.publisher.token,
-            "partition": partition,
-            "cursor": cursor,
-            **more,
-        }
+            return self.url, query
+        return self.url + "/events", {"token": self.publisher.token, **query}
 
     def read(
         self, partition: int = 0, cursor: str = "_first", **arguments: Any
@@ -78,29 +77,17 @@ class ServedFeed:
                 return found
             cursor = then
 
+    def numbers(self, *arguments: Any, **more: Any) -> list[int]:
+        """Return the field `n` of all payloads up to the end."""
+        return [event["n"] for event in self.read_all(*arguments, **more)]
 
-class _InProcess(httpx.BaseTransport):
-    """Calls the application of a publisher."""
-
-    def __init__(self, publisher: Publisher, runner: asyncio.Runner) -> None:
-        self._transport = httpx.ASGITransport(publisher.asgi)
-        self._runner = runner
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return self._runner.run(self._answer(request))
-
-    async def _answer(self, request: httpx.Request) -> httpx.Response:
-        answer = await self._transport.handle_async_request(request)
-        return httpx.Response(
-            answer.status_code, headers=answer.headers, content=await answer.aread()
-        )
-
-
-@contextmanager
-def called(publisher: Publisher) -> Iterator[ServedFeed]:
-    """The feed without a server: for tests with thousands of requests that are not about HTTP."""
-    with asyncio.Runner() as runner, httpx.Client(transport=_InProcess(publisher, runner)) as http:
-        yield ServedFeed(publisher, http, "http://feed/feed")
+    @contextmanager
+    def stream(self, stream: object = "y", **arguments: Any) -> Iterator[Iterator[Any]]:
+        """Give the lines of a streamed response, decoded, as they arrive."""
+        url, query = self.request(stream=stream, **arguments)
+        with self.http.stream("GET", url, params=query) as response:
+            assert response.status_code == 200
+            yield map(json.loads, response.iter_lines())
 
 
 def parse(text: str) -> list[tuple[list[Any], str | None]]:
@@ -132,7 +119,7 @@ class PlainConsumer:
 
     def step(self) -> bool:
         """Make one request. Return False when every listed partition is at its end."""
-        listed = {int(found["id"]): found for found in self.feed.discover()["partitions"]}
+        listed = {int(found["id"]): found for found in self.feed.partitions}
         for id in self.random.sample(sorted(listed), len(listed)):
             parent = listed[id].get("startsAfterPartition")
             if (parent is None or int(parent) in self.drained) and self._advance(id, listed[id]):

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from feedapi_client.testing import Publisher, faults
+from tests.testing.served_feed import parse
 from tests.testing.virtual_time import HOUR, asgi_client, asgi_scope, run_in_virtual_time
 
 FETCH = {"partition": 0, "cursor": "_first"}
@@ -60,43 +61,26 @@ async def test_nothing_is_sent_ahead_of_a_client_that_does_not_read(taken: int) 
         group.cancel_scope.cancel()
 
 
-def test_a_stream_is_held_open_as_long_as_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("fault", "stream", "seconds"),
+    [
+        (None, {"stream": "3600000"}, HOUR),
+        (faults.Delay(HOUR), {}, HOUR),
+        (faults.Trickle(piece=10, interval=60), {}, 60 * 5),
+    ],
+)
+def test_how_long_a_response_takes(fault: Any, stream: dict[str, str], seconds: float) -> None:
     publisher = Publisher(dialect="v2-draft", stream=True)
-
-    async def test() -> None:
-        async with asgi_client(publisher) as http:
-            started = anyio.current_time()
-            response = await http.get("/feed", params={**FETCH, "stream": "3600000"})
-            assert response.text.count("\n") == 1
-            assert anyio.current_time() - started == pytest.approx(HOUR)
-
-    run_in_virtual_time(test)
-
-
-def test_a_delayed_response_comes_that_much_later() -> None:
-    publisher = Publisher(dialect="v2-draft")
-    publisher.fail(faults.Delay(HOUR))
-
-    async def test() -> None:
-        async with asgi_client(publisher) as http:
-            started = anyio.current_time()
-            assert (await http.get("/feed", params=FETCH)).status_code == 200
-            assert anyio.current_time() - started == pytest.approx(HOUR)
-
-    run_in_virtual_time(test)
-
-
-def test_the_pieces_of_a_trickle_come_one_by_one() -> None:
-    publisher = Publisher(dialect="v2-draft")
     publisher.append(0, {"n": 1})
-    publisher.fail(faults.Trickle(piece=10, interval=60))
+    if fault is not None:
+        publisher.fail(fault)
 
     async def test() -> None:
         async with asgi_client(publisher) as http:
             started = anyio.current_time()
-            body = (await http.get("/feed", params=FETCH)).content
-            pieces = -(-len(body) // 10)
-            assert anyio.current_time() - started == pytest.approx(60 * pieces)
+            response = await http.get("/feed", params={**FETCH, **stream})
+            assert anyio.current_time() - started == pytest.approx(seconds)
+            assert parse(response.text) == [([{"n": 1}], publisher.end_cursor(0))]
 
     run_in_virtual_time(test)
 

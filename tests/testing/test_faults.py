@@ -1,233 +1,183 @@
+"""What a bare httpx client sees of each fault, and which requests a fault applies to.
+
+The feed has ten events, and a checkpoint after every second one. A body is drawn with a character
+for each of its lines: events are digits, checkpoints are letters.
+"""
+
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import httpx
 import pytest
 
 from feedapi_client.testing import Publisher, Request, Response, faults
-from tests.testing.served_feed import ServedFeed, parse
+from tests.testing.conftest import Clock
+from tests.testing.served_feed import ServedFeed
 
 MakeFeed = Callable[..., ServedFeed]
+WHOLE = "01a23b45c67d89e"
+COMMANDS = '<{"command":"partitions-changed"}><{"resync":true,"partition":0}><{}>'
+
+
+@dataclass
+class Received:
+    """The part of a response that arrived, and the name of the error that ended it."""
+
+    status: int | None = None
+    headers: httpx.Headers = field(default_factory=httpx.Headers)
+    body: bytes = b""
+    error: str = ""
+
+    def drawn(self, whole: bytes) -> str:
+        """Return status, body and error on one line.
+
+        `whole` is the body without a fault. ``=`` is a checkpoint with the cursor asked with, ``+``
+        follows a line that has unknown fields, ``<>`` hold any other line, and ``~`` is half a line
+        with what follows it.
+        """
+        if "ndjson" in self.headers.get("content-type", ""):
+            body = _drawn_lines(self.body, dict(zip(whole.splitlines(), WHOLE, strict=True)))
+        else:
+            body = self.body.decode()
+        return " ".join(str(part) for part in (self.status, body, self.error) if part)
+
+
+def _drawn_lines(body: bytes, symbols: dict[bytes, str]) -> str:
+    *lines, rest = body.split(b"\n")
+    drawn = "".join(symbols.get(line) or _drawn_line(line, symbols) for line in lines)
+    if not rest:
+        return drawn
+    begun = next(islice(symbols, len(lines), None), b"")
+    kept = max(at for at in range(len(begun) + 1) if begun.startswith(rest[:at]))
+    return drawn + (symbols[begun] if rest == begun else "") + "~" + rest[kept:].decode()
+
+
+def _drawn_line(line: bytes, symbols: dict[bytes, str]) -> str:
+    command = json.loads(line)
+    if command.get("cursor") == "_first":
+        return "="
+    known = {name: value for name, value in command.items() if not name.startswith("x-")}
+    symbol = symbols.get(json.dumps(known, separators=(",", ":")).encode())
+    return f"{symbol}+" if symbol else f"<{line.decode()}>"
+
+
+def receive(feed: ServedFeed, enough: Callable[[bytes], bool] = lambda body: False) -> Received:
+    """Fetch from the beginning of the feed, and leave when the body is `enough`."""
+    got = Received()
+    url, query = feed.request()
+    try:
+        with feed.http.stream("GET", url, params=query) as response:
+            got.status, got.headers = response.status_code, response.headers
+            for piece in response.iter_bytes():
+                got.body += piece
+                if enough(got.body):
+                    break
+    except httpx.HTTPError as error:
+        got.error = type(error).__name__
+    return got
 
 
 @pytest.fixture(params=["v1", "v2-draft", "v2-token"])
 def feed(request: pytest.FixtureRequest, make_feed: MakeFeed) -> ServedFeed:
-    """A feed of ten events in each dialect, with a checkpoint after every second event."""
-    found = make_feed(dialect=request.param, checkpoint_every=2)
-    found.publisher.extend(0, [{"n": n} for n in range(10)])
-    return found
+    return filled(make_feed(dialect=request.param, checkpoint_every=2))
 
 
 @pytest.fixture
 def token_feed(make_feed: MakeFeed) -> ServedFeed:
-    found = make_feed(3, checkpoint_every=2)
-    found.publisher.extend(0, [{"n": n} for n in range(10)])
-    return found
+    return filled(make_feed(3, checkpoint_every=2))
 
 
-# When faults apply
+def filled(feed: ServedFeed) -> ServedFeed:
+    feed.publisher.extend(0, [{"n": n} for n in range(10)])
+    return feed
 
 
-@pytest.mark.parametrize(
-    "status", [400, 401, 403, 404, 408, 409, 410, 425, 429, 500, 502, 503, 504]
-)
-def test_a_status_applies_once(token_feed: ServedFeed, status: int) -> None:
-    token_feed.publisher.fail(status)
-    assert [token_feed.fetch().status_code for _ in range(2)] == [status, 200]
+def teapot(response: Response, request: Request, publisher: Publisher) -> Response:
+    return Response(418, {"x-partition": str(request.partition)}, b"short and stout")
 
 
-def test_a_fault_applies_to_the_given_number_of_requests(token_feed: ServedFeed) -> None:
-    rule = token_feed.publisher.fail(503, times=2)
-    assert [token_feed.fetch().status_code for _ in range(3)] == [503, 503, 200]
-    assert rule.hits == 2
-    assert token_feed.publisher.faults == []
-
-
-def test_an_endless_fault_applies_until_it_is_removed(token_feed: ServedFeed) -> None:
-    rule = token_feed.publisher.fail(503, times=None)
-    assert [token_feed.fetch().status_code for _ in range(3)] == [503] * 3
-    rule.remove()
-    assert token_feed.fetch().status_code == 200
-
-
-def test_heal_removes_all_faults(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(503, times=None)
-    token_feed.publisher.heal()
-    assert token_feed.fetch().status_code == 200
-
-
-def test_a_fault_can_skip_the_first_requests(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(503, after=2)
-    assert [token_feed.fetch().status_code for _ in range(4)] == [200, 200, 503, 200]
-
-
-def test_a_fault_can_apply_to_one_partition(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(503, partition=1)
-    assert [token_feed.fetch(id).status_code for id in (0, 1, 2)] == [200, 503, 200]
+SEEN: list[tuple[Any, ...]] = [
+    (faults.Status(429, "slow down", {"retry-after": "3"}), "429 slow down", "retry-after: 3"),
+    (faults.Redirect("https://else.example"), "302", "location: https://else.example"),
+    (faults.Html("<p>login"), "200 <p>login", "content-type: text/html; charset=utf-8"),
+    (faults.Maintenance(), '200 {"status":"maintenance"}'),
+    (faults.Maintenance({"message": "soon"}), '200 {"message":"soon"}'),
+    (faults.Empty(), "200"),
+    (teapot, "418 short and stout", "x-partition: 0"),
+    (faults.Reset(), "ReadError"),
+    (faults.Reset(after_lines=4), "200 01a2~ ReadError"),
+    (faults.Truncate(after_lines=4), "200 01a2~ RemoteProtocolError"),
+    (faults.Truncate(after_lines=4, chunked=True), "200 01a2~ RemoteProtocolError"),
+    (faults.BrokenChunk(), f"200 {WHOLE} RemoteProtocolError"),
+    (faults.CutLine(after_lines=1), "200 0~"),
+    (faults.ErrorText(), "200 01a23b45c67d89~Internal server error"),
+    (faults.NoFinalNewline(), f"200 {WHOLE}~"),
+    (faults.NoCheckpoint(), "200 0123456789"),
+    (faults.NoCheckpoint(keep=2), "200 01a23b456789"),
+    (faults.SameCheckpoint(), "200 01=23=45=67=89="),
+    (faults.UnknownCommands(), "200 " + "".join(COMMANDS + line for line in WHOLE)),
+    (faults.ExtraFields(), "200 " + "".join(line + "+" for line in WHOLE)),
+    (faults.Trickle(), f"200 {WHOLE}"),
+    (faults.Gzip(), f"200 {WHOLE}", "content-encoding: gzip"),
+    (
+        faults.Both((faults.NoCheckpoint(), faults.Gzip())),
+        "200 0123456789",
+        "content-encoding: gzip",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("on", "statuses"), [("fetch", [200, 503]), ("discovery", [503, 200]), ("any", [503, 503])]
+    "row", SEEN, ids=lambda row: getattr(row[0], "__name__", type(row[0]).__name__)
 )
-def test_a_fault_can_apply_to_discovery_or_fetches(
-    token_feed: ServedFeed, on: Any, statuses: list[int]
-) -> None:
-    token_feed.publisher.fail(503, on=on, times=None)
-    assert [
-        token_feed.http.get(token_feed.url).status_code,
-        token_feed.fetch().status_code,
-    ] == statuses
+def test_what_a_client_sees(feed: ServedFeed, row: Any) -> None:
+    fault, seen, *headers = row
+    healthy = receive(feed)
+    feed.publisher.fail(fault)
+    got, later = receive(feed), receive(feed)
+    for each, expected in ((healthy, f"200 {WHOLE}"), (got, seen), (later, f"200 {WHOLE}")):
+        assert each.drawn(healthy.body) == expected
+    assert {*headers} <= {f"{name}: {value}" for name, value in got.headers.items()}
 
 
-def test_faults_apply_one_after_the_other(token_feed: ServedFeed) -> None:
-    for status in (500, 429, 404):
-        token_feed.publisher.fail(status)
-    assert [token_feed.fetch().status_code for _ in range(4)] == [500, 429, 404, 200]
-
-
-def test_a_function_is_a_fault(token_feed: ServedFeed) -> None:
-    def teapot(response: Response, request: Request, publisher: Publisher) -> Response:
-        return Response(418, {"x-partition": str(request.partition)}, b"short and stout")
-
-    token_feed.publisher.fail(teapot)
-    response = token_feed.fetch(2)
-    assert (response.status_code, response.headers["x-partition"], response.text) == (
-        418,
-        "2",
-        "short and stout",
-    )
-
-
-def test_faults_can_be_combined(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(faults.Both((faults.NoCheckpoint(), faults.Gzip())))
-    response = token_feed.fetch()
-    assert response.headers["content-encoding"] == "gzip"
-    assert "cursor" not in response.text
-
-
-# What faults do
-
-
-def test_status_with_headers_and_body(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(faults.Status(429, "slow down", {"retry-after": "3"}))
-    response = token_feed.fetch()
-    assert (response.status_code, response.text, response.headers["retry-after"]) == (
-        429,
-        "slow down",
-        "3",
-    )
-
-
-def test_redirect(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(faults.Redirect("https://elsewhere.example/feed"))
-    response = token_feed.fetch()
-    assert (response.status_code, response.headers["location"]) == (
-        302,
-        "https://elsewhere.example/feed",
-    )
-
-
-def test_html_login_page(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(faults.Html(), on="discovery")
-    response = token_feed.http.get(token_feed.url)
-    assert response.status_code == 200
-    assert response.headers["content-type"].startswith("text/html")
+@pytest.mark.parametrize("fault", [faults.Reset, faults.Truncate])
+def test_a_body_ends_after_so_many_bytes(feed: ServedFeed, fault: Any) -> None:
+    feed.publisher.fail(fault(after_bytes=11))
+    assert len(receive(feed).body) == 11
 
 
 @pytest.mark.parametrize(
-    "value", [{"partitions": [{"id": "70000"}]}, [], None, "text", {"partitions": {}}]
+    ("fault", "seen"),
+    [
+        (faults.EndlessLine(), f"200 {WHOLE}~"),
+        (faults.EndlessRun(), "200 " + "0123456789" * 2000),
+    ],
+    ids=["line", "run"],
 )
-def test_discovery_replaced(token_feed: ServedFeed, value: Any) -> None:
-    token_feed.publisher.fail(faults.Replace(value), on="discovery")
-    assert token_feed.http.get(token_feed.url).json() == value
+def test_a_body_has_no_end(feed: ServedFeed, fault: Any, seen: str) -> None:
+    healthy = receive(feed)
+    feed.publisher.fail(fault)
+    got = receive(feed, enough=lambda body: len(body) >= 1_000_000)
+    assert len(got.body) >= 1_000_000
+    assert got.drawn(healthy.body).startswith(seen)
 
 
-def test_discovery_edited(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(
-        faults.Edit(lambda found: found["partitions"].append({"id": "0"})), on="discovery"
-    )
-    assert [partition["id"] for partition in token_feed.discover()["partitions"]] == [
-        "0",
-        "1",
-        "2",
-        "0",
-    ]
+def test_a_response_hangs_in_the_middle_of_its_body(feed: ServedFeed) -> None:
+    healthy = receive(feed)
+    feed.publisher.fail(faults.Hang(after_lines=2))
+    in_flight: list[int] = []
 
+    def enough(body: bytes) -> bool:
+        in_flight.append(feed.publisher.in_flight)
+        return body.count(b"\n") == 2 and not body.endswith(b"\n")
 
-def test_reset_before_the_response(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(faults.Reset())
-    with pytest.raises(httpx.ReadError, match="reset"):
-        token_feed.fetch()
-    assert token_feed.fetch().status_code == 200
-
-
-def test_reset_in_the_middle(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.Reset(after_lines=4))
-    got = Received(feed)
-    assert isinstance(got.error, httpx.ReadError)
-    assert got.body.count(b"\n") == 4
-    assert not got.body.endswith(b"\n")
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-def test_truncated_body(feed: ServedFeed, chunked: bool) -> None:
-    feed.publisher.fail(faults.Truncate(after_lines=4, chunked=chunked))
-    got = Received(feed)
-    assert isinstance(got.error, httpx.RemoteProtocolError)
-    assert got.body.count(b"\n") == 4
-    assert not got.body.endswith(b"\n")
-
-
-def test_truncated_after_bytes(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.Truncate(after_bytes=11))
-    assert len(Received(feed).body) == 11
-
-
-def test_broken_chunk(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.BrokenChunk())
-    got = Received(feed)
-    assert isinstance(got.error, httpx.RemoteProtocolError)
-    assert got.body.endswith(b"\n")
-
-
-def test_body_cut_in_the_middle_of_a_line(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.CutLine(after_lines=1))
-    first, rest = feed.fetch().text.split("\n")
-    json.loads(first)
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(rest)
-
-
-def test_error_text_in_the_middle_of_a_line(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.ErrorText())
-    response = feed.fetch()
-    assert response.status_code == 200
-    assert response.text.endswith("Internal server error")
-    assert response.text.count("\n") == 14
-
-
-def test_no_final_newline(feed: ServedFeed) -> None:
-    whole = feed.fetch().text
-    feed.publisher.fail(faults.NoFinalNewline())
-    assert feed.fetch().text == whole[:-1]
-
-
-@pytest.mark.parametrize("keep", [0, 2])
-def test_no_checkpoint(feed: ServedFeed, keep: int) -> None:
-    feed.publisher.fail(faults.NoCheckpoint(keep))
-    batches = parse(feed.fetch().text)
-    assert [len(events) for events, _ in batches] == [2] * keep + [10 - 2 * keep]
-    assert batches[-1][1] is None
-
-
-def test_checkpoint_equal_to_the_one_asked_with(feed: ServedFeed) -> None:
-    cursor = parse(feed.fetch().text)[0][1]
-    assert cursor is not None
-    feed.publisher.fail(faults.SameCheckpoint())
-    assert {then for _, then in parse(feed.fetch(0, cursor).text)} == {cursor}
+    assert receive(feed, enough).drawn(healthy.body) == "200 01~"
+    assert in_flight[-1] == 1
 
 
 def test_empty_pages_whose_cursor_moves(feed: ServedFeed) -> None:
@@ -243,72 +193,7 @@ def test_empty_pages_whose_cursor_moves(feed: ServedFeed) -> None:
 
 def test_an_empty_page_at_the_end_stays_at_the_end(feed: ServedFeed) -> None:
     feed.publisher.fail(faults.EmptyPage())
-    cursor = feed.read(0, "_last")[1]
-    assert feed.read(0, cursor)[0] == []
-
-
-def test_endless_line(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.EndlessLine())
-    body = Received(feed, limit=1_000_000).body
-    assert len(body) >= 1_000_000
-    assert body.count(b"\n") == 15
-
-
-def test_endless_events_without_a_checkpoint(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.EndlessRun())
-    body = Received(feed, limit=1_000_000).body
-    assert body.count(b"\n") > 10_000
-    assert b"cursor" not in body
-
-
-def test_unknown_commands(feed: ServedFeed) -> None:
-    whole = feed.fetch().text
-    feed.publisher.fail(faults.UnknownCommands())
-    text = feed.fetch().text
-    assert parse(text) == parse(whole)
-    assert '{"resync":true,"partition":0}\n{}\n' in text
-
-
-def test_extra_fields_in_lines(feed: ServedFeed) -> None:
-    whole = feed.fetch().text
-    feed.publisher.fail(faults.ExtraFields())
-    text = feed.fetch().text
-    assert [{**json.loads(line), "x-before": 0, "x-behind": 0} for line in whole.splitlines()] == [
-        {**json.loads(line), "x-before": 0, "x-behind": 0} for line in text.splitlines()
-    ]
-    assert "x-before" in text
-
-
-def test_extra_fields_in_discovery(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(faults.ExtraFields(), on="discovery")
-    found = token_feed.discover()
-    assert found["x-build"] == {"n": 1}
-    assert found["partitions"][0].items() >= {"id": "0", "weight": 0.5}.items()
-
-
-def test_a_response_hangs_in_the_middle_of_its_body(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.Hang(after_lines=2))
-    url, arguments = feed.request(0, "_first")
-    body = b""
-    with feed.http.stream("GET", url, params=arguments) as response:
-        pieces = response.iter_bytes()
-        while body.count(b"\n") < 2 or body.endswith(b"\n"):
-            body += next(pieces)
-        assert feed.publisher.in_flight == 1
-
-
-def test_trickle(feed: ServedFeed) -> None:
-    whole = feed.fetch().text
-    feed.publisher.fail(faults.Trickle())
-    assert feed.fetch().text == whole
-
-
-def test_gzip(feed: ServedFeed) -> None:
-    whole = feed.fetch().text
-    feed.publisher.fail(faults.Gzip())
-    response = feed.fetch()
-    assert response.headers["content-encoding"] == "gzip"
-    assert response.text == whole
+    assert feed.read(0, feed.read(0, "_last")[1])[0] == []
 
 
 def test_payloads_survive_extra_fields_byte_for_byte(token_feed: ServedFeed) -> None:
@@ -318,18 +203,97 @@ def test_payloads_survive_extra_fields_byte_for_byte(token_feed: ServedFeed) -> 
     assert raw in token_feed.fetch(1).content
 
 
-class Received:
-    """The part of the body that arrived, and the error that ended it."""
+def test_a_redirect_drops_the_query(token_feed: ServedFeed) -> None:
+    token_feed.publisher.fail(faults.DroppedQuery())
+    assert token_feed.fetch().json() == token_feed.discover()
 
-    def __init__(self, feed: ServedFeed, limit: float = float("inf")) -> None:
-        self.body = b""
-        self.error: httpx.HTTPError | None = None
-        url, arguments = feed.request(0, "_first")
-        try:
-            with feed.http.stream("GET", url, params=arguments) as response:
-                for piece in response.iter_bytes():
-                    self.body += piece
-                    if len(self.body) >= limit:
-                        return
-        except httpx.HTTPError as error:
-            self.error = error
+
+PARTITIONS = [{"id": "0"}, {"id": "1"}, {"id": "2"}]
+EXTENDED = [{"x-rack": [1, {"a": None}], **each, "weight": 0.5} for each in PARTITIONS]
+
+
+@pytest.mark.parametrize(
+    ("fault", "changed"),
+    [
+        (faults.Replace([]), []),
+        (faults.Replace(None), None),
+        (faults.Replace("text"), "text"),
+        (faults.Replace({"partitions": {}}), {"partitions": {}}),
+        (faults.Maintenance(), {"status": "maintenance"}),
+        (
+            faults.Edit(lambda found: found["partitions"].append(1)),
+            {"partitions": [*PARTITIONS, 1]},
+        ),
+        (faults.NoPartitions(), {"partitions": None}),
+        (faults.NoPartitions(null=False), {"partitions": []}),
+        (faults.ExtraFields(), {"x-build": {"n": 1}, "maxLag": None, "partitions": EXTENDED}),
+    ],
+)
+def test_what_a_client_sees_of_discovery(token_feed: ServedFeed, fault: Any, changed: Any) -> None:
+    healthy = token_feed.discover()
+    token_feed.publisher.fail(fault, on="discovery")
+    replaced = isinstance(fault, (faults.Replace, faults.Maintenance))
+    assert token_feed.discover() == (changed if replaced else {**healthy, **changed})
+    assert token_feed.discover() == healthy
+
+
+# When faults apply
+
+
+def statuses(feed: ServedFeed, asked: str) -> list[int]:
+    """Ask for the discovery where it says D, and fetch a partition where it says its id."""
+    return [
+        (feed.http.get(feed.url) if each == "D" else feed.fetch(int(each))).status_code
+        for each in asked
+    ]
+
+
+ERRORS = [400, 401, 403, 404, 408, 409, 410, 425, 429, 500, 502, 503, 504]
+
+
+@pytest.mark.parametrize(
+    ("rules", "asked", "answered"),
+    [
+        *[([(status, {})], "00", [status, 200]) for status in ERRORS],
+        ([(503, {"times": 2})], "000", [503, 503, 200]),
+        ([(503, {"after": 2})], "0000", [200, 200, 503, 200]),
+        ([(503, {"partition": 1})], "012", [200, 503, 200]),
+        ([(503, {"times": None})], "0D00", [503, 200, 503, 503]),
+        ([(503, {"times": None, "on": "discovery"})], "D0D", [503, 200, 503]),
+        ([(503, {"times": None, "on": "any"})], "D0", [503, 503]),
+        ([(500, {}), (429, {}), (404, {})], "0000", [500, 429, 404, 200]),
+    ],
+)
+def test_which_requests_a_fault_applies_to(
+    token_feed: ServedFeed, rules: Any, asked: str, answered: list[int]
+) -> None:
+    made = [token_feed.publisher.fail(fault, **when) for fault, when in rules]
+    assert statuses(token_feed, asked) == answered
+    assert sum(rule.hits for rule in made) == len(answered) - answered.count(200)
+    endless = [rule for rule in made if rule.times is None]
+    assert token_feed.publisher.faults == endless
+    for rule in endless:
+        rule.remove()
+    assert statuses(token_feed, "D0") == [200, 200]
+
+
+def test_heal_removes_all_faults(token_feed: ServedFeed) -> None:
+    token_feed.publisher.fail(503, times=None)
+    token_feed.publisher.heal()
+    assert token_feed.fetch().status_code == 200
+
+
+def test_a_fault_lasts_for_some_seconds(token_feed: ServedFeed, clock: Clock) -> None:
+    token_feed.publisher.fail(503, seconds=60.0)
+    for seconds, status in ((0.0, 503), (59.0, 503), (2.0, 200)):
+        clock.now += seconds
+        assert token_feed.fetch().status_code == status
+    assert token_feed.publisher.faults == []
+
+
+def test_a_fault_hits_a_share_of_the_requests(make_feed: MakeFeed) -> None:
+    feed = make_feed(seed=7)
+    feed.publisher.fail(503, times=None, share=0.5)
+    assert 5 < statuses(feed, "0" * 40).count(503) < 35
+    with pytest.raises(ValueError, match="share"):
+        feed.publisher.fail(503, share=0.0)

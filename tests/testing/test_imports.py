@@ -1,43 +1,25 @@
-"""What importing the test tools loads, and what they say when an extra is missing."""
+"""What importing the test tools loads and offers, and what they say when an extra is missing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
+import httpx
 import pytest
 
-LOADED_BY = """
-import sys, feedapi_client
+from feedapi_client import testing
+from feedapi_client.testing import Publisher, Quirks
+
+LOADED = """
+import sys, feedapi_client{known}
 before = set(sys.modules)
-import {module}
+import feedapi_client.testing{module}
 loaded = set(sys.modules) - before
 print(sorted(name for name in loaded if not name.startswith(("_", "feedapi_client")))[:20])
 """
-
-
-def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    return done.stdout.strip()
-
-
-def test_importing_the_package_needs_no_pytest_and_no_server() -> None:
-    assert run(LOADED_BY.format(module="feedapi_client.testing")) == "[]"
-
-
-def test_the_plugin_costs_nothing_before_use() -> None:
-    code = LOADED_BY.replace("import sys, feedapi_client", "import sys, pytest, feedapi_client")
-    assert run(code.format(module="feedapi_client.testing.pytest_plugin")) == "[]"
-
-
-def test_serving_without_uvicorn_says_which_extra_it_needs() -> None:
-    code = """
+WITHOUT_UVICORN = """
 import sys
 sys.modules["uvicorn"] = None
 from feedapi_client.testing import Publisher
@@ -46,16 +28,45 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert (
-        run(code)
-        == "serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'"
-    )
+EXTRA = "serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'"
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        (LOADED.format(known="", module=""), "[]"),
+        (LOADED.format(known=", pytest", module=".pytest_plugin"), "[]"),
+        (WITHOUT_UVICORN, EXTRA),
+    ],
+    ids=["package", "plugin", "uvicorn"],
+)
+def test_what_an_import_prints(code: str, printed: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == printed
 
 
 def test_public_names_exist() -> None:
-    from feedapi_client import testing
-
     for name in (*testing.__all__, "BrokerFault", "LiftbridgeBroker", "NatsServer"):
         assert getattr(testing, name) is not None
     with pytest.raises(AttributeError, match="nothing"):
         testing.nothing  # noqa: B018
+
+
+# The fixtures of the plugin
+
+
+def test_the_fixture_is_a_served_publisher(
+    feedapi_publisher: Publisher, http: httpx.Client
+) -> None:
+    assert feedapi_publisher.url is not None
+    assert http.get(feedapi_publisher.url).json()["partitions"] == [{"id": "0"}]
+
+
+def test_the_factory_fixture_takes_the_arguments_of_a_publisher(
+    feedapi_publisher_factory: Callable[..., Publisher], http: httpx.Client
+) -> None:
+    first = feedapi_publisher_factory((3, 5), dialect="v2-draft", quirks=Quirks(integer_ids=True))
+    second = feedapi_publisher_factory()
+    assert first.url != second.url
+    assert http.get(first.url or "").json()["partitions"] == [{"id": 3}, {"id": 5}]
