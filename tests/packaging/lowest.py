@@ -32,12 +32,14 @@ _TOOLS = (
 )
 
 
-def lowest_versions() -> list[str]:
-    """Return the core dependencies as constraints: the lowest version of each that is allowed."""
+def lowest_versions(extra: str | None = None) -> list[str]:
+    """Return what the core, or an extra, depends on as constraints: the lowest version of each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = project["optional-dependencies"][extra] if extra else project["dependencies"]
     return [
         f"{requirement.name}=={_lowest(requirement)}"
-        for requirement in map(Requirement, project["dependencies"])
+        for requirement in map(Requirement, listed)
+        if requirement.specifier
     ]
 
 

@@ -147,6 +147,16 @@ def test_the_lowest_versions_have_no_known_defect() -> None:
     assert Version(versions["h11"]) >= Version("0.16")
 
 
+def test_the_command_line_works_with_its_lowest_versions(tmp_path: Path) -> None:
+    """And with what is chosen beside them: an old typer and a new click do not fit."""
+    run(*MODULE, "uv", "venv", "-q", "--python", sys.executable, tmp_path)
+    install = (*MODULE, "uv", "pip", "install", "-q", "--python", tmp_path / "bin" / "python")
+    run(*install, f"{ROOT}[cli]", *lowest_versions("cli"))
+    feedapi = tmp_path / "bin" / "feedapi"
+    assert "--handler" in run(feedapi, "run", "--help")
+    assert "Missing option" in run(feedapi, "run", "http://127.0.0.1:9/feed", status=2)
+
+
 def test_a_release_is_built_by_the_build_tools_alone_and_published_by_a_token_alone() -> None:
     release = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     used = re.findall(r"uses: (\S+)", release)
