@@ -13,6 +13,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -332,9 +333,10 @@ class FeedConsumer(Generic[Payload]):
         check_count("max_concurrency", max_concurrency)
         watched = WatchedHandler(handle)
         adopts = self._settings.adopts
-        handle = await retrying_handler(
-            watched, on_failure, self.key, self.store, watched, adopts=adopts
-        )
+        with self._logged():
+            handle = await retrying_handler(
+                watched, on_failure, self.key, self.store, watched, adopts=adopts
+            )
         session = await self._begin()
         delivery = session.delivery
         watched.watch(session.driver)
@@ -431,10 +433,11 @@ class FeedConsumer(Generic[Payload]):
         check_count("max_concurrency", max_concurrency)
         check_count("max_in_flight", max_in_flight)
         adopts = self._settings.adopts
-        failures = EventFailures(
-            on_failure, self.key, self.store, key, self._decoder, adopts=adopts
-        )
-        await failures.prepare()
+        with self._logged():
+            failures = EventFailures(
+                on_failure, self.key, self.store, key, self._decoder, adopts=adopts
+            )
+            await failures.prepare()
         session = await self._begin()
         by_key = ByKey(
             session.driver,
@@ -615,17 +618,23 @@ class FeedConsumer(Generic[Payload]):
             if self._grace is not None:
                 self._grace.forget()
             await self._session.aclose()
-            try:
+            with self._logged():
                 self._session = await self._open_session()
-            except FeedError as error:
-                log_end(self.feed, error)
-                raise
             self._stop_next = self.cut_short = False
         self._begun = True
         if not self._session.over:  # it is if `stop` came before it was open
             self._reports = ()
         self._tasks.start_soon(self._session.run)
         return self._session
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Log what ends an iteration before anything is read."""
+        try:
+            yield
+        except FeedError as error:
+            log_end(self.feed, error)
+            raise
 
 
 async def _close(client: FeedClient) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -15,7 +16,7 @@ import orjson
 from feedapi_client.arguments import NotAsyncError, awaitable_of, check_async_function
 from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
-from feedapi_client.model import Batch, Decoder, FeedKey, make_event
+from feedapi_client.model import Batch, Decoder, FeedKey, being_handled, make_event
 from feedapi_client.quarantine.held_keys import HeldKeys
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.quarantine_store import PAGE_SIZE, QuarantineStore, list_events
@@ -92,7 +93,9 @@ async def replay(
     handled long ago, so the handler has to decide whether a late event still makes sense.
 
     The handler may be that of `FeedConsumer.run`. Its ``await batch.commit(transaction=tx)``
-    removes the event in that transaction: exactly once, also when two replays run at a time.
+    removes the event in that transaction: exactly once, also when two replays run at a time. So
+    does ``await event.done(transaction=tx)`` of a handler of `FeedConsumer.run_by_key`, which gets
+    ``batch.events[0]``.
     Without a commit the event is removed when the handler returns. An event whose handler raises
     stays, and the replay goes on. So does an event of a key (``Quarantine(whole_key=True)``) as
     long as an earlier one of its key is in quarantine.
@@ -159,7 +162,8 @@ async def _replay_event(
     payload = make_event(event.partition, event.raw, event.headers, decoder=decoder)
     try:
         batch = Batch(event.partition, [payload], event.cursor, commit)
-        await awaitable_of(handle(batch), "the handler", _HANDLER)
+        with being_handled(payload, partial(commit, batch)):
+            await awaitable_of(handle(batch), "the handler", _HANDLER)
         if not removed:
             await commit(Batch(event.partition, [payload], event.cursor), None)
     except NotAsyncError:

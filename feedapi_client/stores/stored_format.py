@@ -67,7 +67,7 @@ def in_another_format(key: FeedKey) -> StoreError:
     """Return the error of a consumer whose positions are stored under a key of another format."""
     return StoreError(
         f"the store holds positions of the consumer '{printable(key.name, _MAX_SHOWN)}' under a "
-        "key that this version does not know: was it written by a newer version of "
-        "feedapi-client? Update feedapi-client here, or take another name to begin anew",
+        "key that this version does not know: a newer version of feedapi-client wrote it, or one "
+        "of before the first release. Use that version, or take another name to begin anew",
         feed=key.url,
     )

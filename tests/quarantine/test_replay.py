@@ -62,6 +62,22 @@ async def test_an_event_stays_when_the_handlers_transaction_rolls_back(
     assert len(ledger.rows()) == 17
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_done_of_a_handler_by_key_removes_the_event_in_its_transaction(
+    quarantine: Any, ledger: Ledger, fails: bool
+) -> None:
+    async def handle(batch: Batch) -> None:
+        with closing(ledger.connect()) as connection, connection:
+            ledger.write(connection, batch, ())
+            await batch.events[0].done(transaction=connection)
+            if fails:
+                raise PoisonError
+
+    assert await replay(quarantine, handle) == (Replayed(0, 3) if fails else Replayed(3, 0))
+    assert len(await kept(quarantine)) == (3 if fails else 0)
+    assert len(ledger.rows()) == (17 if fails else 20)
+
+
 async def test_a_handler_without_a_commit_is_enough(quarantine: Any) -> None:
     seen = []
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from feedapi_client import (
     Batch,
+    Event,
     FeedConsumer,
     FencedError,
     Limits,
@@ -325,8 +326,9 @@ async def test_what_another_place_holds_of_a_failed_save_is_not_put_there_twice(
     await elsewhere.aclose()
 
 
-async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read(
-    publisher: Publisher,
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read_and_logged(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture, by_key: bool
 ) -> None:
     class Foreign:
         async def load(self, feed: object) -> dict[int, object]:
@@ -337,11 +339,19 @@ async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read(
         ) -> None:
             pass
 
-    async def handle(batch: Batch) -> None:
+    async def handle(_: object) -> None:
         raise AssertionError
 
-    with pytest.raises(StoreError, match="Foreign has no quarantine: say where"):
-        await run(publisher, Foreign(), handle, "quarantine")
+    async with FeedConsumer(publisher.url or "", store=Foreign()) as consumer:
+        handled = (
+            consumer.run_by_key(handle, key=Event.json, on_failure="quarantine")
+            if by_key
+            else consumer.run(handle, on_failure="quarantine")
+        )
+        with pytest.raises(StoreError, match="Foreign has no quarantine: say where"):
+            await handled
+    (record,) = (each for each in caplog.records if each.levelno == logging.ERROR)
+    assert "Foreign has no quarantine" in record.getMessage()
 
 
 async def test_the_handlers_own_except_clauses_do_not_see_the_end_of_a_dry_run(
