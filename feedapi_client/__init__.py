@@ -174,4 +174,4 @@ if not TYPE_CHECKING:  # a type checker knows the names from above, and no other
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_OF_EXTRAS, *(name for name in globals() if name.startswith("__"))])
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
