@@ -442,10 +442,16 @@ class PageDecoder:
         # Where values begin and end is told by a text of the same length, a character a byte. It
         # has escapes where surrogates were that the line has nowhere, so that no other value looks
         # the same: to find each one's partner takes long.
-        free = list(islice((escape for escape in _STAND_INS if escape not in line), 2))
-        if len(free) < 2:
-            self._fail(ProtocolError, "the response holds a line with surrogates and all escapes")
-        text = line.replace(rb"\ud", free[0]).replace(rb"\uD", free[1]).decode("latin-1")
+        surrogates = [escape for escape in (rb"\ud", rb"\uD") if escape in line]
+        free = list(
+            islice((escape for escape in _STAND_INS if escape not in line), len(surrogates))
+        )
+        if len(free) < len(surrogates):
+            raise self._torn(line, failed, complete) from _shown_cause(failed)
+        other = line
+        for escape, stand_in in zip(surrogates, free, strict=True):
+            other = other.replace(escape, stand_in)
+        text = other.decode("latin-1")
         try:
             given = _values(text.encode())
         except (ValueError, RecursionError) as error:
