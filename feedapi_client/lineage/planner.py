@@ -402,7 +402,10 @@ class Planner:
             self.entries[partition].reopened = False
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
-        """Return the owned partitions whose loaded position is another one than was saved here."""
+        """Return the owned partitions whose loaded position is another one than was saved here.
+
+        But for an end that another instance has compared, see `_compare_ends`.
+        """
         return {
             p
             for p in self._owned & stored.keys()
@@ -410,6 +413,7 @@ class Planner:
             and stored[p].revision != known.revision  # lower: the store went back
             and self.entries[p].saved_at < began
             and p not in self._unsure
+            and not (_is_end_of(known, stored[p]) and stored[p].revision > known.revision)
         }
 
     @property
@@ -611,8 +615,7 @@ class Planner:
 
     def _held_back(self, e: Entry, listed: Partition) -> tuple[State, Because] | None:
         """Return what keeps a listed partition from being started; None if nothing does."""
-        follows = listed.starts_after is not None or (listed.cursor_from and self._has_parents)
-        if e.position is not None and not follows:
+        if e.position is not None and not self._follows(e.id):
             return None  # as nearly all partitions of a large feed
         if e.position is None and self._is_outlived(e.id):
             return State.SUPERSEDED, ()  # its events are in a successor that is read (R9)
@@ -639,6 +642,7 @@ class Planner:
         Cursors are transferred first: that gives positions, which others depend on.
         """
         actions: list[Action] = []
+        begun: list[Entry] = []
         queue = deque(dirty)
         graph = self.graph
         if self._heirs and any(id in graph.successors or self._is_heir(id) for id in queue):
@@ -649,7 +653,11 @@ class Planner:
             stays = state is entry.state and not because and not entry.waits_for
             # Of one that stays only its end may still have to be saved, or told.
             if not stays or state is _DRAINED or entry.end is not None or _has(entry, "drained"):
+                if entry.cursor == FIRST and not entry.running:
+                    begun.append(entry)
                 queue.extend(self._move(entry, state, because, actions))
+        if begun and self.ordered:
+            self._compare_ends(begun, actions)
         if any(type(action) is Rediscover for action in actions):  # one is enough, at the end
             actions = [a for a in actions if type(a) is not Rediscover] + [Rediscover()]
         return actions
@@ -678,6 +686,30 @@ class Planner:
             below = [*self.graph.children.get(e.id, ()), *self.graph.successors.get(e.id, ())]
             return sorted(self._waiters.pop(e.id, set()).union(below))
         return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
+
+    def _compare_ends(self, begun: list[Entry], actions: list[Action]) -> None:
+        """Save what begins at its first event, and with it the ends of what comes before (R17).
+
+        These are known from memory. A store that went back lacks them, and would take what follows
+        from them all the same, as it compares a row with nothing but its own revision.
+        """
+        rows: dict[int, Entry] = {}
+        for e in begun:
+            now = e.state is _READING or (e.state is _DRAINED and e.saved_at == math.inf)
+            if now and not e.reopened and e.id not in self._in_flight and self._follows(e.id):
+                before = [self.entries[p] for p in self.preceding(e.id) if p in self.entries]
+                ends = [b for b in before if b.position and b.id not in self._in_flight]
+                rows |= {each.id: each for each in (e, *ends) if ends}
+        if not rows:
+            return
+        step = model.draw_step()
+        for e in rows.values():
+            status = e.position.status if e.position else "open"
+            e.position = position_after(e.position, e.cursor, status, step=step)
+            e.saved_at = math.inf
+        starts = (n for n, a in enumerate(actions) if type(a) is Start and a.partition in rows)
+        save = Save({id: e.position for id, e in rows.items() if e.position}, unchanged=rows.keys())
+        actions.insert(next(starts, len(actions)), save)
 
     def _store_end(self, e: Entry, *, read: bool) -> list[Action]:
         """Save the end of a drained partition, unless it is stored, and tell it (R6).
@@ -835,6 +867,11 @@ class Planner:
             return not known.finished and child.cursor == FIRST
         return known.gone > 1 and not self._is_drained(known)
 
+    def _follows(self, partition: int) -> bool:
+        """Whether a listed partition may come after another one, see `preceding`."""
+        listed = self.graph.partitions[partition]
+        return listed.starts_after is not None or bool(listed.cursor_from and self._has_parents)
+
     def _blockers(self, partition: int) -> tuple[int, ...]:
         """Return what has to be drained before a listed partition may start.
 
@@ -944,8 +981,11 @@ class Planner:
     def _transferred(self, positions: dict[int, Position], actions: list[Action]) -> list[int]:
         """Take the positions, and save them. Return the children of ancestors that were drained."""
         children: list[int] = []
+        unchanged: set[int] = set()
         for partition, position in positions.items():
             entry = self._entry(partition)
+            if position.status == "superseded" and _has(entry, "superseded"):
+                unchanged.add(partition)
             self._decide(entry, position)
             if position.status == "superseded":
                 self._move(entry, *self._desired(entry), actions)
@@ -954,7 +994,7 @@ class Planner:
                 # Its ancestors were not listed when it began, or it begins once more (R11).
                 self._move(entry, State.WAITING, (), actions)
         if positions:
-            actions.append(Save(positions))
+            actions.append(Save(positions, unchanged))
         return children
 
     def _with_siblings(self, successors: Iterable[Partition]) -> set[int]:
@@ -1017,7 +1057,8 @@ class Planner:
         That includes every ancestor named before the one whose cursor is taken, known or not: it
         was split before the consumer saw it, and a discovery that lags must not start it. Without
         any position all are: the application, or another consumer of this name (R17), may hold a
-        batch of one of them, and could still commit it.
+        batch of one of them, and could still commit it. A cursor that was taken before is saved
+        again: a store that went back may not hold it any more, and refuses that.
 
         Raises:
             LineageError: an ancestor that is not selected still holds its cursor; ancestors are
@@ -1039,7 +1080,8 @@ class Planner:
         cursor = FIRST if at is None else at.cursor
         before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
         skipped = [a for a in before if a in self._selection and stored[a] is None]
-        taken = {e.id: position_after(e.position, e.cursor, "superseded", step=step) for e in live}
+        held = live or [self.entries[a] for a in placed[:1] if a in self.entries]
+        taken = {e.id: position_after(e.position, e.cursor, "superseded", step=step) for e in held}
         taken |= dict.fromkeys(skipped, position_after(None, cursor, "superseded", step=step))
         return {s.id: position_after(self._position_of(s.id), cursor, step=step), **taken}
 
@@ -1154,3 +1196,8 @@ class Planner:
 
 def _has(e: Entry, status: Status) -> bool:
     return e.position is not None and e.position.status == status
+
+
+def _is_end_of(known: Position, stored: Position) -> bool:
+    same = (known.cursor, known.status) == (stored.cursor, stored.status)
+    return same and known.status != "open"

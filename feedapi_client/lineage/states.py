@@ -6,6 +6,7 @@ from which the documentation draws its table.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -165,9 +166,13 @@ def move_entry(entry: Entry, state: State) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save all of these in one atomic save before the next action is carried out."""
+    """Save all of these in one atomic save before the next action is carried out.
+
+    What is `unchanged` but for its revision is saved to be compared with what is stored (R17).
+    """
 
     positions: dict[int, Position]
+    unchanged: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

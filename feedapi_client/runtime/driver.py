@@ -300,9 +300,10 @@ class Driver:
         else:
             self._actions.popleft()
             self.planner.saved(action.positions)
-            self.decisions.saved(action.positions)
+            new = {id: p for id, p in action.positions.items() if id not in action.unchanged}
+            self.decisions.saved(new)
             if self.listeners:
-                for id, position in action.positions.items():
+                for id, position in new.items():
                     if position.status == "superseded":
                         self.listeners.tell(PartitionSuperseded(id))
 
