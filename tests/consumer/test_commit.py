@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -593,6 +594,38 @@ async def test_r17_async_for_and_run_end_with_fenced_error(way: str) -> None:
     async with feed.open() as reader:
         with anyio.fail_after(SAFETY_LIMIT), pytest.raises(FencedError):
             await (reader.consumer.run(rival) if way == "run" else loop(reader))
+
+
+@pytest.mark.parametrize("child", ["stored", "listed later"])
+async def test_r17_nothing_begins_behind_an_end_that_the_store_has_lost(child: str) -> None:
+    feed = LocalFeed()
+    feed.numbers(0, 0, 1)
+    rows: dict[int, Position] = {}
+    if child == "listed later":
+        await feed.enter()
+        rows = await feed.store.positions()
+    for successor in feed.split(0, method="starts-after"):
+        feed.numbers(successor, 2, 3)
+    if child == "stored":
+        await feed.enter()
+        rows = await feed.store.positions()
+
+    async def fail_over(_: object) -> None:
+        """Go back to the first rows, once the end of the parent is stored."""
+        if (await feed.store.positions())[0].status == "drained":
+            feed.store.before_save = None
+            (key,) = await feed.store.feeds()
+            await feed.store.delete(key)
+            await feed.store.save(key, {p: replace(at, replaces=None) for p, at in rows.items()})
+
+    feed.store.before_save = fail_over
+    async with feed.consume(follow=False) as consumer:
+        handled = []
+        with pytest.raises(FencedError, match="the store went back"):
+            async for event in consumer:
+                handled.append(event.json()["n"])
+    assert handled == [0, 1]
+    assert await feed.read() == [0, 1, 2, 3, 2, 3]
 
 
 async def test_r17_of_two_consumers_that_bootstrap_at_once_one_is_fenced() -> None:

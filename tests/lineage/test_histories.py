@@ -28,7 +28,7 @@ r05_a_checkpoint_changes_nothing
   checkpoint 0 b after -> 0@b#3 / restart / list 0 -> start 0
 r05_lineage_goes_on_when_the_last_batch_is_committed_and_released
   list 0!z 1<0 / delivered 0 / checkpoint 0 z -> 0@z:drained#2 | 0R 1W(0)
-  release 0 -> stop 0; drained 0@z; start 1; discover | 0D 1R
+  release 0 -> stop 0; drained 0@z; save 0@z:drained#3 1#2; start 1; discover | 0D 1R
   given / list 0!z 1<0 / delivered 0 / release 0 -> | 0R 1W(0)
   given 0@z / list 0 1<0 / delivered 0 / list 0!z 1<0 -> | 0R 1W(0)
 r05_a_batch_that_is_released_late_takes_no_older_position_back
@@ -61,7 +61,7 @@ r06_an_open_partition_at_its_end_is_caught_up_until_the_next_event_or_until_it_c
 r06_an_uncommitted_end_drains_nothing_and_is_reported_once_where_children_wait
   list 0! 1<0 / delivered 0 / release 0
   end 0 z closed -> report 0 ~not committed: partition 1 can't start | 0R 1W(0) / end 0 z closed ->
-  release 0 z -> stop 0; drained 0@z; start 1; discover | 0D 1R
+  release 0 z -> stop 0; drained 0@z; save 0@z:drained#3 1#2; start 1; discover | 0D 1R
 r06_r15_an_end_seen_before_the_partition_was_open_again_drains_nothing_and_it_is_asked_on
   list 0! 1<0 / delivered 0 / end 0 z closed ->
   list 0 1<0 -> report 1 ~waits for partition 0; start 0 / list 0! 1<0 ->
@@ -82,13 +82,15 @@ r06_a_drained_partition_that_opens_again_is_read_on_and_open_in_the_store
   given 0@z:drained#4 / list 0!z / listed_again -> / list 0 / commit 0 zz -> / listed_again ->
 r06_an_event_behind_a_drained_end_is_read_on
   given 0@a / list 0! 1<0 / reopened 0 ->
-  end 0 a closed -> stop 0; save 0@a:drained#2; drained 0@a; start 1; discover | 0D 1R
-  reopened 0 -> save 0@a#3; start 0@a | 0R 1R / commit 0 b ->
-  end 0 b closed -> stop 0; save 0@b:drained#5; drained 0@b; discover | 0D 1R
+  end 0 a closed -> stop 0; save 0@a:drained#2; drained 0@a; save 0@a:drained#3 1; start 1;
+      discover | 0D 1R
+  reopened 0 -> save 0@a#4; start 0@a | 0R 1R / commit 0 b ->
+  end 0 b closed -> stop 0; save 0@b:drained#6; drained 0@b; discover | 0D 1R
 r06_a_drained_partition_with_another_last_cursor_is_reported_and_asked_once_more
-  given 0@z:drained#3 / list 0!zz 1<0 -> report 0 ~'z' ~'zz': it is asked once more; start 1 | 0D 1R
+  given 0@z:drained#3 / list 0!zz 1<0 -> report 0 ~'z' ~'zz': it is asked once more;
+      save 0@z:drained#4 1; start 1 | 0D 1R
   doubted 0 -> True / list 0!zz 1<0 ->
-  given 0@zz:drained#3 / list 0!zz 1<0 -> start 1 / doubted 0 -> False
+  given 0@zz:drained#3 / list 0!zz 1<0 -> save 0@zz:drained#4 1; start 1 / doubted 0 -> False
 # Where a consumer begins
 r07_the_first_start_is_one_save_before_all_else
   list 0 1 2! -> save 0 1 2; start 0; start 1; start 2 | 0R 1R 2R
@@ -133,9 +135,18 @@ r17_nothing_follows_a_drained_partition_that_is_gone_from_the_store
   given 0@a:drained 3@q shared=True / list 0!a 1<0 3 / refresh owned=[3] others=[] / gone 0
   refresh owned=[1,3] others=[] -> fail 0 StoreError ~no longer in the store | 0P 1P(0) 3R
   given 0@a:drained 3@q shared=True / list 3 1<0 / refresh owned=[3] others=[] / gone 0
-  refresh owned=[1,3] others=[] -> start 1 | 0D 1R 3R
+  refresh owned=[1,3] others=[] -> save 0@a:drained#2 1; start 1 | 0D 1R 3R
   given 0@a:superseded 3@a shared=True / list 0!a 3<<0 / refresh owned=[3] others=[] / gone 0
   refresh owned=[3] others=[] -> | 0S 3R
+r17_what_begins_at_its_first_event_is_saved_with_the_ends_before_it
+  given 0@z:drained 1 2@q / list 0!z 1<0 2<0 3<0 -> save 0@z:drained#2 1#2 3; start 1;
+      start 2@q; start 3
+  given 0@z:drained 1 ordered=False / list 0!z 1<0 -> start 1
+  given 0@z:drained / list 0!z 1!_first<0 2<1
+  given 0@z:drained 1@b:drained / list 0!z 1!b<0 2<1 -> save 1@b:drained#2 2; start 2
+r17_a_cursor_that_was_taken_before_is_saved_where_it_is_taken_again
+  given 0@z:superseded 1@b / list 1<<0 / list 1<<0 2<<0 3<<0 -> save 0@z:superseded#2 2@z 3@z;
+      start 2@z; start 3@z
 # Parents and children, listed or not
 r08_a_child_of_an_open_parent_waits_and_is_reported_once
   list 0 1<0 -> save 0 1; start 0; report 1 ~waits for partition 0 | 0R 1W(0) / list 0 1<0 ->
@@ -145,7 +156,8 @@ r08_a_parent_that_is_not_listed_is_lost_unless_it_was_drained_or_is_history
   given 0@a:drained / list 1<0 | 0D 1R
   given 0@a / list 1<0 | 0V 1W(0) / list 1<0 | 0V 1P
   given 0@z:superseded#4 9@c
-  list 9 2<<0 4<0 -> save 2@z; start 2@z; start 9@c; fail 4 LostPartitionError | 0S 2R 4P 9R
+  list 9 2<<0 4<0 -> save 0@z:superseded#5 2@z; start 2@z; start 9@c;
+      fail 4 LostPartitionError | 0S 2R 4P 9R
   given 9@a 0@z:drained / list / list 0<9 -> fail 0 LostPartitionError | 0P 9V
 r08_a_partition_waits_for_the_parent_of_a_drained_parent
   given 1@e:drained 0@a#5 / list 0! 1!<0 2<1 | 0R 1D 2W(0) / commit 0 z / end 0 z closed | 0D 1D 2R
@@ -164,9 +176,11 @@ r08_one_hole_in_one_discovery_is_not_final
   list 0! 1<0 -> start 0@a | 0R 1W(0) / list 1<0 / list 1<0 -> fail 1 LostPartitionError | 0V 1P
 r08_the_children_of_a_drained_parent_that_is_split_later_are_read_and_those_that_had_begun
   given 0@z:drained#3 1@q / list 0! 1
-  list 2<<0 3<<0 1 4<0 -> save 0@z:superseded#4 2@z 3@z; start 2@z; start 3@z; start 4
+  list 2<<0 3<<0 1 4<0 -> save 0@z:superseded#4 2@z 3@z; start 2@z; start 3@z;
+      save 0@z:superseded#5 4; start 4
       | 0S 1R 2R 3R 4R
-  given 0@z:superseded#4 4@c / list 2<<0 4<0 -> save 2@z; start 2@z; start 4@c | 0S 2R 4R
+  given 0@z:superseded#4 4@c / list 2<<0 4<0 -> save 0@z:superseded#5 2@z; start 2@z;
+      start 4@c | 0S 2R 4R
 r08_a_missing_edge_is_suspected_where_a_partition_is_closed_and_new_roots_appear
   list 0 9 / list 0!z 9 1 2 -> report feed ~lineage={1: 0, 2: 0}; start 1; start 2
   list 0!z 9 1 2 -> / list 0!z 9 1 2 3 -> start 3
@@ -232,7 +246,7 @@ r08_nobody_waits_for_partition_0_without_a_need
   given / list dialect="v2-token" 1 2 | 1R 2R
   given / list 0! 1 | 0R 1R
   given ordered=False / list dialect="v2-token" 0! 1 -> save 0 1; start 0; start 1
-  given 0@z:drained / list dialect="v2-token" 0! 1 -> start 1
+  given 0@z:drained / list dialect="v2-token" 0! 1 -> save 0@z:drained#2 1; start 1
   given / list dialect="v2-token" 0!<4 4!e 3<<8 1 | 0W(4) 1W(0) 3W(0,4) 4R 8S
   given lineage={3:None} / list dialect="v2-token" 0! 1 3 | 0R 1W(0) 3R
   given start="last"
@@ -258,7 +272,7 @@ r09_successors_wait_for_the_batch_in_flight_of_each_ancestor_of_a_merge
 r09_the_first_ancestor_that_is_not_superseded_counts_or_else_a_superseded_one
   given 0@old:superseded#5 1@new
   list 2<<1,0 3<<1,0 -> save 1@new:superseded#2 2@new 3@new; start 2@new; start 3@new
-  given 0@a:superseded#5 1@far / list 1<<0 2<<0 -> save 2@a; start 2@a; start 1@far
+  given 0@a:superseded#5 1@far / list 1<<0 2<<0 -> save 0@a:superseded#6 2@a; start 2@a; start 1@far
 r09_ancestors_at_different_cursors_are_ambiguous_and_at_the_same_are_not
   given 0@a 1@b
   list 2<<0,1 -> fail 2 AmbiguousLineageError ~different ones: 0 at 'a', 1 at 'b' | 0V 1V 2P
@@ -280,7 +294,8 @@ r09_what_vanished_may_be_what_a_successor_without_a_cursor_goes_on_from
       ~only finds the cursor that 0 had, while partitions 1, 2 had one | 0S 1V 2V 3P 4P
 r09_a_successor_of_unknown_ancestors_is_reported_where_something_is_stored
   given 0@a:drained
-  list 0!a 2<<1 -> report 2 ~begins at its first event ~(partition 1); save 1:superseded 2; start 2
+  list 0!a 2<<1 -> report 2 ~begins at its first event ~(partition 1); save 1:superseded 2;
+      save 0@a:drained#2 2#2; start 2
   list 0!a 2<<1 ->
   given / list 2<<1 -> save 1:superseded 2; start 2
   given 0@a / list 0!z 1<0 / list 0!z 2<<1 -> save 1:superseded 2
@@ -291,7 +306,8 @@ r09_ancestors_named_before_the_one_with_a_cursor_are_superseded_unknown_or_not
   list 3 | 2V 3S 4V 5S 6V 7S / list 5<<3 7<<5,3 3 | 2V 3S 4V 5S 6V 7S / restart
   list 5<<3 7<<5,3 3 | 2V 3S 4V 5S 6V 7S
   given 3@c#4 / list 4<<5,3 2<<7,5,3 6<<3 5<<3 | 2R 3S 4R 5S 6R 7S
-  given 3@c:superseded#2 2@far / list 2 4<<5,3 -> save 4@c 5@c:superseded; start 4@c; start 2@far
+  given 3@c:superseded#2 2@far / list 2 4<<5,3 -> save 3@c:superseded#3 4@c 5@c:superseded;
+      start 4@c; start 2@far
 r09_a_partition_that_is_listed_again_is_not_lost
   given 0@a:drained 4@b / list 0! 4<0 / list 0 | 0R 4V
   list 0! 4<0 7<<5 -> report 7 ~begins at its first event ~(partition 5); save 5:superseded 7
@@ -383,19 +399,22 @@ r18_what_is_parked_is_told_once_and_stays_parked
 # Several instances
 r06_a_list_older_than_the_store_opens_nothing_again
   given 0@a shared=True / list 0 1<0 / stored 0@z:drained#3
-  refresh owned=[0,1] others=[] -> start 1; discover / refresh owned=[0,1] others=[] | 0D 1R
-  end 0 z -> / list 0! 1<0 -> / listed_again -> / list 0 1<0 -> save 0@z#4; start 0@z
+  refresh owned=[0,1] others=[] -> save 0@z:drained#4 1; start 1;
+      discover / refresh owned=[0,1] others=[] | 0D 1R
+  end 0 z -> / list 0! 1<0 -> / listed_again -> / list 0 1<0 -> save 0@z#5; start 0@z
   listed_again -> 0 ~it is read on from its end ~feedapi cursors restore
   given 0@a shared=True / list 0 1<0 / stored 0@z:drained#3
-  refresh owned=[1] others=[] -> start 1; discover / refresh owned=[0,1] others=[]
-  list 0 1<0 -> save 0@z#4; start 0@z
+  refresh owned=[1] others=[] -> save 0@z:drained#4 1; start 1;
+      discover / refresh owned=[0,1] others=[]
+  list 0 1<0 -> save 0@z#5; start 0@z
   listed_again -> 0 ~it is read on from its end ~feedapi cursors restore
 r06_a_discovery_that_began_before_the_drained_position_was_loaded_is_older
   given 0@a shared=True / list 0! 1<0 / load early / stored 0@z:drained#3
-  refresh owned=[0,1] others=[] / list 0 1<0 began="early" -> / list 0 1<0 -> save 0@z#4; start 0@z
+  refresh owned=[0,1] others=[] / list 0 1<0 began="early" -> / list 0 1<0 -> save 0@z#5; start 0@z
 r06_an_end_that_is_committed_while_the_lease_goes_counts_at_once
   given 0@a shared=True / list 0! 1<0 / refresh owned=[0,1] others=[] / delivered 0 / end 0 z closed
-  revoke 0 -> stop 0 | 0E 1W(0) / release 0 z -> drained 0@z; start 1; discover | 0D 1R
+  revoke 0 -> stop 0 | 0E 1W(0) / release 0 z -> drained 0@z; save 0@z:drained#3 1; start 1;
+      discover | 0D 1R
 r10_a_drained_partition_that_is_listed_open_asks_for_one_discovery
   given 0@z:drained#3 shared=True / list 0 -> / refresh -> / refresh -> / refresh ->
 r17_an_older_load_overwrites_nothing
@@ -495,7 +514,7 @@ r07_start_counts_for_the_selected_partitions_alone
   given partitions=[1] start={1:"c"} / list 0 1 -> save 1@c; start 1@c
 r09_a_cursor_of_selected_partitions_is_transferred_to_selected_ones
   given 0@a partitions=[0,1] / list 1<<0 2<<0 -> save 0@a:superseded#2 1@a; start 1@a
-  given 0@a:superseded#2 1@a / list 1<<0 2<<0 -> save 2@a; start 2@a; start 1@a
+  given 0@a:superseded#2 1@a / list 1<<0 2<<0 -> save 0@a:superseded#3 2@a; start 2@a; start 1@a
   given 0@a partitions=[0] / list 0 / list 0 1<<0 -> | 0R
 r09_the_cursor_of_an_ancestor_that_is_not_selected_is_left_to_it
   given 0@a partitions=[1,3]
@@ -512,11 +531,12 @@ r09_a_superseded_cursor_of_others_is_taken_and_left_as_it_is
 r09_what_went_to_successors_that_are_not_selected_is_not_lost
   given 0@a 1@b partitions=[0,1,5] / list 0!a 5<<4 2<<1 | 0D 1V 5R
   given 0@a 1@b partitions=[0,1] / list 0!a 2<<1 / select 5
-  list 0!a 5<<4 3 -> report 5 ~begins at its first event ~(partition 4); save 5; start 5 | 0D 1V 5R
+  list 0!a 5<<4 3 -> report 5 ~begins at its first event ~(partition 4); save 5;
+      save 0@a:drained#3 5#2; start 5 | 0D 1V 5R
   given 0@a 1@b partitions=[0,5] / list 0!a 5<<4 2<<1 | 0D 5R
 r07_partitions_added_to_the_selection_are_started_by_the_next_discovery
   given partitions=[0] / list 0!z 1<0 / select 1 / selected -> frozenset({0, 1}) / list 0!z 1<0 ->
-  commit 0 z -> stop 0; drained 0@z; start 1; discover
+  commit 0 z -> stop 0; drained 0@z; save 0@z:drained#3 1; start 1; discover
   given 1@b#3 partitions=[0] / select 1 / list 0 1 -> start 0; start 1@b / checkpoint 1 c -> 1@c#4
 """
 ROWS = parsed(HISTORIES)
