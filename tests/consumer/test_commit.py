@@ -619,11 +619,13 @@ async def test_r17_nothing_begins_behind_an_end_that_the_store_has_lost(child: s
             await feed.store.save(key, {p: replace(at, replaces=None) for p, at in rows.items()})
 
     feed.store.before_save = fail_over
-    async with feed.consume(follow=False) as consumer:
-        handled = []
-        with pytest.raises(FencedError, match="the store went back"):
-            async for event in consumer:
-                handled.append(event.json()["n"])
+    handled: list[int] = []
+
+    async def handle(batch: Batch) -> None:
+        handled.extend(n_of(batch.events))
+
+    with pytest.raises(FencedError, match="the store went back"):
+        await feed.run(handle)
     assert handled == [0, 1]
     assert await feed.read() == [0, 1, 2, 3, 2, 3]
 
