@@ -64,8 +64,7 @@ class Fetching:
         if self._driver.waits_paused(partition):
             return None
         if not partition.started:
-            await self.late.look(partition)
-            return None
+            return await self.late.look(partition)
         if partition.fetching:
             self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return None

@@ -12,6 +12,7 @@ from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import State
 from feedapi_client.protocol.page import Outcome
 from feedapi_client.protocol.text import shown
+from feedapi_client.retry import Backoff
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 
@@ -19,6 +20,8 @@ ASKED_FOR_SECONDS = 600.0
 """For so long a partition is asked again at discoveries."""
 _MOST_BEFORE = 100
 """Partitions that were drained before a session began and are asked again: the newest ones."""
+_MOST_LOOKS = 6
+"""Looks that fail before a session without `follow` ends without an answer."""
 _MAX_PAGES = 5
 """Pages without an event that one look reads."""
 
@@ -48,7 +51,7 @@ class LateEvents:
         self._looks: dict[int, _Look] = {}
         self._has_begun = False
         self._looking: set[int] = set()
-        self._first: set[int] = set()
+        self._first: dict[int, Backoff] = {}
         """Partitions of earlier sessions of which one look is waited for (without `follow`)."""
 
     @property
@@ -56,8 +59,8 @@ class LateEvents:
         """Whether a look is under way or due, without which a session may not end."""
         driver = self._driver
         self._first = {
-            id
-            for id in self._first
+            id: backoff
+            for id, backoff in self._first.items()
             if id in self._looking or driver.scheduler.is_scheduled(driver.partition(id))
         }
         return bool(self._first)
@@ -74,7 +77,7 @@ class LateEvents:
             first = now + pause if driver.settings.follow else now
             self._looks[id] = _Look(now + ASKED_FOR_SECONDS, first, pause, own=False)
             if not driver.settings.follow:
-                self._first.add(id)
+                self._first[id] = Backoff(attempts=_MOST_LOOKS, clock=driver.clock)
         for id in driver.take_drained():
             self._looks[id] = _Look(now + ASKED_FOR_SECONDS, now + pause, pause, own=True)
         for id, look in list(self._looks.items()):
@@ -100,25 +103,36 @@ class LateEvents:
         )
         return heapq.nlargest(_MOST_BEFORE, drained)
 
-    async def look(self, partition: RuntimePartition) -> None:
+    async def look(self, partition: RuntimePartition) -> float | None:
         """Ask a drained partition once: a job of the scheduler.
 
-        A failure is ignored: the next look is soon. Raises `StoreError`.
+        A failure is ignored, as the next look is soon, but for a look that is waited for: return
+        the seconds after which it is made again. Raises `StoreError`.
         """
         if partition.id not in self._looks or partition.entry.state is not State.DRAINED:
-            return
-        driver, found = self._driver, False
+            return None
+        driver = self._driver
         self._looking.add(partition.id)
         try:
-            with anyio.move_on_after(driver.limits.slot_timeout):
+            with anyio.fail_after(driver.limits.slot_timeout):
                 found = await self._has_more(partition)
-        except FeedError:
-            return
+        except (FeedError, TimeoutError) as error:
+            return self._pause(partition.id, error)
         finally:
             self._looking.discard(partition.id)
             driver.wake()
-        if not found or partition.entry.state is not State.DRAINED:
-            return
+        if found and partition.entry.state is State.DRAINED:
+            await self._found(partition)
+        return None
+
+    def _pause(self, partition: int, error: Exception) -> float | None:
+        try:
+            return self._first[partition].pause(error) if partition in self._first else None
+        except (FeedError, TimeoutError):
+            return None  # too many
+
+    async def _found(self, partition: RuntimePartition) -> None:
+        driver = self._driver
         if not self._looks.pop(partition.id).own:
             driver.report(
                 partition.id,

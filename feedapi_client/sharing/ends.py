@@ -24,8 +24,8 @@ class Ends:
         """Every instance that was ever seen."""
         self._last_joined = 0.0
         """When the last one was seen for the first time, on the clock of the event loop."""
-        self._old: dict[int, int] | None = None
-        """The epochs of those that were marked before this instance took part."""
+        self._old: dict[int, Lease] | None = None
+        """Those that were marked before this instance took part."""
         self._asked: dict[int, tuple[str, float]] = {}
         """The ends that are asked for again: their cursors, and since when."""
 
@@ -36,7 +36,7 @@ class Ends:
             self._members |= names
             self._last_joined = self._driver.clock()
         if self._old is None:
-            self._old = {p: lease.epoch for p, lease in view.leases.items() if lease.ended}
+            self._old = {p: lease for p, lease in view.leases.items() if lease.ended}
 
     def of(self, leases: Mapping[int, Lease]) -> set[int]:
         """Return the partitions that were read to their end; none with `follow`.
@@ -46,11 +46,20 @@ class Ends:
         and its children to be read. Nor that of one that is not listed any more: its cursor may
         have to be transferred.
         """
-        planner, old = self._driver.planner, self._old or {}
+        planner = self._driver.planner
         if self._driver.settings.follow:
             return set()
-        new = [p for p, lease in leases.items() if lease.ended and old.get(p) != lease.epoch]
+        new = [p for p, lease in leases.items() if lease.ended and not self._is_old(p, lease)]
         return {p for p in new if p in planner.graph and not planner.is_closed(p)}
+
+    def _is_old(self, partition: int, lease: Lease) -> bool:
+        """Whether it is the mark that was there before this instance took part.
+
+        Its epoch alone does not say so: leases that went back count the same one again, for another
+        owner. Whoever released it left the mark as it was.
+        """
+        old = (self._old or {}).get(partition)
+        return old is not None and old.epoch == lease.epoch and lease.owner in (None, old.owner)
 
     def to_mark(self, owned: Collection[int], leases: Mapping[int, Lease]) -> list[int]:
         """Return the owned partitions that are at their end, or parked, and not marked.

@@ -580,6 +580,8 @@ async def test_r06_a_run_without_follow_looks_behind_the_ends_of_earlier_runs(
     last = [(1, n) for n in range(100)]
     assert await run(*[(0, n) for n in range(before)], *last) == []
     await anyio.sleep(40)
+    refused = iter([status(503), status(404)])  # a look that fails is made again
+    feed.answers.append(of_fetches(lambda ask: next(refused, None) if ask.partition == 0 else None))
     (report,) = await run()
     assert report.endswith(f": '{before or FIRST}'")
     (key,) = await store.feeds()

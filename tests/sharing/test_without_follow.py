@@ -6,12 +6,17 @@ By whichever instance, also when some die in between. On virtual time.
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from feedapi_client import Batch, CommitOrderError, FeedConsumer, Limits, Share
+from feedapi_client import Batch, CommitOrderError, FeedConsumer, FeedInfo, Limits, Partition, Share
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.sharing.ends import Ends
+from feedapi_client.stores import Lease, View
 from feedapi_client.testing import Publisher
 from tests.sharing.fleet import URL, Fleet, Member, fleet, publish, until
 from tests.testing.virtual_time import HOUR, asgi_client, run_in_virtual_time
@@ -82,6 +87,27 @@ def test_ends_that_a_dead_instance_has_marked_do_not_end_the_next_round(backend:
             assert sorted(instances.handled) == [*range(60), *range(1000, 1006)]
 
     run_in_virtual_time(test, backend)
+
+
+@pytest.mark.parametrize(
+    ("mark", "counts"),
+    [
+        (Lease(0, "gone", 1, ended=True), False),
+        (Lease(0, None, 1, ended=True), False),  # it was released since
+        (Lease(0, "gone", 2, ended=True), True),
+        (Lease(0, "self", 1, ended=True), True),  # leases went back, and count the same epoch again
+        (Lease(0, "self", 2), False),
+    ],
+)
+def test_a_mark_counts_unless_it_was_there_before_this_instance(mark: Lease, counts: bool) -> None:
+    planner = Planner(feed=URL)
+    planner.discover(FeedInfo("v2-draft", {0: Partition(0)}))
+    driver = SimpleNamespace(
+        planner=planner, settings=SimpleNamespace(follow=False), clock=lambda: 0.0
+    )
+    ends = Ends(cast("Driver", driver))
+    ends.saw(View([], {0: Lease(0, "gone", 1, ended=True)}))
+    assert ends.of({0: mark}) == ({0} if counts else set())
 
 
 @BACKENDS
