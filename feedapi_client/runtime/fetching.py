@@ -65,6 +65,8 @@ class Fetching:
             return None
         if not partition.started:
             return await self.late.look(partition)
+        if not partition.entry.running:
+            return None  # its `Stop` is not carried out yet
         if partition.fetching:
             self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return None

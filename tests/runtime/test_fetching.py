@@ -202,3 +202,20 @@ async def test_r14_a_failed_request_is_scheduled_again_and_shown() -> None:
     assert partition.failing
     assert driver.scheduler.is_scheduled(partition)
     assert driver.failure is None
+
+
+async def test_a_partition_that_is_to_be_stopped_is_not_asked_any_more() -> None:
+    """What stops it may have to wait for the application to come back from its handler."""
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+    driver.defer(driver.planner.fail(0, FeedUnavailableError("lost")))
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(204)
+
+    async with fetching(driver, answer) as work:
+        assert await work.work(partition) is None
+    assert asked == []
+    assert partition.started
