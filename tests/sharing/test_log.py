@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import groupby
 
 import pytest
 
@@ -25,6 +26,12 @@ def changes(caplog: pytest.LogCaptureFixture, of: Running) -> list[str]:
     return [record.getMessage().removeprefix(begin) for record in records]
 
 
+def joined(texts: list[str]) -> list[str]:
+    """The same with what happened at two moments in one text: a busy machine takes them apart."""
+    runs = [list(group) for _, group in groupby(texts, lambda text: text.rpartition(" ")[0][:7])]
+    return [", ".join([run[0], *(text.split()[-1] for text in run[1:])]) for run in runs]
+
+
 async def test_joining_claiming_giving_away_and_leaving_are_logged(
     serve: Callable[..., Publisher], shared_store: CursorStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -39,8 +46,8 @@ async def test_joining_claiming_giving_away_and_leaving_are_logged(
         await instances.stop(second)
         await instances.balanced(first, partitions=4)
         await instances.stop(first)
-    assert changes(caplog, second) == ["joined", f"claimed {moved}", "left"]
-    assert changes(caplog, first) == [
+    assert joined(changes(caplog, second)) == ["joined", f"claimed {moved}", "left"]
+    assert joined(changes(caplog, first)) == [
         "joined",
         "claimed 0, 1, 2, 3",
         f"gave away {moved}",
