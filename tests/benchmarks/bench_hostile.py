@@ -1,9 +1,9 @@
 """How long other work waits while responses are nonsense.
 
 ``python -m tests.benchmarks.bench_hostile`` prints a table in Markdown, and writes it to
-``tests/faults/held.md``, which the documentation shows: the longest time between two turns of a
-task (of a thread, beside `SyncFeedConsumer`), in milliseconds of the process's CPU, so that other
-processes don't count.
+``tests/faults/held.md``, from which the documentation takes the longest times. A cell is the
+longest time between two turns of a task (of a thread, beside `SyncFeedConsumer`), in milliseconds
+of the process's CPU, so that other processes don't count.
 """
 
 from __future__ import annotations
