@@ -112,9 +112,12 @@ documentation() {
     NO_MKDOCS_2_WARNING=1 $bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 }
 
+# Sets where the broker is that an example starts, after building it where it is missing.
+find_broker() { FEEDAPI_LIFTBRIDGE=$(.venv/bin/python -m tests.liftbridge.build) && export FEEDAPI_LIFTBRIDGE; }
 run_example() { timeout 300 .venv/bin/python -W error::ResourceWarning "$1" >/dev/null; }
 examples() {
     local example
+    find_broker || return 1
     for example in examples/*.py; do
         printf '%s\n' "$example"
         run_example "$example" || printf '%s\n' "$example" >>"$scratch/failed_examples"
@@ -126,6 +129,7 @@ examples() {
 failed_examples() {
     local example
     [ -s "$scratch/failed_examples" ] || return 0
+    find_broker || return 1
     while read -r example; do
         run_example "$example" </dev/null || return 1
         printf '%s\n' "$example" >>"$scratch/flaky"

@@ -3,12 +3,12 @@
 python examples/relay_to_liftbridge.py [FEED NATS API]
 
 For example: https://service/myfeed nats://broker:4222 broker:9292. Without arguments it starts a
-feed, a NATS server and a simulated broker.
+feed, a NATS server and a broker, whose program is built as docs/pages/liftbridge.md says.
 """
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import anyio
 
@@ -22,7 +22,7 @@ from feedapi_client.liftbridge import (
     StreamCursorStore,
 )
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 
 ORDERS = Stream("orders", partitions=3)
 LEDGER = Stream("ledger")
@@ -66,34 +66,25 @@ async def exactly_once(feed: str, nats: str, api: LiftbridgeApi) -> None:
         )
 
 
-@asynccontextmanager
-async def simulated_servers() -> AsyncIterator[tuple[str, str, str]]:
-    """Start a feed, a NATS server and a simulated broker."""
+@contextmanager
+def own_servers() -> Iterator[tuple[str, str, str]]:
+    """Start a feed, a NATS server and a broker."""
     publisher = Publisher(2)
     for n in range(1000):
         publisher.publish(f"customer-{n % 7}", {"entity": f"customer-{n % 7}", "n": n})
-    with publisher.serve() as feed, NatsServer() as nats:
-        async with LiftbridgeBroker(nats.url, grpc=True) as broker:
-            yield feed, nats.url, broker.address
+    with publisher.serve() as feed, NatsServer() as nats, LiftbridgeServer(nats.url) as broker:
+        yield feed, nats.url, broker.address
 
 
-@asynccontextmanager
-async def servers_of_arguments() -> AsyncIterator[tuple[str, str, str]]:
-    yield sys.argv[1], sys.argv[2], sys.argv[3]
-
-
-async def main() -> None:
-    async with (
-        simulated_servers() if len(sys.argv) == 1 else servers_of_arguments() as (
-            feed,
-            nats,
-            api_address,
-        ),
-        LiftbridgeApi(api_address) as api,
-    ):
+async def main(feed: str, nats: str, api_address: str) -> None:
+    async with LiftbridgeApi(api_address) as api:
         await at_least_once(feed, nats, api)
         await exactly_once(feed, nats, api)
 
 
 if __name__ == "__main__":
-    anyio.run(main)
+    if len(sys.argv) > 1:
+        anyio.run(main, *sys.argv[1:])
+    else:
+        with own_servers() as servers:
+            anyio.run(main, *servers)

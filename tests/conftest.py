@@ -51,13 +51,13 @@ TOUCHED = {
         "tests/stores/test_redis.py::TestOnRedis::test_a_save_survives_the_loss_of_the_script_cache",
         "tests/stores/test_redis.py::TestOnRedis::test_prefixes_are_apart",
     ),
-    "NATS": (
+    "Liftbridge over NATS": (
         "tests/liftbridge/test_publisher.py::test_a_publish_is_stored_and_returns_its_ack",
-        "tests/liftbridge/test_relay.py::test_every_event_becomes_a_message_in_order",
-    ),
-    "Liftbridge": (
-        "tests/liftbridge/contract/test_groups.py::test_members_divide",
-        "tests/liftbridge/contract/test_groups.py::test_a_group_goes_on_after_a_crash",
+        "tests/liftbridge/test_at_least_once.py::test_every_event_becomes_a_message_in_order",
+        "tests/liftbridge/test_reader.py::test_a_reader_resumes_after_any_batch",
+        "tests/liftbridge/test_command.py::test_it_relays_to_the_end_and_continues_from_its_store",
+        "tests/liftbridge/test_groups.py::test_members_divide",
+        "tests/liftbridge/test_groups.py::test_a_group_goes_on_after_a_crash",
         "tests/liftbridge/test_example.py",
     ),
     "Spark": (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from feedapi_client.testing.liftbridge.nats_server import free_port
+from feedapi_client.testing.liftbridge import free_port
 from tests import components
 
 _SAFETY_LIMIT = 30.0

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.testing.liftbridge.nats_server import free_port
+from feedapi_client.testing.liftbridge import free_port
 from tests import components
 
 _START_SECONDS = 100.0  # a safety net, below the time limit of a test

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
         DoneStoreContract,
         LeaseStoreContract,
     )
-    from feedapi_client.testing.liftbridge import BrokerFault as BrokerFault
-    from feedapi_client.testing.liftbridge import LiftbridgeBroker as LiftbridgeBroker
+    from feedapi_client.testing.liftbridge import LiftbridgeServer as LiftbridgeServer
     from feedapi_client.testing.liftbridge import NatsServer as NatsServer
     from feedapi_client.testing.publisher import (
         Fault,
@@ -57,17 +56,16 @@ __all__ = [
     "faults",
 ]
 
-# BrokerFault, LiftbridgeBroker and NatsServer are public too. They are not in __all__, because a
-# star import must not ask for the extra ``liftbridge``.
+# LiftbridgeServer and NatsServer are public too. They are not in __all__, because a star import
+# must not ask for the extra ``liftbridge``.
 _MODULES = {
     "AdministrableStoreContract": "contracts",
-    "BrokerFault": "liftbridge",
     "CursorStoreContract": "contracts",
     "DoneStoreContract": "contracts",
     "Fault": "publisher",
     "FaultRule": "publisher",
     "LeaseStoreContract": "contracts",
-    "LiftbridgeBroker": "liftbridge",
+    "LiftbridgeServer": "liftbridge",
     "NatsServer": "liftbridge",
     "Publisher": "publisher",
     "Quirks": "publisher",

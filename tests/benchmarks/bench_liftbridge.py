@@ -1,6 +1,6 @@
 """Publisher and relay beside bare nats-py loops: ``python -m tests.benchmarks.bench_liftbridge``.
 
-With ``--real`` the real broker acks, instead of a fast stand-in in a process of its own. With
+With ``--real`` the real broker acks, instead of a process that does nothing else. With
 ``--go`` go-liftbridge's PublishAsync is measured there, too; its program in
 ``tests/benchmarks/go_liftbridge`` is built first. Seven rounds of all of that:
 ``python -m tests.benchmarks.bench_liftbridge --real --go``.
@@ -41,13 +41,12 @@ from feedapi_client.liftbridge import (
     LiftbridgePublisher,
     Message,
     Relay,
-    Stream,
     StreamCursorStore,
     encode,
 )
 from feedapi_client.liftbridge import nats_publisher as publisher_module
 from feedapi_client.liftbridge.envelope import decode_message
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests import components
 from tests.benchmarks.fast_broker import fast_broker
 from tests.benchmarks.static_feed import payload, static_feed
@@ -142,21 +141,6 @@ async def relay_at_least_once(url: str, feed: str, window: int) -> Measurement:
     return watch.stop(progress.events)
 
 
-async def relay_exactly_once(url: str, feed: str, format: str) -> Measurement:
-    """Relay exactly once. The simulated broker is the limit of single events."""
-    watch = Stopwatch()
-    async with LiftbridgeBroker(url, grpc=True) as broker:
-        await broker.create_stream("once", concurrency_control=True)
-        async with (
-            LiftbridgePublisher(url, ack_timeout=60, max_message_bytes=None) as publisher,
-            LiftbridgeApi(broker.address) as api,
-        ):
-            store = StreamCursorStore(publisher, api, Stream("once"), format=format)
-            async with FeedConsumer(feed, follow=False, store=store) as consumer:
-                progress = await Relay(consumer, publisher).run()
-    return watch.stop(progress.events)
-
-
 async def documented_calls(loop: Callable[[], Awaitable[Measurement]]) -> Measurement:
     """Run a loop without the fast path."""
     with patch.object(publisher_module, "install_fast_path", lambda *_: None):
@@ -229,9 +213,6 @@ async def throughput(events: int, rounds: int, window: int) -> Table:
             "Relay, at least once": relay,
             "Relay, at least once, documented calls": partial(documented_calls, relay),
         }
-        for format in ("batch", "events"):
-            name = f"Relay, exactly once, {format} (broker in the same process)"
-            loops[name] = partial(relay_exactly_once, server.url, feed, format)
         results = Results()
         await results.measure(loops, rounds)
     return results.table(loops, ["bare publish", "bare publish, acked"])

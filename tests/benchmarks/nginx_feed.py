@@ -13,7 +13,7 @@ from typing import NamedTuple
 import httpx
 import orjson
 
-from feedapi_client.testing.liftbridge.nats_server import free_ports
+from feedapi_client.testing.liftbridge import free_ports
 from tests import nginx
 from tests.http.certificates import Certificate, self_signed
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from feedapi_client.testing.liftbridge.nats_server import free_port
+from feedapi_client.testing.liftbridge import free_port
 from tests import nginx
 
 _SAFETY_LIMIT = 30.0

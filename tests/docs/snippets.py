@@ -49,6 +49,8 @@ SHELL_RUN_BY = {
         "tests/liftbridge/test_documentation.py",
         "needs a broker",
     ),
+    "module=github.com/liftbridge-io": ("tests/liftbridge/test_documentation.py", "needs Go"),
+    "nats-server --addr": ("tests/liftbridge/test_documentation.py", "starts servers"),
 }
 """Shell blocks, by how they begin, that are run by something else than the tests, and why."""
 

@@ -1,4 +1,7 @@
-"""Builds the real Liftbridge from its Go module, once, into the user's cache."""
+"""Builds the real Liftbridge from its Go module, once, into the user's cache.
+
+``python -m tests.liftbridge.build`` prints the folder, which FEEDAPI_LIFTBRIDGE can name.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from feedapi_client.testing.liftbridge.liftbridge_server import (
+from feedapi_client.testing.liftbridge import (
     LIFTBRIDGE_FOLDER,
     LIFTBRIDGE_VERSION,
 )
@@ -104,3 +107,10 @@ def _run(go: str, environment: dict[str, str], cwd: str | None, *arguments: str)
             f"the Go module of Liftbridge can't be had: {said[-1][:300]}"
         ) from error
     return done.stdout
+
+
+if __name__ == "__main__":
+    found = components.available("liftbridge")
+    if found is None:
+        raise SystemExit("Liftbridge can't be had")
+    print(Path(found).parent)

@@ -1,22 +1,28 @@
-"""A NATS server for all tests, a broker and a publisher for each test.
+"""A NATS server and a real broker for all tests, a stream and clients for each test.
 
 nats-py runs on asyncio only, and so do these tests.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import anyio
 import pytest
 
-from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
+from feedapi_client.liftbridge import LiftbridgePublisher
 from feedapi_client.liftbridge import nats_publisher as publisher_module
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from feedapi_client.testing import Publisher
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests.conftest import BROKER_CRASH
-from tests.liftbridge.helpers import SAFETY_NET, Faults, calls_end
+from tests.liftbridge.broker import SETTINGS, Broker, open_broker, require_liftbridge
+from tests.liftbridge.helpers import SAFETY_NET, calls_end
+from tests.liftbridge.middle import Middle, expire_withheld, man_in_the_middle
 
+_numbers = itertools.count()
 _told: WeakKeyDictionary[LiftbridgeServer, int] = WeakKeyDictionary()
 """How many crashes of a server were told of."""
 
@@ -43,9 +49,16 @@ def _servers(item: pytest.Item) -> Iterator[LiftbridgeServer]:
             yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """One event loop for all tests of a file, which outlives the calls over gRPC."""
+    yield
+    await calls_end()
 
 
 @pytest.fixture(scope="session")
@@ -54,20 +67,44 @@ def nats_server() -> Iterator[NatsServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def real_server(nats_server: NatsServer) -> Iterator[LiftbridgeServer]:
+    require_liftbridge()
+    with LiftbridgeServer(nats_server.url, settings=SETTINGS) as server:
+        yield server
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for a stream that no other test has."""
+    return f"stream-{next(_numbers)}"
+
+
 @pytest.fixture
 async def broker(
-    nats_server: NatsServer, anyio_backend: str, no_calls_left: None
-) -> AsyncIterator[LiftbridgeBroker]:
-    async with LiftbridgeBroker(nats_server.url) as broker:
+    real_server: LiftbridgeServer, anyio_backend: str, name: str
+) -> AsyncIterator[Broker]:
+    async with open_broker(real_server, name) as broker:
         yield broker
 
 
 @pytest.fixture
-async def publisher(
-    nats_server: NatsServer, broker: LiftbridgeBroker
-) -> AsyncIterator[LiftbridgePublisher]:
-    async with LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher:
-        yield publisher
+def impatient(broker: Broker) -> None:
+    """Repeat soon what is lost while the broker is down."""
+    broker.publisher.ack_timeout = 1.0
+
+
+@pytest.fixture
+async def middle(broker: Broker) -> AsyncIterator[Middle]:
+    """A man in the middle between the broker and its publisher."""
+    async with (
+        man_in_the_middle(broker.nats_url) as middle,
+        LiftbridgePublisher(middle.url, ack_timeout=SAFETY_NET) as broker.publisher,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(expire_withheld, middle, broker.publisher)
+        yield middle
+        tasks.cancel_scope.cancel()
 
 
 @pytest.fixture(params=["fast path", "documented calls"])
@@ -78,31 +115,7 @@ def way_through_nats_py(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-async def faults(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> AsyncIterator[Faults]:
-    async with Faults(broker, publisher) as faults:
-        yield faults
-
-
-@pytest.fixture
-async def no_calls_left(anyio_backend: str) -> AsyncIterator[None]:
-    """Keep the event loop until the calls over gRPC have ended.
-
-    Brokers come after this and go before: their tasks would be taken for calls.
-    """
-    yield
-    await calls_end()
-
-
-@pytest.fixture
-async def api_broker(
-    nats_server: NatsServer, anyio_backend: str, no_calls_left: None
-) -> AsyncIterator[LiftbridgeBroker]:
-    """A broker that also answers the gRPC API."""
-    async with LiftbridgeBroker(nats_server.url, grpc=True) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def api(api_broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgeApi]:
-    async with LiftbridgeApi(api_broker.address, timeout=SAFETY_NET) as api:
-        yield api
+def feed(feedapi_publisher: Publisher) -> Publisher:
+    """A feed of twenty events."""
+    feedapi_publisher.extend(0, [{"n": n} for n in range(20)])
+    return feedapi_publisher

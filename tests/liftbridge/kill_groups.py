@@ -19,7 +19,7 @@ import anyio
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Stream
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests import warm
-from tests.liftbridge.clusters import SETTINGS
+from tests.liftbridge.broker import SETTINGS
 
 STREAM = Stream("s", partitions=4)
 MEMBERS = 3

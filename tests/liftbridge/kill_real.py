@@ -1,4 +1,4 @@
-"""Kill what a relay needs, on real brokers, while a reader follows the stream.
+"""Kill a relay and what it needs, on real brokers, while a reader follows the stream.
 
 A long run: ``python -m tests.liftbridge.kill_real --mode events --what leader --kills 20``. The
 modes are at-least-once, batch and events. What is killed: the relay (SIGKILL), the broker (SIGINT,
@@ -17,7 +17,9 @@ import asyncio
 import random
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -26,10 +28,12 @@ import orjson
 
 from feedapi_client.liftbridge import LiftbridgeApi, RelayReader, StreamGapError
 from feedapi_client.liftbridge.subscription import Start
+from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
+from feedapi_client.testing.publisher import SplitMethod
 from tests import warm
 from tests.http.certificates import self_signed
-from tests.liftbridge.clusters import (
+from tests.liftbridge.broker import (
     FAILOVER_SECONDS,
     FAILOVER_SETTINGS,
     in_sync_leader,
@@ -37,7 +41,6 @@ from tests.liftbridge.clusters import (
     trusting,
 )
 from tests.liftbridge.helpers import eventually
-from tests.liftbridge.kill_relay import Feed, Outcome, repeated
 from tests.liftbridge.relay_program import LOST
 
 MODES = ("at-least-once", "batch", "events")
@@ -45,7 +48,64 @@ LEADERS = {"leader": 1, "two-leaders": 2}
 """How many leaders of three brokers die at a time."""
 WHAT = ("relay", "broker-int", "broker-term", "broker-kill", "nats", *LEADERS)
 EVENTS_A_KILL = 200
+ENTITIES = 20
+MOST_PARTITIONS = 12
+METHODS: tuple[SplitMethod, ...] = ("starts-after", "cursor-from")
 ACK_TIMEOUT = "1"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result: numbers of events.
+
+    Attributes:
+        published: what the feed published.
+        plain: what a reader without knowledge of attempts sees in the stream.
+        kept: what `RelayReader` returns; with at-least-once the same as `plain`.
+    """
+
+    published: list[int]
+    plain: list[int]
+    kept: list[int]
+
+    def lost(self) -> set[int]:
+        return set(self.published) - set(self.plain)
+
+    @staticmethod
+    def in_order(numbers: Sequence[int]) -> bool:
+        """Whether the first occurrences of each entity's events are in order."""
+        seen = list(dict.fromkeys(numbers))
+        return all(
+            (mine := [n for n in seen if n % ENTITIES == entity]) == sorted(mine)
+            for entity in range(ENTITIES)
+        )
+
+
+class Feed:
+    """A feed that grows, and sometimes splits or gets another token."""
+
+    def __init__(self, seed: int) -> None:
+        self.publisher = Publisher(2, page_size=150, checkpoint_every=20, seed=seed)
+        self.random = random.Random(seed)
+        self.count = 0
+        self.followers: set[int] = set()
+
+    def grow(self, events: int) -> None:
+        for n in range(self.count, self.count + events):
+            self.publisher.publish(f"e{n % ENTITIES}", {"entity": f"e{n % ENTITIES}", "n": n})
+        self.count += events
+
+    def change(self) -> None:
+        # The protocol can't express that a partition takes the cursors of one partition and starts
+        # after another: what was split by the first method is always split by it.
+        if self.random.random() < 0.5:
+            self.publisher.rotate_token()
+        elif len(partitions := self.publisher.open_partitions()) < MOST_PARTITIONS:
+            partition = self.random.choice(partitions)
+            method = METHODS[0] if partition in self.followers else self.random.choice(METHODS)
+            children = self.publisher.split(partition, method=method)
+            if method == METHODS[0]:
+                self.followers.update(children)
 
 
 class KillRun:
@@ -91,7 +151,7 @@ class KillRun:
             finally:
                 reader.cancel()
                 await asyncio.wait([reader])
-            return Outcome(list(range(self.feed.count)), self.found, self._kept())
+            return Outcome(list(range(self.feed.count)), await self._plain(), self._kept())
 
     async def _start_broker(self, stack: AsyncExitStack, folder: Path, nodes: int) -> None:
         settings, credentials = FAILOVER_SETTINGS, None
@@ -106,6 +166,12 @@ class KillRun:
         self.api = await stack.enter_async_context(
             LiftbridgeApi(self.server.addresses, credentials=credentials)
         )
+
+    async def _plain(self) -> list[int]:
+        """Return all events in the stream, those of interrupted attempts, too."""
+        messages = self.api.subscribe("s", until="latest")
+        values = [message.value async for message in messages]
+        return [orjson.loads(line)["n"] for value in values for line in value.split(b"\n") if line]
 
     def _kept(self) -> list[int]:
         """Return all events that the reader got; at least once, each where it was seen last.
@@ -212,6 +278,10 @@ class KillRun:
         while self.batches and self.batches[-1][0] > offset:
             _, count = self.batches.pop()
             del self.found[len(self.found) - count :]
+
+
+def repeated(numbers: Sequence[int]) -> int:
+    return len(numbers) - len(set(numbers))
 
 
 def _last_of_each(numbers: list[int]) -> list[int]:

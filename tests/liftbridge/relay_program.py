@@ -40,7 +40,7 @@ async def main(
     credentials = None
     if certificate:
         from tests.http.certificates import Certificate
-        from tests.liftbridge.clusters import trusting
+        from tests.liftbridge.broker import trusting
 
         credentials = trusting(Certificate(*map(Path, certificate)), shown=True)
     async with AsyncExitStack() as stack:

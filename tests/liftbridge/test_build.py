@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from feedapi_client.testing.liftbridge import find_liftbridge
-from feedapi_client.testing.liftbridge.liftbridge_server import LIFTBRIDGE_FOLDER
+from feedapi_client.testing.liftbridge import LIFTBRIDGE_FOLDER, find_liftbridge
 from tests import components
 from tests.liftbridge.build import build, folder
 

@@ -7,21 +7,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import httpx
-import orjson
 import pytest
 
 from feedapi_client.cli.app import app
-from feedapi_client.liftbridge import LiftbridgeApi, RelayReader, StreamOptions
+from feedapi_client.liftbridge import StreamOptions
 from feedapi_client.testing import Publisher, Quirks
-from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests import warm
-from tests.liftbridge.helpers import SAFETY_NET, eventually
+from tests.liftbridge.broker import Broker
+from tests.liftbridge.helpers import SAFETY_NET, eventually_is
+from tests.liftbridge.ledgers import FORMATS, relayed
+from tests.liftbridge.middle import Fault, Middle, grpc_middle
 
 pytestmark = pytest.mark.anyio
 
@@ -29,26 +31,32 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def relay(nats_server: NatsServer, feedapi_publisher: Publisher) -> Start:
+def store(tmp_path: Path) -> tuple[str, str]:
+    return "--store", str(tmp_path / "c.db")
+
+
+@pytest.fixture
+def relay(broker: Broker, feedapi_publisher: Publisher) -> Start:
+    """Start a relay of the feed to the test's stream."""
+
     def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-W",
-            "error",
-            "-m",
-            "feedapi_client.cli",
-            "relay",
-            feedapi_publisher.url or "",
-            "--nats",
-            nats_server.url,
-            *arguments,
-        ]
-        return process(command, **environment)
+        return process(feedapi_publisher, broker, *arguments, **environment)
 
     return start
 
 
-def process(command: list[str], **environment: str) -> subprocess.Popen[str]:
+def process(
+    feed: Publisher,
+    broker: Broker,
+    *arguments: str,
+    program: tuple[str, str] = ("-m", "feedapi_client.cli"),
+    nats: str | None = None,
+    **environment: str,
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", *program, "relay", feed.url or ""]
+    command += ["--stream", broker.name, *arguments]
+    if "--nats-env" not in arguments:
+        command += ["--nats", nats or broker.nats_url]
     return warm.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -64,119 +72,55 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what the command writes in this process, which ends it with exit code 2."""
-    with pytest.raises(SystemExit) as ended:
-        app(["relay", *arguments])
-    assert ended.value.code == 2
-    return capsys.readouterr().err
-
-
-def numbers(broker: LiftbridgeBroker) -> list[int]:
-    return [orjson.loads(message.value)["n"] for message in broker.messages("s")]
-
-
 async def test_it_relays_to_the_end_and_continues_from_its_store(
-    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+    relay: Start, feedapi_publisher: Publisher, broker: Broker, store: tuple[str, str]
 ) -> None:
-    await broker.create_stream("s")
+    await broker.create()
     for start in (0, 100):
         feedapi_publisher.extend(
             0, [{"customer": {"id": n % 5}, "n": n} for n in range(start, start + 100)]
         )
-        code, errors = await ended(
-            relay(
-                "--stream",
-                "s",
-                "--store",
-                str(tmp_path / "c.db"),
-                "--key",
-                "customer.id",
-            )
+        assert await ended(relay(*store, "--key", "customer.id")) == (
+            0,
+            f"feedapi: 100 events in 1 batch to stream {broker.name}, 0 retries\n",
         )
-        assert (code, errors) == (0, "feedapi: 100 events in 1 batch to stream s, 0 retries\n")
-    assert numbers(broker) == list(range(200))
-    assert [message.key for message in broker.messages("s")] == [
-        b"%d" % (n % 5) for n in range(200)
-    ]
+    assert await broker.numbers() == list(range(200))
+    keys = [message.key for message in await broker.messages()]
+    assert keys == [b"%d" % (n % 5) for n in range(200)]
 
 
-@pytest.mark.parametrize("format", ["batch", "events"])
+@pytest.mark.parametrize("format", FORMATS)
 async def test_exactly_once_creates_its_stream_and_needs_no_store(
-    relay: Start,
-    feedapi_publisher: Publisher,
-    api_broker: LiftbridgeBroker,
-    api: LiftbridgeApi,
-    format: str,
+    relay: Start, feedapi_publisher: Publisher, broker: Broker, format: str
 ) -> None:
-    arguments = [
-        "--stream",
-        "s",
-        "--api",
-        api_broker.address,
-        "--create",
-        "--exactly-once",
-        format,
-        "--quiet",
-    ]
+    arguments = ["--api", broker.address, "--create", "--exactly-once", format, "--quiet"]
     for start in (0, 100):
         feedapi_publisher.extend(0, [{"n": n} for n in range(start, start + 100)])
         assert await ended(relay(*arguments)) == (0, "")
-    reader = RelayReader(api, "s", until=api_broker.next_offset("s") - 1)
-    assert [event.json()["n"] async for batch in reader for event in batch.events] == list(
-        range(200)
-    )
-
-
-async def test_batches_that_do_not_fit_are_made_smaller_as_the_error_says(
-    relay: Start,
-    nats_server: NatsServer,
-    feedapi_publisher_factory: Callable[..., Publisher],
-    api_broker: LiftbridgeBroker,
-    api: LiftbridgeApi,
-) -> None:
-    arguments = ["--nats", nats_server.url, "--api", api_broker.address]
-    arguments += ["--exactly-once", "batch", "--quiet"]
-
-    async def run(stream: str, page_size: int, *more: str) -> tuple[int, str]:
-        await api_broker.create_stream(stream, concurrency_control=True, max_message_bytes=20_000)
-        feed = feedapi_publisher_factory(1, page_size=page_size)
-        feed.extend(0, [{"n": n, "x": "x" * 500} for n in range(100)])
-        command = [sys.executable, "-m", "feedapi_client.cli", "relay", feed.url or ""]
-        return await ended(process([*command, *arguments, "--stream", stream, *more]))
-
-    code, errors = await run("large", 100)
-    assert (code, "or --max-batch-bytes" in errors) == (1, True), errors
-    assert await run("s", 10, "--max-batch-bytes", "10000") == (0, "")
-    reader = RelayReader(api, "s", until=api_broker.next_offset("s") - 1)
-    read = [event.json()["n"] async for batch in reader for event in batch.events]
-    assert read == list(range(100))
+    assert await relayed(broker) == list(range(200))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_after_the_batches_in_flight(
     relay: Start,
-    feedapi_publisher: Publisher,
-    broker: LiftbridgeBroker,
-    tmp_path: Path,
+    feed: Publisher,
+    broker: Broker,
+    store: tuple[str, str],
     number: signal.Signals,
 ) -> None:
-    await broker.create_stream("s")
-    feedapi_publisher.extend(0, [{"n": n} for n in range(100)])
-    process = relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--follow")
-    await eventually(lambda: len(broker.messages("s")) == 100)
+    await broker.create()
+    process = relay(*store, "--follow")
+    await eventually_is(broker.newest, lambda newest: newest == 19)
     process.send_signal(number)
     code, errors = await ended(process)
-    assert code == 128 + number
-    assert "100 events" in errors
+    assert (code, "20 events" in errors) == (128 + number, True), errors
 
 
 async def test_a_monitor_is_served_beside_the_relay(
-    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+    relay: Start, feedapi_publisher: Publisher, broker: Broker, store: tuple[str, str]
 ) -> None:
-    await broker.create_stream("s")
-    store = str(tmp_path / "c.db")
-    process = relay("--stream", "s", "--store", store, "--monitor", "127.0.0.1:0", "--follow")
+    await broker.create()
+    process = relay(*store, "--monitor", "127.0.0.1:0", "--follow")
     assert process.stderr is not None
     line = await anyio.to_thread.run_sync(process.stderr.readline)
     url = line.removeprefix("feedapi: monitor at ").strip()
@@ -188,132 +132,79 @@ async def test_a_monitor_is_served_beside_the_relay(
 
 
 async def test_a_broker_that_refuses_is_one_line_and_exit_code_one(
-    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+    feed: Publisher, broker: Broker, middle: Middle, store: tuple[str, str]
 ) -> None:
-    await broker.create_stream("s", max_message_bytes=10)
-    broker.always = BrokerFault.ENCRYPTION
-    feedapi_publisher.append(0, {"n": 1})
-    code, errors = await ended(relay("--stream", "s", "--store", str(tmp_path / "c.db")))
-    assert code == 1
-    assert errors.count("\n") == 1
-    assert "stream s" in errors
+    await broker.create()
+    middle.always = Fault.ENCRYPTION
+    code, errors = await ended(process(feed, broker, *store, nats=middle.url))
+    assert (code, errors.count("\n"), f"stream {broker.name}" in errors) == (1, 1, True), errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "--store"),
-        (["--exactly-once", "batch"], "--api"),
-        (["--exactly-once", "batch", "--api", "x:1", "--store", "f"], "without --store"),
-        (["--create", "--store", "f"], "--api"),
-        (["--store", "f", "--filter", "x"], "NAME=VALUE"),
-        (["--store", "f", "--auth-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
-        (["--exactly-once", "sometimes"], "batch"),
-    ],
-)
-def test_wrong_arguments_are_one_clear_line_and_exit_code_two(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+async def test_a_missing_stream_is_named_where_the_api_is_given(
+    feed: Publisher, broker: Broker, middle: Middle, store: tuple[str, str]
 ) -> None:
-    errors = usage_error("http://h/feed", "--stream", "s", *arguments, capsys=capsys)
-    assert says in errors.splitlines()[-1]
-    assert "Traceback" not in errors
+    arguments = (*store, "--api", broker.address)
+    code, errors = await ended(process(feed, broker, *arguments, nats=middle.url))
+    assert (code, f"stream {broker.name}: there is no such stream" in errors) == (1, True), errors
+    assert middle.received == 0
 
 
 async def test_credentials_come_from_the_environment(
-    relay: Start,
-    feedapi_publisher: Publisher,
-    nats_server: NatsServer,
-    broker: LiftbridgeBroker,
-    tmp_path: Path,
+    relay: Start, feedapi_publisher: Publisher, broker: Broker, store: tuple[str, str]
 ) -> None:
-    await broker.create_stream("s")
+    await broker.create()
     feedapi_publisher.bearer = "sesame"
     feedapi_publisher.append(0, {"n": 1})
-    arguments = [
-        "--stream",
-        "s",
-        "--store",
-        str(tmp_path / "c.db"),
-        "--auth-env",
-        "FEED_AUTH",
-        "--nats-env",
-        "NATS",
-    ]
-    code, errors = await ended(relay(*arguments, FEED_AUTH="Bearer sesame", NATS=nats_server.url))
-    assert (code, numbers(broker)) == (0, [1]), errors
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["ftp://h/feed"],
-        ["http://[::1/feed"],
-        ["http://me:secret@/feed"],
-        ["http://h/feed", "--lineage", "1"],
-        ["http://h/feed", "--lineage", "1:40000"],
-        ["http://h/feed", "--partitions", "\x1b[2J"],
-        ["http://h/feed", "--no-such-option"],
-    ],
-)
-def test_r19_a_wrong_command_line_is_one_line_with_exit_code_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    store = str(tmp_path / "cursors.db")
-    errors = usage_error(*arguments, "--stream", "s", "--store", store, capsys=capsys)
-    assert errors.startswith("feedapi: ")
-    assert errors.rstrip("\n").isprintable()
-    assert "secret" not in errors
+    arguments = [*store, "--auth-env", "FEED_AUTH", "--nats-env", "NATS"]
+    secrets = {"FEED_AUTH": "Bearer sesame", "NATS": broker.nats_url}
+    code, errors = await ended(relay(*arguments, **secrets))
+    assert (code, await broker.numbers()) == (0, [1]), errors
 
 
 async def test_r8_relay_takes_the_edges_that_a_feed_leaves_out(
-    feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker, tmp_path: Path
+    feedapi_publisher: Publisher, broker: Broker, store: tuple[str, str]
 ) -> None:
-    await broker.create_stream("s")
+    await broker.create()
     feedapi_publisher.quirks = Quirks(omit_parent_zero=True)
     feedapi_publisher.append(0, {"n": 0})
     feedapi_publisher.split(0, into=(9,), method="starts-after")
     feedapi_publisher.append(9, {"n": 1})
-    store = str(tmp_path / "cursors.db")
     # The command has no option for how long it waits for the end of a partition: 10 seconds.
     program = (
         "from feedapi_client.options import Limits\n"
         "Limits.__init__.__kwdefaults__['settle_time'] = 0.3\n"
         "from feedapi_client.cli import main; main()"
     )
-    command = [sys.executable, "-W", "error", "-c", program, "relay", feedapi_publisher.url or ""]
-    command += ["--nats", nats_server.url, "--stream", "s", "--store", store, "--lineage", "9:0"]
-    code, errors = await ended(process(command))
-    assert (code, numbers(broker)) == (0, [0, 1]), errors
+    arguments = [*store, "--lineage", "9:0"]
+    run = process(feedapi_publisher, broker, *arguments, program=("-c", program))
+    code, errors = await ended(run)
+    assert (code, await broker.numbers()) == (0, [0, 1]), errors
     assert "closed and no partition starts after" not in errors
 
 
-NEW_STREAM = {
-    "group": "g",
-    "retention_bytes": "1000",
-    "retention_messages": "7",
-    "retention_seconds": "1.5",
-    "cleaner_seconds": "2",
-    "segment_bytes": "500",
-    "segment_seconds": "0.5",
-    "compact": "true",
-    "compact_goroutines": "3",
-    "auto_pause_seconds": "0",
-    "auto_pause_unless_subscribed": "true",
-    "encryption": "false",
-}
-
-
 async def test_options_of_a_new_stream_reach_the_broker(
-    relay: Start, feedapi_publisher: Publisher, api_broker: LiftbridgeBroker, tmp_path: Path
+    relay: Start, broker: Broker, store: tuple[str, str]
 ) -> None:
-    assert NEW_STREAM.keys() == {field.name for field in fields(StreamOptions)}
-    arguments = [f"--stream-option={name}={value}" for name, value in NEW_STREAM.items()]
-    process = relay(
-        *("--stream", "s", "--api", api_broker.address, "--create", "--quiet"),
-        *("--min-isr", "1", "--store", str(tmp_path / "c.db"), *arguments),
-    )
-    assert await ended(process) == (0, "")
-    request = api_broker.create_requests["s"]
+    given = {
+        "group": "g",
+        "retention_bytes": "1000",
+        "retention_messages": "7",
+        "retention_seconds": "1.5",
+        "cleaner_seconds": "2",
+        "segment_bytes": "500",
+        "segment_seconds": "0.5",
+        "compact": "true",
+        "compact_goroutines": "3",
+        "auto_pause_seconds": "0",
+        "auto_pause_unless_subscribed": "true",
+        "encryption": "false",
+    }
+    assert given.keys() == {field.name for field in fields(StreamOptions)}
+    options = [f"--stream-option={name}={value}" for name, value in given.items()]
+    async with grpc_middle(broker.address) as middle:
+        arguments = ["--api", middle.address, "--create", "--quiet", "--min-isr", "1"]
+        assert await ended(relay(*arguments, *store, *options)) == (0, "")
+    request = middle.created[broker.name]
     assert (request.group, request.minIsr.value) == ("g", 1)
     assert (request.retentionMaxBytes.value, request.retentionMaxMessages.value) == (1000, 7)
     assert (request.retentionMaxAge.value, request.cleanerInterval.value) == (1500, 2000)
@@ -325,77 +216,77 @@ async def test_options_of_a_new_stream_reach_the_broker(
         assert not getattr(request, field).value
 
 
-async def test_a_missing_stream_is_named_where_the_api_is_given(
-    relay: Start, feedapi_publisher: Publisher, api_broker: LiftbridgeBroker, tmp_path: Path
-) -> None:
-    feedapi_publisher.append(0, {"n": 1})
-    process = relay(
-        *("--stream", "s", "--api", api_broker.address, "--store", str(tmp_path / "c.db"))
-    )
-    code, errors = await ended(process)
-    assert (code, "stream s: there is no such stream" in errors) == (1, True)
-    assert api_broker.received == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--api-tls"], "need --api"),
-        (["--api", "h:1", "--api-cert", "c"], "go together"),
-        (["--api", "h:1", "--api-ca", "/no/such/file"], "can't be read"),
-        (["--api", "h:1", "--api-token-env", "NAME"], "a token is a secret"),
-        (["--api", "h:1", "--api-tls", "--api-token-env", "NO_SUCH"], "NO_SUCH is not set"),
-        (
-            ["--api", "h:1", "--exactly-once", "events", "--stream-option", "compact=true"],
-            "without compact",
-        ),
-        (["--stream-option", "replicas=1"], "there is no replicas; there are: group,"),
-        (["--stream-option", "compact=yes"], "compact takes bool, not 'yes'"),
-        (
-            [
-                *("--api", "h:1", "--exactly-once", "events"),
-                *("--stream-option", "retention_messages=50"),
-            ],
-            "retention_messages=50 is too little",
-        ),
-    ],
-)
-def test_options_of_the_api_that_do_not_fit_are_refused(
-    nats_server: NatsServer,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-) -> None:
-    store = [] if "--exactly-once" in arguments else ["--store", str(tmp_path / "c.db")]
-    more = ("--nats", nats_server.url, "--stream", "s", *store, *arguments)
-    assert message in usage_error("http://h/feed", *more, capsys=capsys)
-
-
 async def test_a_key_is_a_text_as_it_is_or_json(
-    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+    relay: Start, feedapi_publisher: Publisher, broker: Broker, store: tuple[str, str]
 ) -> None:
-    await broker.create_stream("s")
+    await broker.create()
     for key in (True, None, {"a": [1]}, 1.5, "x"):
         feedapi_publisher.append(0, {"key": key})
-    arguments = ["--stream", "s", "--store", str(tmp_path / "c.db"), "--key", "key", "--quiet"]
-    assert await ended(relay(*arguments)) == (0, "")
-    keys = [message.key for message in broker.messages("s")]
+    assert await ended(relay(*store, "--key", "key", "--quiet")) == (0, "")
+    keys = [message.key for message in await broker.messages()]
     assert [key or b"" for key in keys] == [b"true", b"", b'{"a":[1]}', b"1.5", b"x"]
 
 
 async def test_a_key_that_no_event_has_is_said(
-    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+    relay: Start, feedapi_publisher: Publisher, broker: Broker, store: tuple[str, str]
 ) -> None:
-    await broker.create_stream("s")
-    arguments = ["--stream", "s", "--store", str(tmp_path / "c.db"), "--key", "entty", "--quiet"]
+    await broker.create()
+    arguments = [*store, "--key", "entty", "--quiet"]
     feedapi_publisher.extend(0, [{"entity": f"e{n}", "n": n} for n in range(1003)])
     code, errors = await ended(relay(*arguments))
-    assert (code, errors.count("\n"), len(numbers(broker))) == (0, 1, 1003), errors
+    assert (code, errors.count("\n"), await broker.newest()) == (0, 1, 1002), errors
     assert "of 1,000 events none has the field entty of --key" in errors
     feedapi_publisher.append(0, {"n": 1003})
-    code, errors = await ended(relay(*arguments))
+    _, errors = await ended(relay(*arguments))
     assert "of 1 event none has" in errors
     feedapi_publisher.append(0, {"n": 1004})
     feedapi_publisher.append(0, {"n": 1005, "entty": "e"})
     assert await ended(relay(*arguments)) == (0, "")
+
+
+URL, STORE, API = "http://h/feed", ("--store", "f"), ("--api", "h:1")
+ONCE = ("--exactly-once", "events")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([URL], "--store"),
+        ([URL, *ONCE], "--api"),
+        ([URL, *ONCE, *API, *STORE], "without --store"),
+        ([URL, *STORE, "--create"], "--api"),
+        ([URL, *STORE, "--filter", "x"], "NAME=VALUE"),
+        ([URL, *STORE, "--auth-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
+        ([URL, "--exactly-once", "sometimes"], "batch"),
+        ([URL, *STORE, "--api-tls"], "need --api"),
+        ([URL, *STORE, *API, "--api-cert", "c"], "go together"),
+        ([URL, *STORE, *API, "--api-ca", "/no/such/file"], "can't be read"),
+        ([URL, *STORE, *API, "--api-token-env", "NAME"], "a token is a secret"),
+        ([URL, *STORE, *API, "--api-tls", "--api-token-env", "NO_SUCH"], "NO_SUCH is not set"),
+        ([URL, *API, *ONCE, "--stream-option", "compact=true"], "without compact"),
+        ([URL, *STORE, "--stream-option", "replicas=1"], "there is no replicas; there are: group,"),
+        ([URL, *STORE, "--stream-option", "compact=yes"], "compact takes bool, not 'yes'"),
+        (
+            [URL, *API, *ONCE, "--stream-option", "retention_messages=50"],
+            "retention_messages=50 is too little",
+        ),
+        (["ftp://h/feed", *STORE], "URL"),
+        (["http://[::1/feed", *STORE], "URL"),
+        (["http://me:hunter2@/feed", *STORE], "URL"),
+        ([URL, *STORE, "--lineage", "1"], "--lineage"),
+        ([URL, *STORE, "--lineage", "1:40000"], "40000"),
+        ([URL, *STORE, "--partitions", "\x1b[2J"], "--partitions"),
+        ([URL, *STORE, "--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_r19_a_wrong_command_line_is_one_line_with_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # In a thread: the one of the tests has a loop.
+    with ThreadPoolExecutor(1) as pool, pytest.raises(SystemExit) as ended:
+        pool.submit(app, ["relay", *arguments, "--stream", "s"]).result()
+    errors = capsys.readouterr().err
+    assert (ended.value.code, errors.startswith("feedapi: ")) == (2, True)
+    assert errors.rstrip("\n").isprintable()
+    assert says in errors
+    assert "hunter2" not in errors

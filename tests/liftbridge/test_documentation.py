@@ -6,7 +6,9 @@ broker's settings only the one that the page asks for.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,16 +21,15 @@ import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
-from tests import warm
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer, free_port
+from tests import components, warm
 from tests.docs.snippets import blocks, python_blocks
-from tests.liftbridge.clusters import require_liftbridge
-from tests.liftbridge.helpers import SAFETY_NET
+from tests.liftbridge.broker import require_liftbridge
+from tests.liftbridge.helpers import SAFETY_NET, eventually
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.slow,
-    pytest.mark.usefixtures("no_calls_left"),
 ]
 
 PAGE = "docs/pages/liftbridge.md"
@@ -79,7 +80,7 @@ async def test_the_commands_of_the_page_run_one_after_the_other(
     tmp_path: Path,
 ) -> None:
     feedapi_publisher.extend(0, [{"entity": f"e{n % 5}", "n": n} for n in range(100)])
-    relayed, operated = (block.text for block in blocks(PAGE) if block.language == "sh")
+    relayed, operated, *_ = (block.text for block in blocks(PAGE) if block.language == "sh")
     assert relayed.startswith("feedapi relay https://service/")
     assert operated.startswith("feedapi cursors ls --store liftbridge:")
     url = feedapi_publisher.url or ""
@@ -112,3 +113,32 @@ async def test_the_commands_of_the_page_run_one_after_the_other(
     assert sum(partition.newest_offset + 1 for partition in partitions) == 100
     assert b"default @ https://new/feed: 1 position moved here" in done.stdout
     assert b"1 position imported" in done.stdout
+
+
+@pytest.mark.timeout(600)  # where nothing of the program was compiled before
+async def test_a_broker_is_built_and_started_as_the_page_says(tmp_path: Path) -> None:
+    go = components.require("go")
+    *_, built, started = (block.text for block in blocks(PAGE) if block.language == "sh")
+    assert built.startswith("module=github.com/liftbridge-io/")
+    assert started.startswith("nats-server ")
+    nats, api = free_port(), free_port()
+    started = started.replace("4222", str(nats)).replace("9292", str(api))
+    # Go may compare versions and fetch another Go, and keeps what it has where it always does.
+    folders = ("GOCACHE", "GOMODCACHE")
+    asked = await anyio.run_process([go, "env", "-json", *folders])
+    environment = {**os.environ, **json.loads(asked.stdout), "HOME": str(tmp_path)}
+    environment |= {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
+    programs = [str(Path(go).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment["PATH"] = os.pathsep.join(programs)
+    (tmp_path / "work").mkdir()
+    script = f"({built})\ncd work\n{started}\nwait"
+    with subprocess.Popen(  # noqa: ASYNC220
+        ["bash", "-euc", script], cwd=tmp_path, env=environment, start_new_session=True
+    ) as shell:
+        try:
+            async with LiftbridgeApi(f"127.0.0.1:{api}", timeout=SAFETY_NET) as client:
+                await eventually((tmp_path / "work" / "liftbridge-data").exists, 500)
+                await client.create_stream("orders")
+                assert "orders" in (await client.cluster()).streams
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)

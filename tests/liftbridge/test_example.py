@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.liftbridge.broker import require_liftbridge
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "relay_to_liftbridge.py"
 
 
 @pytest.mark.slow
 def test_the_example_relays_and_reads_back(tmp_path: Path) -> None:
+    require_liftbridge()
     result = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLE],
         check=False,

@@ -22,7 +22,7 @@ from feedapi_client.liftbridge import (
 )
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
-from tests.liftbridge.clusters import (
+from tests.liftbridge.broker import (
     FAILOVER_SECONDS,
     GROUP_SETTINGS,
     in_sync_leader,
@@ -34,7 +34,6 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.usefixtures("no_calls_left"),
 ]
 
 EVENTS = 200

@@ -78,16 +78,6 @@ def test_any_chunking_takes_every_ack_once_and_leaves_the_rest(
     )
 
 
-@given(st.lists(st.binary(max_size=30), max_size=12), st.data())
-def test_consecutive_acks_never_reach_nats_py(payloads: list[bytes], data: st.DataObject) -> None:
-    wire = Wire()
-    stream = b"".join(message(INBOX, 1, payload) for payload in payloads)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        wire.feed(stream[start:end])
-    assert wire.acks == payloads
-
-
 @given(
     st.lists(
         st.one_of(st.binary(max_size=30), st.sampled_from(["PING", "PONG", "+OK", "INFO {}"])),

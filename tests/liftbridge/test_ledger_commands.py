@@ -12,23 +12,16 @@ import orjson
 import pytest
 
 from feedapi_client import FeedConsumer
-from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Relay, StreamCursorStore
+from feedapi_client.liftbridge import Relay, StreamCursorStore
 from feedapi_client.model import FeedKey
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import LiftbridgeBroker
 from tests import warm
-from tests.liftbridge.exactly_once.streams import SMALL, read
+from tests.liftbridge.broker import Broker
 from tests.liftbridge.helpers import SAFETY_NET
+from tests.liftbridge.ledgers import SMALL, relayed, store_of
 from tests.positions import stand
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def broker(api_broker: LiftbridgeBroker) -> LiftbridgeBroker:
-    """The broker, with the gRPC API and a stream."""
-    await api_broker.create_stream("s", concurrency_control=True)
-    return api_broker
 
 
 async def cursors(*arguments: str) -> tuple[int, str]:
@@ -52,69 +45,66 @@ async def feedapi(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-async def relay(
-    url: str, publisher: LiftbridgePublisher, api: LiftbridgeApi, feed_name: str | None = None
-) -> int:
-    store = StreamCursorStore(publisher, api, "s", format="events")
+async def relay(url: str, broker: Broker, feed_name: str | None = None) -> int:
+    store = store_of(broker, "events")
     async with FeedConsumer(
         url, store=store, follow=False, limits=SMALL, feed_name=feed_name
     ) as consumer:
-        return (await Relay(consumer, publisher).run()).events
+        return (await Relay(consumer, broker.publisher).run()).events
 
 
 async def test_positions_are_listed_exported_and_seed_another_stream(
-    broker: LiftbridgeBroker,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
+    broker: Broker,
     feedapi_publisher: Publisher,
     tmp_path: Path,
 ) -> None:
     feedapi_publisher.extend(0, [{"n": n} for n in range(10)])
     url = feedapi_publisher.url or ""
-    assert await relay(url, publisher, api) == 10
-    place = f"liftbridge://{broker.address}/"
-    code, text = await cursors("ls", "--store", f"{place}s")
+    await broker.create(once=True)
+    assert await relay(url, broker) == 10
+    place = f"liftbridge://{broker.address}/{broker.name}"
+    code, text = await cursors("ls", "--store", place)
     assert (code, f"default @ {url}" in text) == (0, True), text
-    code, text = await cursors("ls", "--store", f"{place}s", "--json")
+    code, text = await cursors("ls", "--store", place, "--json")
     [found] = orjson.loads(text)["feeds"]
     assert (found["url"], [row["partition"] for row in found["positions"]]) == (url, [0])
-    code, text = await cursors("show", "--store", f"{place}s", url, "--json")
+    code, text = await cursors("show", "--store", place, url, "--json")
     [shown] = orjson.loads(text)["feeds"]
     assert (code, shown) == (0, found)
     export = str(tmp_path / "cursors.json")
-    code, text = await cursors("export", "--store", f"{place}s")
+    code, text = await cursors("export", "--store", place)
     assert code == 0, text
     await anyio.Path(export).write_text(text)
-    code, text = await cursors("import", export, "--store", f"{place}new?replicas=1")
+    code, text = await cursors("import", export, "--store", f"{place}-new?replicas=1")
     assert (code, "1 position imported" in text) == (0, True), text
-    seeded = await StreamCursorStore(publisher, api, "new").load(FeedKey(url))
+    new = StreamCursorStore(broker.publisher, broker.api, f"{broker.name}-new")
+    seeded = await new.load(FeedKey(url))
     assert seeded[0].cursor == found["positions"][0]["cursor"]
-    code, text = await cursors("set", "3", "abc", "--store", f"{place}new")
+    code, text = await cursors("set", "3", "abc", "--store", f"{place}-new")
     assert code == 0, text
-    seeded = await StreamCursorStore(publisher, api, "new").load(FeedKey(url))
+    seeded = await new.load(FeedKey(url))
     assert stand(seeded)[3] == ("abc", "open")
 
 
 async def test_a_feed_that_moved_is_continued_exactly_once(
-    broker: LiftbridgeBroker,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
+    broker: Broker,
     feedapi_publisher: Publisher,
 ) -> None:
     feedapi_publisher.extend(0, [{"n": n} for n in range(10)])
     url = feedapi_publisher.url or ""
+    await broker.create(once=True)
     moved = url.replace("127.0.0.1", "localhost")
-    store = f"liftbridge://{broker.address}/s"
-    await relay(url, publisher, api)
+    store = f"liftbridge://{broker.address}/{broker.name}"
+    await relay(url, broker)
     code, text = await cursors("move", url, moved, "--store", store)
     assert (code, f"default @ {moved}: 1 position moved here" in text) == (0, True), text
     feedapi_publisher.append(0, {"n": 10})
-    assert await relay(moved, publisher, api) == 1
+    assert await relay(moved, broker) == 1
     # With a name it may move without a command.
-    assert await relay(moved, publisher, api, feed_name="payments") == 0
+    assert await relay(moved, broker, feed_name="payments") == 0
     feedapi_publisher.append(0, {"n": 11})
-    assert await relay(url, publisher, api, feed_name="payments") == 1
-    assert await read(api, broker) == list(range(12))
+    assert await relay(url, broker, feed_name="payments") == 1
+    assert await relayed(broker) == list(range(12))
     code, text = await cursors("ls", "--store", store)
     assert "default @ feed:payments" in text
 
@@ -127,40 +117,41 @@ async def test_a_feed_that_moved_is_continued_exactly_once(
     ],
 )
 async def test_what_a_ledger_does_not_hold_is_said_in_one_line(
-    broker: LiftbridgeBroker, command: str, says: str
+    broker: Broker, command: str, says: str
 ) -> None:
-    code, text = await feedapi(command, "ls", "--store", f"liftbridge://{broker.address}/s")
+    code, text = await feedapi(
+        command, "ls", "--store", f"liftbridge://{broker.address}/{broker.name}"
+    )
     assert (code, len(text.splitlines()), says in text) == (1, 1, True), text
 
 
 @pytest.mark.parametrize("way", ["set", "import"])
 async def test_positions_that_retention_removed_are_set_again(
-    broker: LiftbridgeBroker,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
+    broker: Broker,
     feedapi_publisher: Publisher,
     tmp_path: Path,
     way: str,
 ) -> None:
     feedapi_publisher.extend(0, [{"n": n} for n in range(10)])
     url = feedapi_publisher.url or ""
-    place = ("--store", f"liftbridge://{broker.address}/s")
-    await relay(url, publisher, api)
-    assert await relay(url, publisher, api) == 0
+    await broker.create(once=True)
+    place = ("--store", f"liftbridge://{broker.address}/{broker.name}")
+    await relay(url, broker)
+    assert await relay(url, broker) == 0
     export = str(tmp_path / "cursors.json")
     code, text = await cursors("export", *place)
     assert code == 0, text
     await anyio.Path(export).write_text(text)
     [feed] = orjson.loads(text)["feeds"]
     cursor = feed["positions"][0]["cursor"]
-    broker.expire("s", 0, 5)
+    await broker.expire(5)
     code, text = await cursors("ls", *place)
     assert (code, "cursors set" in text) == (1, True), text
     feedapi_publisher.append(0, {"n": 10})
     arguments = ["import", export] if way == "import" else ["set", "0", cursor, url]
     code, text = await cursors(*arguments, *place)
     assert (code, "only these partitions have a position: 0. Any other" in text) == (0, True), text
-    assert await relay(url, publisher, api) == 1
+    assert await relay(url, broker) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,11 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.liftbridge import (
-    LiftbridgeApi,
-    LiftbridgePublisher,
-    RelayReader,
-    StreamCursorStore,
-    StreamError,
-)
+from feedapi_client.liftbridge import StreamCursorStore, StreamError
 from feedapi_client.liftbridge.stream_format import VERSION
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.testing.liftbridge import LiftbridgeBroker
-from tests.liftbridge.exactly_once.streams import KEY, outgoing
+from tests.liftbridge.broker import Broker
+from tests.liftbridge.ledgers import FORMATS, KEY, batches, outgoing, store_of
 from tests.positions import counted
 
 pytestmark = pytest.mark.anyio
@@ -56,78 +50,63 @@ def of_one_writer(messages: Any, store: StreamCursorStore) -> list[dict[str, Any
     ]
 
 
-async def restore(publisher: LiftbridgePublisher, file: str) -> None:
+async def restore(broker: Broker, file: str, *changes: tuple[str, str]) -> None:
+    """Write a golden copy to the stream of the test, with changes to its headers."""
+    await broker.create(once=True)
     for message in json.loads((_GOLDEN / file).read_text()):
-        await publisher.publish(
-            "s",
+        headers = message["headers"]
+        for old, new in changes:
+            headers = {name: value.replace(old, new) for name, value in headers.items()}
+        await broker.publisher.publish(
+            broker.name,
             base64.b64decode(message["value"]),
             key=base64.b64decode(message["key"]) or None,
-            headers={name: value.encode() for name, value in message["headers"].items()},
+            headers={name: value.encode() for name, value in headers.items()},
         )
 
 
-@pytest.mark.parametrize("format", ["batch", "events"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("version", range(VERSION + 1))
 async def test_a_ledger_of_every_version_is_read_and_written_on(
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
-    api_broker: LiftbridgeBroker,
-    version: int,
-    format: str,
+    broker: Broker, version: int, format: str
 ) -> None:
-    await api_broker.create_stream("s", concurrency_control=True)
-    await restore(publisher, f"ledger-{version}-{format}.json")
-    store = StreamCursorStore(publisher, api, "s", format=format)
+    await restore(broker, f"ledger-{version}-{format}.json")
+    store = store_of(broker, format)
     assert await store.load(KEY) == _POSITIONS
     await store.save(KEY, {0: counted("c", 3)}, transaction=outgoing(3, cursor="c"))
-    until = api_broker.next_offset("s") - 1
-    batches = [batch async for batch in RelayReader(api, "s", until=until)]
-    assert [[event.json()["n"] for event in batch.events] for batch in batches] == [[1, 2], [3]]
+    found = [[event.json()["n"] for event in batch.events] for batch in await batches(broker)]
+    assert found == [[1, 2], [3]]
     # A ledger of an older version was converted by that, and names its feed now.
-    assert await StreamCursorStore(publisher, api, "s").feeds() == [KEY]
+    assert await store_of(broker).feeds() == [KEY]
 
 
-@pytest.mark.parametrize("format", ["batch", "events"])
-async def test_the_newest_golden_copy_is_what_is_written(
-    publisher: LiftbridgePublisher, api: LiftbridgeApi, api_broker: LiftbridgeBroker, format: str
-) -> None:
-    await api_broker.create_stream("s", concurrency_control=True)
-    store = StreamCursorStore(publisher, api, "s", format=format)
+@pytest.mark.parametrize("format", FORMATS)
+async def test_the_newest_golden_copy_is_what_is_written(broker: Broker, format: str) -> None:
+    await broker.create(once=True)
+    store = store_of(broker, format)
     await write(store)
-    written = of_one_writer(api_broker.messages("s"), store)
+    written = of_one_writer(await broker.messages(), store)
     assert written == json.loads((_GOLDEN / f"ledger-{VERSION}-{format}.json").read_text())
 
 
-async def test_the_keys_of_a_ledger_of_version_0_are_not_guessed(
-    publisher: LiftbridgePublisher, api: LiftbridgeApi, api_broker: LiftbridgeBroker
-) -> None:
-    await api_broker.create_stream("s", concurrency_control=True)
-    await restore(publisher, "ledger-0-batch.json")
+async def test_the_keys_of_a_ledger_of_version_0_are_not_guessed(broker: Broker) -> None:
+    await restore(broker, "ledger-0-batch.json")
     with pytest.raises(StreamError, match="start its relay once, which converts them"):
-        await StreamCursorStore(publisher, api, "s").feeds()
+        await store_of(broker).feeds()
     # A command that is told both URLs needs no name.
     new = FeedKey("http://elsewhere/feed")
-    assert await StreamCursorStore(publisher, api, "s").move({KEY: new})
-    assert set(await StreamCursorStore(publisher, api, "s").load(new)) == {0, 7}
+    assert await store_of(broker).move({KEY: new})
+    assert set(await store_of(broker).load(new)) == {0, 7}
 
 
-@pytest.mark.parametrize("format", ["batch", "events"])
+@pytest.mark.parametrize("format", FORMATS)
 async def test_what_a_newer_version_wrote_is_refused_with_advice(
-    publisher: LiftbridgePublisher, api: LiftbridgeApi, api_broker: LiftbridgeBroker, format: str
+    broker: Broker, format: str
 ) -> None:
-    await api_broker.create_stream("s", concurrency_control=True)
-    messages = json.loads((_GOLDEN / f"ledger-{VERSION}-{format}.json").read_text())
-    for message in messages:
-        headers = {
-            name: value.replace(f'"version":{VERSION}', f'"version":{VERSION + 1}')
-            .replace("batch", "blocks")
-            .replace("events", "blocks")
-            .encode()
-            for name, value in message["headers"].items()
-        }
-        await publisher.publish("s", base64.b64decode(message["value"]), headers=headers)
+    newer = (f'"version":{VERSION}', f'"version":{VERSION + 1}')
+    formats = [(each, "blocks") for each in FORMATS]
+    await restore(broker, f"ledger-{VERSION}-{format}.json", newer, *formats)
     with pytest.raises(StreamError, match=r"newer version.*update feedapi-client"):
-        await StreamCursorStore(publisher, api, "s").load(KEY)
-    until = api_broker.next_offset("s") - 1
+        await store_of(broker).load(KEY)
     with pytest.raises(StreamError, match=r"newer version.*'blocks'.*update feedapi-client"):
-        [batch async for batch in RelayReader(api, "s", until=until)]
+        await batches(broker)

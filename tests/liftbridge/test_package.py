@@ -1,88 +1,35 @@
-"""The package: its public names, its extra, and the generated code."""
+"""The package: its errors, its extra, and the generated code."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from google.protobuf import descriptor_pb2
 
 import feedapi_client.liftbridge as package
 from feedapi_client.errors import FeedError, FencedError
-from feedapi_client.liftbridge import messages_pb2
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    LiftbridgeGrpcPublisher,
+    LiftbridgePublisher,
+    messages_pb2,
+)
 from feedapi_client.liftbridge.liftbridge_errors import LiftbridgeError
 
 ROOT = Path(__file__).parents[2]
 PROTO = "feedapi_client/liftbridge/messages.proto"
 
-PUBLIC = {
-    "ActivityEvent",
-    "ActivityKind",
-    "EventTimes",
-    "NoStreamError",
-    "OnOversized",
-    "ANY_OFFSET",
-    "Ack",
-    "AckError",
-    "AckPolicy",
-    "AckTimeoutError",
-    "BrokerMetadata",
-    "BrokerUnavailableError",
-    "ClusterMetadata",
-    "ConsumerGroupMetadata",
-    "EncryptionError",
-    "Envelope",
-    "EnvelopeError",
-    "GroupConsumer",
-    "IncorrectOffsetError",
-    "LiftbridgeApi",
-    "LiftbridgeError",
-    "LiftbridgeGrpcPublisher",
-    "LiftbridgePublisher",
-    "Message",
-    "MessageTooLargeError",
-    "MsgType",
-    "OutgoingBatch",
-    "PartitionMetadata",
-    "PublishError",
-    "PublishRefusedError",
-    "PublisherStats",
-    "Relay",
-    "RelayFencedError",
-    "RelayProgress",
-    "RelayReader",
-    "RelayedBatch",
-    "RowId",
-    "Stream",
-    "StreamCursorStore",
-    "StreamError",
-    "StreamGapError",
-    "StreamMetadata",
-    "StreamOptions",
-    "StreamPausedError",
-    "StreamPublisher",
-    "StreamReadonlyError",
-    "decode",
-    "encode",
-    "key_partition",
-    "reveal_newest",
-    "row_id",
-}
-
-
-def test_the_public_names_are_these() -> None:
-    assert set(package.__all__) == PUBLIC
-    assert all(hasattr(package, name) for name in PUBLIC)
-
 
 def test_every_error_is_a_liftbridge_error_and_relay_fencing_is_a_fenced_error() -> None:
-    errors = [
-        value
-        for name in PUBLIC
-        if isinstance(value := getattr(package, name), type) and issubclass(value, Exception)
-    ]
+    public = [getattr(package, name) for name in package.__all__]
+    errors = [each for each in public if isinstance(each, type) and issubclass(each, Exception)]
     assert len(errors) == 15
     assert all(
         issubclass(error, LiftbridgeError) and issubclass(error, FeedError) for error in errors
@@ -130,6 +77,16 @@ def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
 def test_the_generated_code_requires_no_version_of_the_runtime() -> None:
     # Generators since 5.27 write a check that refuses other versions of the runtime, or warns.
     assert "runtime_version" not in (ROOT / PROTO).with_name("messages_pb2.py").read_text()
+
+
+@pytest.mark.parametrize("client", [LiftbridgePublisher, LiftbridgeApi, LiftbridgeGrpcPublisher])
+def test_on_trio_the_error_says_that_asyncio_is_needed(client: Any) -> None:
+    async def enter() -> None:
+        with pytest.raises(LiftbridgeError, match="asyncio"):
+            await client("127.0.0.1:1").__aenter__()
+
+    with ThreadPoolExecutor(1) as pool:  # the thread of the tests has a loop of asyncio
+        pool.submit(partial(anyio.run, enter, backend="trio")).result()
 
 
 @pytest.mark.slow

@@ -32,8 +32,10 @@ from feedapi_client.liftbridge import (
     nats_connection,
 )
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer, free_port
+from feedapi_client.testing.liftbridge import NatsServer, free_port
+from tests.liftbridge.acker import Acker
 from tests.liftbridge.helpers import SAFETY_NET, eventually
+from tests.liftbridge.middle import man_in_the_middle
 
 pytestmark = [
     pytest.mark.anyio,
@@ -48,7 +50,7 @@ _NOWHERE = "nats://127.0.0.1:1"
 
 
 class Users:
-    """A NATS server whose user `app` may do what a test says, with a broker on it."""
+    """A NATS server whose user `app` may do what a test says."""
 
     def __init__(self, folder: Path, publish: str, subscribe: str) -> None:
         self.config = folder / "nats.conf"
@@ -69,12 +71,11 @@ class Users:
 @pytest.fixture
 def users(tmp_path: Path) -> Any:
     @asynccontextmanager
-    async def serve(publish: str, subscribe: str) -> AsyncIterator[tuple[Users, LiftbridgeBroker]]:
+    async def serve(publish: str, subscribe: str) -> AsyncIterator[tuple[Users, Acker]]:
         users = Users(tmp_path, publish, subscribe)
         with users.server:
-            async with LiftbridgeBroker(users.url("broker")) as broker:
-                await broker.create_stream("orders", partitions=2)
-                yield users, broker
+            async with Acker(users.url("broker"), "orders", "orders.1") as acker:
+                yield users, acker
 
     return serve
 
@@ -103,13 +104,13 @@ async def _silent(_: Exception) -> None: ...
 async def test_a_user_that_may_not_subscribe_to_its_inbox_is_refused_when_the_publisher_opens(
     users: Any, opened: Any, subscribe: str
 ) -> None:
-    async with users('"orders"', subscribe) as (served, broker):
+    async with users('"orders"', subscribe) as (served, acker):
         with pytest.raises(
             LiftbridgeError, match=r"permission to subscribe to _INBOX\.>, or .*inbox_prefix"
         ):
             async with opened(served.url()):
                 raise AssertionError("it opened")
-        assert broker.messages("orders") == []
+        assert acker.values("orders") == []
 
 
 async def test_an_inbox_that_the_user_may_subscribe_to_is_an_option(users: Any) -> None:
@@ -122,53 +123,57 @@ async def test_an_inbox_that_the_user_may_subscribe_to_is_an_option(users: Any) 
 async def test_a_relay_of_such_a_user_stores_nothing(users: Any) -> None:
     feed = Publisher(partitions=1)
     feed.extend(0, [{"n": n} for n in range(20)])
-    async with users('"orders"', '"acks.>"') as (served, broker):
+    async with users('"orders"', '"acks.>"') as (served, acker):
         with feed.serve() as url, pytest.raises(LiftbridgeError, match="permission to subscribe"):
             async with (
                 LiftbridgePublisher(served.url(), ack_timeout=0.1) as publisher,
                 FeedConsumer(url, store=MemoryCursorStore(), follow=False) as consumer,
             ):
                 await Relay(consumer, publisher, "orders").run()
-        assert broker.messages("orders") == []
+        assert acker.values("orders") == []
 
 
 @pytest.mark.parametrize("count", [1, 300])
 async def test_a_user_that_may_not_publish_gets_an_error_that_no_attempt_repeats(
     users: Any, count: int
 ) -> None:
-    async with users('"other"', '"_INBOX.>"') as (served, broker):
+    async with users('"other"', '"_INBOX.>"') as (served, acker):
         async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
             with pytest.raises(PublishError, match="permission to publish") as caught:
                 await publisher.publish_many("orders", [b"x"] * count)
             assert type(caught.value) is PublishError  # not one that is tried again
             assert "may not publish to orders" in str(caught.value)
             assert publisher.in_flight == 0
-        assert broker.messages("orders") == []
+        assert acker.values("orders") == []
 
 
 async def test_a_partition_that_may_not_be_published_to_is_named(users: Any) -> None:
-    async with users('"orders"', '"_INBOX.>"') as (served, broker):
+    async with users('"orders"', '"_INBOX.>"') as (served, acker):
         async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
             stream = Stream("orders", partitions=2)
             await publisher.publish(stream, b"x", partition=0)
             with pytest.raises(PublishError, match=r"may not publish to orders\.1"):
                 await publisher.publish(stream, b"x", partition=1)
             await publisher.publish(stream, b"y", partition=0)
-        assert [message.value for message in broker.messages("orders")] == [b"x", b"y"]
+        assert acker.values("orders") == [b"x", b"y"]
 
 
 async def test_a_partition_that_may_not_be_published_to_does_not_fail_messages_to_another(
     users: Any,
 ) -> None:
-    async with users('"orders"', '"_INBOX.>"') as (served, broker):
-        broker.ack_delay = 0.2  # the refusal comes before it
-        async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
-            stream = Stream("orders", partitions=2)
-            allowed = asyncio.ensure_future(publisher.publish(stream, b"x", partition=0))
-            await eventually(lambda: publisher.in_flight)
-            with pytest.raises(PublishError, match=r"may not publish to orders\.1.*partitions"):
-                await publisher.publish(stream, b"x", partition=1)
-            assert await allowed is not None
+    stream = Stream("orders", partitions=2)
+    async with (
+        users('"orders"', '"_INBOX.>"') as (served, _),
+        man_in_the_middle(served.url()) as middle,
+        LiftbridgePublisher(middle.url, ack_timeout=SAFETY_NET) as publisher,
+    ):
+        middle.acks = anyio.Event()  # the refusal comes before the ack
+        allowed = asyncio.ensure_future(publisher.publish(stream, b"x", partition=0))
+        await eventually(lambda: publisher.in_flight)
+        with pytest.raises(PublishError, match=r"may not publish to orders\.1.*partitions"):
+            await publisher.publish(stream, b"x", partition=1)
+        middle.acks.set()
+        assert await allowed is not None
 
 
 async def test_a_refusal_is_found_on_a_connection_of_the_caller_before_anything_is_sent_again(

@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 import socket
 import sys
-from contextlib import AsyncExitStack
 
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
 from feedapi_client.testing.liftbridge import (
-    LiftbridgeBroker,
     LiftbridgeServer,
     NatsServer,
+    crash_of,
     free_port,
 )
-from feedapi_client.testing.liftbridge.liftbridge_server import crash_of
-from tests.liftbridge.clusters import SETTINGS, require_liftbridge
+from tests.liftbridge.broker import SETTINGS, require_liftbridge
 from tests.liftbridge.helpers import SAFETY_NET, eventually
 
 
@@ -47,25 +45,10 @@ def test_processes_with_the_same_seed_find_different_ports() -> None:
 def test_a_port_that_is_taken_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as server:
         taken: int = server.getsockname()[1]
-        modules = "feedapi_client.testing.liftbridge.nats_server"
+        modules = "feedapi_client.testing.liftbridge"
         monkeypatch.setattr(f"{modules}._FIRST_PORT", taken)
         monkeypatch.setattr(f"{modules}._first_outgoing_port", lambda: taken + 1)
         assert free_port() != taken
-
-
-@pytest.mark.anyio
-async def test_a_broker_that_ends_before_its_clients_writes_nothing_to_their_stderr(
-    nats_server: NatsServer, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # Three in ten wrote something before.
-    for _ in range(30):
-        async with (
-            AsyncExitStack() as stack,
-            LiftbridgeBroker(nats_server.url, grpc=True) as broker,
-        ):
-            api = await stack.enter_async_context(LiftbridgeApi(broker.address))
-            await api.cluster()
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""The Spark sink in a real JVM, against a real NATS server."""
+"""The Spark sink in a real JVM, and a real broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import orjson
 import pytest
 from pyspark.errors import PySparkException
 
-from feedapi_client.liftbridge import Message, RowId, Stream, row_id
+from feedapi_client.liftbridge import RowId, row_id
 from feedapi_client.spark.liftbridge_sink import LiftbridgeDataSource, parse_options
 from feedapi_client.spark.source_options import OptionError
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
+from tests.liftbridge.broker import Broker
+from tests.liftbridge.middle import Fault, Middle
 from tests.spark.conftest import _jvm, spark  # noqa: F401 - fixtures
 from tests.spark.slow_workers import SLOW_WORKER
 
@@ -31,7 +32,7 @@ Run = Callable[..., Any]
 def run(
     spark: SparkSession,  # noqa: F811
     feedapi_publisher: Publisher,
-    nats_server: NatsServer,
+    broker: Broker,
     tmp_path: Path,
 ) -> Run:
     spark.dataSource.register(LiftbridgeDataSource)
@@ -47,7 +48,7 @@ def run(
         writer = (
             rows.selectExpr(*select)
             .writeStream.format("liftbridge")
-            .options(**{"stream": "s", "nats": nats_server.url, **options})
+            .options(**{"stream": broker.name, "nats": broker.nats_url, **options})
         )
         writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
         while True:
@@ -63,42 +64,40 @@ def run(
     return run
 
 
-def rows(
-    broker: LiftbridgeBroker, stream: str = "s", partition: int = 0
-) -> list[tuple[RowId, int]]:
+async def rows(broker: Broker, stream: str = "", partition: int = 0) -> list[tuple[RowId, int]]:
     found = []
-    for stored in broker.messages(stream, partition):
-        identity = row_id(Message(headers=stored.headers))
+    for stored in await broker.messages(stream, partition):
+        identity = row_id(stored)
         assert identity is not None
         found.append((identity, orjson.loads(stored.value)["n"]))
     return found
 
 
 async def test_each_row_is_an_acked_message_with_its_identity(
-    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker
+    run: Run, feedapi_publisher: Publisher, broker: Broker
 ) -> None:
-    await broker.create_stream("s")
+    await broker.create()
     feedapi_publisher.extend(0, [{"n": n} for n in range(500)])
     await run(
         "data AS value",
         "CAST(sequence AS STRING) AS key",
         "map('source', 'spark', 'feedapi-query', 'x', 'feedapi-row', '7') AS headers",
     )
-    found = rows(broker)
+    found = await rows(broker)
     assert [n for _, n in found] == list(range(500))
     assert len({identity for identity, _ in found}) == 500
     assert len({identity.query for identity, _ in found}) == 1
     assert found[0][0].query != "x"
     assert all(
         message.headers["source"] == b"spark" and message.key.isdigit()
-        for message in broker.messages("s")
+        for message in await broker.messages()
     )
 
 
 async def test_a_batch_that_is_written_again_has_the_same_identities(
-    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+    run: Run, feedapi_publisher: Publisher, broker: Broker, tmp_path: Path
 ) -> None:
-    await broker.create_stream("s")
+    await broker.create()
     feedapi_publisher.extend(0, [{"n": n} for n in range(200)])
     await run("data AS value")
     # As after a crash of the driver between the sink and Spark's own commit of the last batch.
@@ -110,7 +109,7 @@ async def test_a_batch_that_is_written_again_has_the_same_identities(
     (tmp_path / "checkpoint" / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
     feedapi_publisher.extend(0, [{"n": n} for n in range(200, 300)])
     await run("data AS value")
-    found = rows(broker)
+    found = await rows(broker)
     assert len(found) > 300
     by_identity: dict[RowId, int] = {}
     for identity, n in found:
@@ -119,10 +118,10 @@ async def test_a_batch_that_is_written_again_has_the_same_identities(
 
 
 async def test_the_partition_column_and_the_key_choose_the_partition(
-    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+    run: Run, feedapi_publisher: Publisher, broker: Broker, tmp_path: Path
 ) -> None:
-    await broker.create_stream("s", partitions=3)
-    await broker.create_stream("keyed", partitions=3)
+    await broker.create(partitions=3)
+    keyed = await broker.create(f"{broker.name}-keyed", partitions=3)
     feedapi_publisher.extend(0, [{"n": n} for n in range(90)])
     await run(
         "data AS value",
@@ -130,26 +129,27 @@ async def test_the_partition_column_and_the_key_choose_the_partition(
         partitions="3",
     )
     for partition in range(3):
-        assert [n for _, n in rows(broker, "s", partition)] == list(range(partition, 90, 3))
-    key = "get_json_object(data, '$.n') AS key"
-    await run("data AS value", key, checkpoint=tmp_path / "another", stream="keyed", partitions="3")
-    stream = Stream("keyed", partitions=3)
-    for partition in range(3):
-        assert all(
-            stream.partition_of(message.key) == partition
-            for message in broker.messages("keyed", partition)
+        assert [n for _, n in await rows(broker, partition=partition)] == list(
+            range(partition, 90, 3)
         )
-    assert sum(len(broker.messages("keyed", partition)) for partition in range(3)) == 90
+    key, another = "get_json_object(data, '$.n') AS key", tmp_path / "another"
+    await run("data AS value", key, checkpoint=another, stream=keyed.name, partitions="3")
+    count = 0
+    for partition in range(3):
+        messages = await broker.messages(keyed.name, partition)
+        assert all(keyed.partition_of(message.key) == partition for message in messages)
+        count += len(messages)
+    assert count == 90
 
 
 async def test_lost_acks_are_retried(
-    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker
+    run: Run, feedapi_publisher: Publisher, broker: Broker, middle: Middle
 ) -> None:
-    await broker.create_stream("s")
+    await broker.create()
     feedapi_publisher.extend(0, [{"n": n} for n in range(20)])
-    broker.script(None, None, BrokerFault.LOSE)
-    await run("data AS value", ackTimeout="1", attempts="1000")
-    assert {n for _, n in rows(broker)} == set(range(20))
+    middle.script(None, None, Fault.LOSE)
+    await run("data AS value", nats=middle.url, ackTimeout="1", attempts="1000")
+    assert {n for _, n in await rows(broker)} == set(range(20))
 
 
 async def test_wrong_columns_are_an_error_before_any_job(

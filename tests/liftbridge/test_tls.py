@@ -19,11 +19,12 @@ from feedapi_client.liftbridge import (
     PublishError,
 )
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests import warm
 from tests.http.certificates import Certificate, self_signed
-from tests.liftbridge.clusters import require_liftbridge, tls_settings, trusting
+from tests.liftbridge.broker import Broker, require_liftbridge, tls_settings, trusting
 from tests.liftbridge.helpers import SAFETY_NET
+from tests.liftbridge.middle import GrpcMiddle, grpc_middle
 
 pytestmark = pytest.mark.anyio
 
@@ -36,15 +37,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 @pytest.fixture
-async def guarded(
-    nats_server: NatsServer, certificate: Certificate, no_calls_left: None
-) -> AsyncIterator[LiftbridgeBroker]:
-    """The stand-in with TLS, and with the token that a proxy before a real one would ask for."""
+async def guarded(broker: Broker, certificate: Certificate) -> AsyncIterator[GrpcMiddle]:
+    """A proxy before the broker, over TLS, that asks for a token."""
     pair = (certificate.key.read_bytes(), certificate.path.read_bytes())
-    async with LiftbridgeBroker(
-        nats_server.url, grpc=True, credentials=grpc.ssl_server_credentials([pair]), token=TOKEN
-    ) as broker:
-        yield broker
+    credentials = grpc.ssl_server_credentials([pair])
+    async with grpc_middle(broker.address, credentials=credentials, token=TOKEN) as middle:
+        yield middle
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def mutual(nats_server: NatsServer, certificate: Certificate) -> Iterator[Liftbr
 
 
 async def write_and_read(
-    address: str, credentials: grpc.ChannelCredentials, token: str | None = None
+    address: str, name: str, credentials: grpc.ChannelCredentials, token: str | None = None
 ) -> None:
     async with (
         LiftbridgeApi(address, credentials=credentials, token=token) as api,
@@ -68,27 +66,27 @@ async def write_and_read(
             address, credentials=credentials, token=token, ack_timeout=SAFETY_NET
         ) as publisher,
     ):
-        await api.create_stream("tls")
-        await publisher.publish("tls", b"x")
-        assert [message.value async for message in api.subscribe("tls", until=0)] == [b"x"]
+        await api.create_stream(name)
+        await publisher.publish(name, b"x")
+        assert [message.value async for message in api.subscribe(name, until=0)] == [b"x"]
 
 
 async def test_every_call_goes_over_tls_with_the_token(
-    guarded: LiftbridgeBroker, certificate: Certificate
+    guarded: GrpcMiddle, name: str, certificate: Certificate
 ) -> None:
-    await write_and_read(guarded.address, trusting(certificate), TOKEN)
+    await write_and_read(guarded.address, name, trusting(certificate), TOKEN)
 
 
 @pytest.mark.slow
 async def test_the_real_broker_takes_the_certificate_of_a_client(
-    mutual: LiftbridgeServer, certificate: Certificate, no_calls_left: None
+    mutual: LiftbridgeServer, name: str, certificate: Certificate
 ) -> None:
-    await write_and_read(mutual.address, trusting(certificate, shown=True))
+    await write_and_read(mutual.address, name, trusting(certificate, shown=True))
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
 async def test_without_the_token_the_answer_is_an_error_at_once_that_does_not_show_it(
-    guarded: LiftbridgeBroker, certificate: Certificate, token: str | None
+    guarded: GrpcMiddle, certificate: Certificate, token: str | None
 ) -> None:
     credentials = trusting(certificate)
     async with LiftbridgeApi(guarded.address, credentials=credentials, token=token) as api:
@@ -104,7 +102,7 @@ async def test_without_the_token_the_answer_is_an_error_at_once_that_does_not_sh
 
 
 async def test_a_certificate_that_is_not_trusted_is_an_error_at_once(
-    guarded: LiftbridgeBroker, tmp_path: Path
+    guarded: GrpcMiddle, tmp_path: Path
 ) -> None:
     other = trusting(self_signed(tmp_path, "127.0.0.1"))
     async with LiftbridgeApi(guarded.address, credentials=other, token=TOKEN) as api:
@@ -113,15 +111,23 @@ async def test_a_certificate_that_is_not_trusted_is_an_error_at_once(
 
 
 async def test_the_command_takes_authority_and_token(
-    guarded: LiftbridgeBroker,
-    nats_server: NatsServer,
+    guarded: GrpcMiddle,
+    broker: Broker,
     feedapi_publisher: Publisher,
     certificate: Certificate,
 ) -> None:
     feedapi_publisher.append(0, {"n": 1})
     command = [sys.executable, "-W", "error", "-m", "feedapi_client.cli", "relay"]
-    command += [feedapi_publisher.url or "", "--nats", nats_server.url]
-    command += ["--stream", "s", "--exactly-once", "events", "--create", "--api", guarded.address]
+    command += [feedapi_publisher.url or "", "--nats", broker.nats_url]
+    command += [
+        "--stream",
+        broker.name,
+        "--exactly-once",
+        "events",
+        "--create",
+        "--api",
+        guarded.address,
+    ]
     command += ["--api-ca", str(certificate.path), "--api-token-env", "LIFTBRIDGE_TOKEN"]
     environment = {**os.environ, "LIFTBRIDGE_TOKEN": TOKEN}
     done = await anyio.to_thread.run_sync(
@@ -129,4 +135,4 @@ async def test_the_command_takes_authority_and_token(
     )
     assert done.returncode == 0, done.stderr.decode()
     assert TOKEN not in done.stderr.decode()
-    assert b'{"n":1}' in [message.value for message in guarded.messages("s")]
+    assert b'{"n":1}' in await broker.values()

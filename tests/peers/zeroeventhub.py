@@ -22,7 +22,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 
-from feedapi_client.testing.liftbridge.nats_server import free_port
+from feedapi_client.testing.liftbridge import free_port
 from tests import components
 
 VERSION = "0.2.3"

@@ -47,7 +47,7 @@ def test_what_an_import_prints(code: str, printed: str) -> None:
 
 
 def test_public_names_exist() -> None:
-    for name in (*testing.__all__, "BrokerFault", "LiftbridgeBroker", "NatsServer"):
+    for name in (*testing.__all__, "LiftbridgeServer", "NatsServer"):
         assert getattr(testing, name) is not None
     with pytest.raises(AttributeError, match="nothing"):
         testing.nothing  # noqa: B018

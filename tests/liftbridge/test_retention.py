@@ -1,9 +1,9 @@
-"""Ledgers whose broker removes old messages, on the real broker."""
+"""Ledgers whose broker removes old messages."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import anyio
 import grpc
@@ -12,18 +12,15 @@ from gufo.liftbridge import api_pb2
 from gufo.liftbridge.api_pb2_grpc import APIStub
 
 from feedapi_client.liftbridge import (
-    LiftbridgeApi,
-    LiftbridgePublisher,
     OutgoingBatch,
-    StreamCursorStore,
     StreamGapError,
     StreamOptions,
 )
 from feedapi_client.model import Position
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
-from tests.liftbridge.clusters import CLEANS_OFTEN, require_liftbridge
-from tests.liftbridge.contract.reading import FORMATS, KEY, save, store_of
-from tests.liftbridge.helpers import SAFETY_NET, eventually
+from tests.liftbridge.broker import CLEANS_OFTEN, Broker, require_liftbridge
+from tests.liftbridge.helpers import eventually
+from tests.liftbridge.ledgers import FORMATS, KEY, loaded, open_ledger, save, store_of
 from tests.positions import stand
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -44,68 +41,47 @@ _AGED = StreamOptions(
 
 
 @pytest.fixture(scope="module")
-async def server(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[LiftbridgeServer]:
+def real_server(nats_server: NatsServer) -> Iterator[LiftbridgeServer]:
     require_liftbridge()
     with LiftbridgeServer(nats_server.url, settings=_SETTINGS) as server:
         yield server
 
 
-@pytest.fixture
-async def api(server: LiftbridgeServer) -> AsyncIterator[LiftbridgeApi]:
-    async with LiftbridgeApi(server.address, timeout=SAFETY_NET) as api:
-        yield api
-
-
-@pytest.fixture
-async def publisher(server: LiftbridgeServer) -> AsyncIterator[LiftbridgePublisher]:
-    async with LiftbridgePublisher(server.nats_url, ack_timeout=5.0) as publisher:
-        yield publisher
-
-
-async def create_aged(server: LiftbridgeServer, name: str) -> None:
+async def create_aged(broker: Broker) -> None:
     """Create a ledger as somebody else may do, whose messages the broker removes by their age."""
-    request = api_pb2.CreateStreamRequest(
-        name=name, subject=name, partitions=1, replicationFactor=1
-    )
+    name = broker.name
+    request = api_pb2.CreateStreamRequest(name=name, subject=name, partitions=1)
+    request.replicationFactor = 1
     request.optimisticConcurrencyControl.value = True
     _AGED.write_to(request, ledger=False)
-    async with grpc.aio.insecure_channel(server.address) as channel:
+    async with grpc.aio.insecure_channel(broker.address) as channel:
         await APIStub(channel).CreateStream(request)
 
 
-async def until_removed(server: LiftbridgeServer, name: str, offset: int) -> None:
+async def until_removed(broker: Broker, offset: int, name: str = "") -> None:
     """Wait until the broker has deleted the segments with the messages up to an offset."""
-    folder = server.data() / "streams" / name / "0"
+    folder = broker.server.data() / "streams" / (name or broker.name) / "0"
     await eventually(lambda: min(int(log.stem) for log in folder.glob("*.log")) > offset)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_the_default_age_of_a_broker_removes_nothing_from_a_ledger(
-    server: LiftbridgeServer,
-    api: LiftbridgeApi,
-    publisher: LiftbridgePublisher,
-    name: str,
-    format: str,
+    broker: Broker, format: str
 ) -> None:
-    await api.create_stream(name, concurrency_control=True)
-    await api.create_stream(f"{name}-other")
-    store = store_of(publisher, api, name, format)
-    await store.load(KEY)
+    store, other = await open_ledger(broker, format), f"{broker.name}-other"
+    await broker.create(other)
     await save(store, 1, 1)
-    await publisher.publish(f"{name}-other", b"x")
-    await until_removed(server, f"{name}-other", 0)
+    await broker.publisher.publish(other, b"x")
+    await until_removed(broker, 0, other)
     await anyio.sleep(_AGE)
-    assert stand(await store_of(publisher, api, name, format).load(KEY)) == {0: ("c1", "open")}
+    assert stand(await store_of(broker, format).load(KEY)) == {0: ("c1", "open")}
 
 
-async def test_an_idle_relay_keeps_its_positions_younger_than_the_retention(
-    server: LiftbridgeServer, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
-) -> None:
-    await create_aged(server, name)
-    store = StreamCursorStore(publisher, api, name, snapshot_seconds=_AGE / 4)
-    await store.load(KEY)
+async def test_an_idle_relay_keeps_its_positions_younger_than_the_retention(broker: Broker) -> None:
+    await create_aged(broker)
+    store = await loaded(broker, snapshot_seconds=_AGE / 4)
     await save(store, 1, 1)
-    saved = (await api.partition_metadata(name)).newest_offset
+    saved = await broker.newest()
 
     async def keep_on() -> None:
         while True:
@@ -114,27 +90,22 @@ async def test_an_idle_relay_keeps_its_positions_younger_than_the_retention(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_on)
-        await until_removed(server, name, saved)
+        await until_removed(broker, saved)
         tasks.cancel_scope.cancel()
-    assert stand(await store_of(publisher, api, name, "batch").load(KEY)) == {0: ("c1", "open")}
+    assert stand(await store_of(broker).load(KEY)) == {0: ("c1", "open")}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_ledger_that_retention_emptied_says_so_at_once_and_can_be_seeded(
-    server: LiftbridgeServer,
-    api: LiftbridgeApi,
-    publisher: LiftbridgePublisher,
-    name: str,
-    format: str,
+    broker: Broker, format: str
 ) -> None:
-    await create_aged(server, name)
-    store = store_of(publisher, api, name, format)
-    await store.load(KEY)
+    await create_aged(broker)
+    store = await loaded(broker, format)
     await save(store, 1, 1)
-    await until_removed(server, name, (await api.partition_metadata(name)).newest_offset)
+    await until_removed(broker, await broker.newest())
     for _ in range(3):  # also after the message without content that the first one writes
         with anyio.fail_after(30), pytest.raises(StreamGapError, match=r"7 days.*cursors import"):
-            await store_of(publisher, api, name, format).load(KEY)
+            await store_of(broker, format).load(KEY)
     positions = await store.replace(KEY, {0: Position("c1"), 1: Position("d", "drained")})
     assert stand(positions) == {0: ("c1", "open"), 1: ("d", "drained")}
     assert await store.load(KEY) == positions
@@ -143,25 +114,24 @@ async def test_a_ledger_that_retention_emptied_says_so_at_once_and_can_be_seeded
 
 
 async def test_a_new_stream_begins_with_the_positions_that_it_is_seeded_with(
-    api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+    broker: Broker,
 ) -> None:
-    await api.create_stream(name, concurrency_control=True)
+    await broker.create(once=True)
     given = {0: Position("c1"), 1: Position("d", "superseded")}
-    positions = await store_of(publisher, api, name, "batch").replace(KEY, given)
+    positions = await store_of(broker).replace(KEY, given)
     assert stand(positions) == stand(given)
-    store = store_of(publisher, api, name, "batch")
+    store = store_of(broker)
     assert await store.feeds() == [KEY]
     assert await store.load(KEY) == positions
 
 
 async def test_what_is_left_of_a_ledger_without_its_snapshot_is_no_fresh_start(
-    server: LiftbridgeServer, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+    broker: Broker,
 ) -> None:
-    await create_aged(server, name)
-    store = StreamCursorStore(publisher, api, name, format="events")
-    await store.load(KEY)
+    await create_aged(broker)
+    store = await loaded(broker, "events")
     await save(store, 1, 1)
-    with_snapshot = (await api.partition_metadata(name)).newest_offset
+    with_snapshot = await broker.newest()
 
     async def save_on() -> None:
         for revision in itertools.count(2):
@@ -170,7 +140,7 @@ async def test_what_is_left_of_a_ledger_without_its_snapshot_is_no_fresh_start(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(save_on)
-        await until_removed(server, name, with_snapshot)
+        await until_removed(broker, with_snapshot)
         tasks.cancel_scope.cancel()
     with pytest.raises(StreamGapError, match=r"were removed"):
-        await store_of(publisher, api, name, "events").load(KEY)
+        await store_of(broker, "events").load(KEY)
