@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feedapi_client.client import FeedClient
+from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import FeedInfo, FeedKey
 from feedapi_client.options import FetchOptions, RetryPolicy
 
 if TYPE_CHECKING:
     import httpx
+
+    from feedapi_client.stores.base import CursorStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,12 @@ class FeedAccess:
             fetch=self.fetch if fetch is None else fetch,
             retry=self.retry,
         )
+
+    def consumer(self, store: CursorStore, **settings: Any) -> FeedConsumer:
+        """Return a consumer of the feed, to be opened. Settings are its other arguments."""
+        names = ("name", "feed_name", "fetch", "retry", "v1_partitions", "lineage", "http")
+        own = {name: getattr(self, name) for name in names}
+        return FeedConsumer(self.url, store=store, **own, **settings)
 
     async def discover(self) -> FeedInfo:
         """Discover the feed once. Raises `FeedError`."""
