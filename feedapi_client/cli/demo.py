@@ -192,8 +192,8 @@ class Scene:
         self._folder = folder
         with self.feed.serve() as url, closing(_database(folder)) as database:
             self._log(f"a publisher serves partitions 0 and 1 ({self.o.dialect})")
-            settings = {"url": url, "folder": str(folder), "sabotage": self.o.sabotage}
-            settings |= {"share": self.o.instances > 1}
+            settings: dict[str, Any] = {"url": url, "folder": str(folder)}
+            settings |= {"sabotage": self.o.sabotage, "share": self.o.instances > 1}
             async with anyio.create_task_group() as tasks:
                 for _ in range(self.o.instances):
                     tasks.start_soon(self._consume, settings)

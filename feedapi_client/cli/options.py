@@ -20,7 +20,6 @@ import typer
 from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import CommandError, Pairs, argument, flag, option, refused
 from feedapi_client.cli.terminal import MAX_LINE, say, shown
-from feedapi_client.errors import FeedError
 from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
@@ -80,22 +79,9 @@ def not_empty(text: str) -> str:
 
 
 def feed_url(text: str) -> str:
-    """Return the URL of a feed. No message repeats it: it may hold a password."""
     from feedapi_client.http.urls import FeedURL
 
-    try:
-        _, host, port = FeedURL.parse(text).origin
-        FeedKey(text)
-    except FeedError:
-        raise
-    except ValueError as error:
-        kind = type(error).__name__
-        raise ValueError(f"the feed's URL can't be read ({kind})") from None
-    if port is not None and not 0 < port < 2**16:
-        raise ValueError("the port of the feed's URL is out of range")
-    # Only an IPv6 address may hold "%", before its zone.
-    if not host.isprintable() or " " in host or ("%" in host and ":" not in host):
-        raise ValueError("the host of the feed's URL is no name of a host")
+    FeedURL.parse(text)
     return text
 
 
@@ -381,17 +367,12 @@ class FeedOptions(AskedWithLineage):
         """Open the way to the feed. `fetch` is what else `FetchOptions` takes."""
         from feedapi_client.operations import FeedAccess
 
+        names = ("url", "name", "feed_name", "v1_partitions")
+        own = {name: getattr(self, name) for name in names}
+        own |= {"fetch": self.events.fetch(**(fetch or {})), "lineage": self.lineage or {}}
+        own["retry"] = retry or one_shot(self.give_up_after)
         async with self.connection.client(limits) as http:
-            yield FeedAccess(
-                url=self.url,
-                name=self.name,
-                feed_name=self.feed_name,
-                fetch=self.events.fetch(**(fetch or {})),
-                retry=retry or one_shot(self.give_up_after),
-                v1_partitions=self.v1_partitions,
-                lineage=self.lineage or {},
-                http=http,
-            )
+            yield FeedAccess(**own, http=http)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,6 @@ from feedapi_client.errors import FeedError, FencedError
 if TYPE_CHECKING:
     from feedapi_client.model import Event
     from feedapi_client.quarantine import Retry
-    from feedapi_client.stores.journal import Journal
 
 Handler = Callable[[Any], Awaitable[object]]
 _AT_ONCE = 32
@@ -119,6 +118,15 @@ class Application:
             raise CommandError(str(error), USAGE) from None
 
 
+def _journal(days: str) -> Any:
+    from feedapi_client.stores.journal import Journal
+
+    try:
+        return Journal(keep=timedelta(days=float(days)))
+    except (ValueError, OverflowError):
+        raise ValueError("give a number of days") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Run(Application):
     environment: ClassVar[bool] = True
@@ -164,8 +172,10 @@ class _Run(Application):
         flags="--follow/--no-follow",
     )
     park: bool = flag("Go on with the others when the feed can't continue one partition.")
-    journal: float | None = option(
-        "DAYS", "Keep a history of the cursors for 'feedapi cursors rewind', for so many days."
+    journal: Any = option(
+        "DAYS",
+        "Keep a history of the cursors for 'feedapi cursors rewind', for so many days.",
+        parse=_journal,
     )
     log_format: Literal["text", "json"] = option(
         help="Log records on stderr: text, or JSON, one a line.", default="text"
@@ -179,20 +189,11 @@ class _Run(Application):
             connection = replace(connection, cert_key=self.key)
             object.__setattr__(self, "feed", replace(self.feed, connection=connection))
             object.__setattr__(self, "key", None)
-        self.history()
         super().__post_init__()
         if self.concurrency is not None and self.key is None:
             raise ValueError("--concurrency goes with --key; partitions: --max-concurrency")
         if self.max_concurrency is not None and self.key is not None:
             raise ValueError("with --key, --concurrency is how many events at once")
-
-    def history(self) -> Journal | None:
-        from feedapi_client.stores.journal import Journal
-
-        try:
-            return None if self.journal is None else Journal(keep=timedelta(days=self.journal))
-        except (ValueError, OverflowError):
-            raise ValueError(f"--journal {self.journal:g}: give a number of days") from None
 
     def policy(self) -> Literal["raise"] | Retry:
         """Return what `FeedConsumer.run` takes as ``on_failure``."""
@@ -238,7 +239,7 @@ async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> Non
     settings: dict[str, Any] = {"share": Share() if o.share else None, "start": o.start}
     settings |= {"follow": o.follow, "on_error": "park" if o.park else "raise"}
     async with (
-        o.place.open(create=True, journal=o.history()) as store,
+        o.place.open(create=True, journal=o.journal) as store,
         o.feed.consumer(store, **settings) as consumer,
         consumer,
     ):

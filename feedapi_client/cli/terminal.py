@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 
+from feedapi_client.protocol.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -45,8 +47,7 @@ def shown(text: object, limit: int = MAX_SHOWN) -> str:
 
     Backslashes stay as they are, so that a text that is escaped already is not escaped twice.
     """
-    words = " ".join(str(text)[: limit + 1].split())  # cut first: escaping megabytes takes seconds
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    line = printable(" ".join(str(text)[: limit + 1].split()), limit + 1)
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
