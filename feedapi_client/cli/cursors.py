@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+import feedapi_client
+from feedapi_client import operations
 from feedapi_client.cli import options, terminal
 from feedapi_client.cli.command import (
     USAGE,
@@ -32,8 +34,6 @@ from feedapi_client.protocol.text import counted, names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedapi_client.consumer import FeedConsumer
-    from feedapi_client.operations import FeedLeases, FeedPositions
     from feedapi_client.stores.leases import Lease
 
 cursors = command_group(
@@ -75,12 +75,10 @@ class _OrCheckpoint(Place):
         if not self.store and self.checkpoint is None:
             raise ValueError("give --store, or --checkpoint of a Spark query")
 
-    async def positions(self, chosen: Chosen) -> list[FeedPositions]:
-        from feedapi_client.operations import list_positions
-
+    async def positions(self, chosen: Chosen) -> list[operations.FeedPositions]:
         if self.checkpoint is None:
             async with self.open() as store:
-                found = await list_positions(store, chosen.matches)
+                found = await operations.list_positions(store, chosen.matches)
         else:
             try:
                 from feedapi_client.spark.query_offsets import read_positions
@@ -115,8 +113,6 @@ async def ls(
 
     With --lag also whether there is more after each cursor.
     """
-    from feedapi_client.operations import FeedAccess, with_lag
-
     exact, url = chosen.exact_key(), chosen.feed or ""
     if lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
@@ -125,9 +121,11 @@ async def ls(
     async with connection.client() as http:
         feeds = await place.positions(chosen)
         if lag and exact is not None:
-            retry = options.one_shot()
-            feed = FeedAccess(url=url, v1_partitions=v1_partitions, retry=retry, http=http)
-            feeds = [await with_lag(feed, each) for each in feeds if each.key.url == exact.url]
+            asked = operations.FeedAccess(
+                url=url, v1_partitions=v1_partitions, retry=options.one_shot(), http=http
+            )
+            feeds = [each for each in feeds if each.key.url == exact.url]
+            feeds = [await operations.with_lag(asked, each) for each in feeds]
     _print(feeds, json=json, only=partitions)
 
 
@@ -137,32 +135,28 @@ async def ls(
 )
 async def show(*, place: Place, chosen: Chosen, json: bool = options.as_json()) -> None:
     """Show the positions of one feed and consumer: an error where the choice leaves several."""
-    from feedapi_client.operations import FeedPositions
-
     async with place.open() as store:
         key = await chosen.one_feed(store)
-        feed = FeedPositions(key, await store.load(key))
+        feed = operations.FeedPositions(key, await store.load(key))
     _print([feed], json=json)
 
 
 @_command("cursors export --store cursors.db > cursors.json")
 async def export(*, place: Place, chosen: Chosen) -> None:
     """Print positions as JSON that 'import' reads, into this or another store."""
-    from feedapi_client.operations import list_positions
-
     async with place.open() as store:
-        feeds = await list_positions(store, chosen.matches)
+        feeds = await operations.list_positions(store, chosen.matches)
     chosen.check_found(feeds)
     _print(feeds, json=True)
 
 
-def _print(feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None = None) -> None:
-    from feedapi_client.operations import export_positions
-
+def _print(
+    feeds: Sequence[operations.FeedPositions], *, json: bool, only: list[int] | None = None
+) -> None:
     if only is not None:
         feeds = [_only(each, only) for each in feeds]
     if json:
-        print_json(export_positions(feeds))
+        print_json(operations.export_positions(feeds))
     elif not feeds:
         print("no positions are stored")
     for feed in () if json else feeds:
@@ -179,7 +173,7 @@ def _print(feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None
         print_table(columns if feed.lag is None else (*columns, "lag"), rows)
 
 
-def _only(feed: FeedPositions, chosen: list[int]) -> FeedPositions:
+def _only(feed: operations.FeedPositions, chosen: list[int]) -> operations.FeedPositions:
     positions = {id: at for id, at in feed.positions.items() if id in chosen}
     lag = None if feed.lag is None else {id: at for id, at in feed.lag.items() if id in chosen}
     return replace(feed, positions=positions, lag=lag)
@@ -201,12 +195,10 @@ class _Changing:
     dry_run: bool = flag("Only show what would change.")
     json: bool = flag("Print the positions that were changed, as 'export' does.")
 
-    def tell(self, text: str, *feeds: FeedPositions, counts: bool = True) -> None:
+    def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
-        from feedapi_client.operations import export_positions
-
         if self.json:
-            terminal.report(terminal.json_text(export_positions(feeds)), escaped=True)
+            terminal.report(terminal.json_text(operations.export_positions(feeds)), escaped=True)
             return
         for feed in feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
@@ -249,8 +241,6 @@ async def set_(
 
     With a complete URL as FEED also for a feed that the store does not know yet.
     """
-    from feedapi_client import operations
-
     exact, known, position = chosen.exact_key(), False, Position(cursor, status)
     async with how.place.open(create=exact is not None and not how.dry_run) as store:
         with suppress(*(_gaps() if exact is not None else ())):
@@ -284,8 +274,6 @@ async def reset(
     Without any, the consumer starts anew. A single partition begins again at its first event, or
     where its lineage says.
     """
-    from feedapi_client import operations
-
     async with how.place.open() as store:
         key = await chosen.one_feed(store)
         forget = partial(operations.reset, store, key, partitions, force=how.force)
@@ -309,13 +297,11 @@ async def import_(
 
     A store that does not exist is created.
     """
-    from feedapi_client.operations import count_replaced, import_positions, parse_export
-
     stdin = source == "-"
     # The file is small: no task waits for it for long.
     text = sys.stdin.buffer.read() if stdin else Path(source).read_bytes()  # noqa: ASYNC240
     with refused():
-        feeds = parse_export(text)
+        feeds = operations.parse_export(text)
     if partitions is not None:
         chosen = set(partitions)
         feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
@@ -323,10 +309,10 @@ async def import_(
         count = 0
         for key, positions in {} if how.yes or stdin else feeds.items():
             with suppress(*_gaps()):
-                count += await count_replaced(store, {key: positions})
+                count += await operations.count_replaced(store, {key: positions})
         if count:
             how.agreed(f"Replace {counted(count, 'position')}, which the store has already?")
-        done = await import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
+        done = await operations.import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
     how.tell("imported", *done)
 
 
@@ -351,7 +337,6 @@ async def rewind(
     Needs the journal of the store: 'feedapi run --journal DAYS', or a SQLite or SQL store with
     journal=Journal().
     """
-    from feedapi_client import operations
     from feedapi_client.stores.base import JournalledStore
 
     when = to.isoformat(sep=" ", timespec="seconds")
@@ -399,9 +384,7 @@ async def skip(
     from the stored cursors. They are saved at the end, all at once: Ctrl-C before that changes
     nothing. A store that does not exist is created.
     """
-    from feedapi_client import operations
-
-    seen = deque[tuple["FeedConsumer | None", int]]([(None, 0)], maxlen=1)
+    seen = deque[tuple["feedapi_client.FeedConsumer | None", int]]([(None, 0)], maxlen=1)
     async with (
         how.place.open(create=not how.dry_run) as store,
         feed.access() as access,
@@ -429,8 +412,6 @@ async def drain(
 
     For a partition whose end the feed can't serve. Refused while the feed lists it as open.
     """
-    from feedapi_client import operations
-
     async with how.place.open() as store, feed.access() as access:
         change = await operations.drain(store, access, partition, force=how.force, dry_run=True)
         where = f"partition {partition}"
@@ -469,8 +450,6 @@ async def restore(
     lose it in the same step, and take it over again when the publisher goes forward: neither way
     repeats or skips events.
     """
-    from feedapi_client import operations
-
     chosen, given = frozenset(partitions), {"successors": successors, "cursor": cursor}
     async with how.place.open() as store, feed.access() as access:
         plan: Any = partial(operations.restore, store, access, chosen, force=how.force)
@@ -518,8 +497,6 @@ async def move(
     consumer that selects other events from now on. It goes on behind the events that it had, and
     gets none of the new ones that lie before.
     """
-    from feedapi_client import operations
-
     before_and_after: Any = selection and tuple(map(_selection, selection))
     async with how.place.open() as store:
         with refused():
@@ -563,8 +540,6 @@ async def rename(
 
     Of all its feeds, or of one, in one step or not at all.
     """
-    from feedapi_client import operations
-
     given: Any = {"partitions": partitions, "force": how.force, "dry_run": how.dry_run}
     async with how.place.open() as store:
         with refused():
@@ -583,10 +558,8 @@ async def rename(
 )
 async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_json()) -> None:
     """List instances with their age and load, and the partitions that each one reads."""
-    from feedapi_client.operations import list_leases
-
     async with place.open() as store:
-        feeds = await list_leases(store, chosen.matches)
+        feeds = await operations.list_leases(store, chosen.matches)
     chosen.check_found(feeds)
     shared = [feed for feed in feeds if feed.instances or feed.leases]
     if json:
@@ -598,7 +571,7 @@ async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_jso
         print_table(("instance", "state", "age", "partitions", "reads"), _rows(feed))
 
 
-def _rows(feed: FeedLeases) -> list[list[Cell]]:
+def _rows(feed: operations.FeedLeases) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for one in feed.instances:
         dead = (f"dead for {age(-one.expires_in)}", "red")
@@ -615,7 +588,7 @@ def _read(leases: list[Lease]) -> tuple[str, str]:
     return str(len(leases)), texts + (" …" if len(leases) > 12 else "")
 
 
-def _as_json(feed: FeedLeases) -> dict[str, Any]:
+def _as_json(feed: operations.FeedLeases) -> dict[str, Any]:
     instances = [
         {"instance": one.name, "alive": one.alive, "partitions": len(feed.of(one.name))}
         | {"expires_in": round(one.expires_in, 3), "age": round(one.age, 3)}

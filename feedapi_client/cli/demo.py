@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+import feedapi_client
+from feedapi_client import testing
 from feedapi_client.cli.command import (
     FAILURE,
     CommandError,
@@ -33,13 +35,14 @@ from feedapi_client.cli.command import (
     run_async,
     stopping,
 )
+from feedapi_client.errors import LeaseLostError
+from feedapi_client.model import Batch
+from feedapi_client.options import Limits, RetryPolicy, Share
 from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from anyio.abc import Process
 
-    from feedapi_client.model import Batch
-    from feedapi_client.testing import Publisher
 
 Step = tuple[str, int]
 """An entity, and the number of one of its events."""
@@ -101,10 +104,8 @@ def demo(o: _Demo) -> int:
 
     With --spark the feed is read into a DataFrame instead, with the same proof.
     """
-    from feedapi_client.testing import Publisher
-
     pages: Any = {"page_size": 150, "checkpoint_every": 10, "vary": True, "seed": o.seed}
-    scene = Scene(o, Publisher(2, dialect=o.dialect, **pages))
+    scene = Scene(o, testing.Publisher(2, dialect=o.dialect, **pages))
     if o.spark:
         effects, died = _read_with_spark(scene), ""
     else:
@@ -126,15 +127,13 @@ def demo(o: _Demo) -> int:
 class Scene:
     """What happens while the demo runs: a publisher that splits, and consumers that die."""
 
-    def __init__(self, o: _Demo, feed: Publisher) -> None:
-        from feedapi_client.testing import faults
-
+    def __init__(self, o: _Demo, feed: testing.Publisher) -> None:
         self.o, self.feed, self.died = o, feed, 0
         self._begin = time.monotonic()
         self._published = self._names = self._disturbed = 0
         self._folder = Path()
         self._running: dict[str, Process] = {}
-        torn, crashes = faults.Truncate(after_lines=15), 0 if o.spark else o.crashes
+        torn, crashes = testing.faults.Truncate(after_lines=15), 0 if o.spark else o.crashes
         self._schedule: list[tuple[float, Callable[[], str]]] = [
             *((share, self._rotate) for share in (0.12, 0.62, 0.88)),
             (0.25, partial(self._split, 0, "starts-after")),
@@ -280,25 +279,24 @@ async def _read(
     url: str, folder: str, name: str, share: bool, sabotage: str | None, follow: bool = True
 ) -> None:
     """Consume until SIGTERM, or the end."""
-    from feedapi_client import FeedConsumer, Limits, RetryPolicy, Share, SQLiteCursorStore
-    from feedapi_client.errors import LeaseLostError
-
     # Small batches and short pauses, so that many batches come within a few seconds.
-    settings: Any = {"retry": RetryPolicy(base_delay=0.02, max_delay=0.2), "follow": follow}
-    settings["limits"] = Limits(
+    limits = Limits(
         poll_interval=0.02,
         max_poll_interval=0.1,
         settle_time=1.0,
         discovery_interval=0.25,
         max_batch_bytes=8 * 1024,
     )
+    settings: Any = {"retry": RetryPolicy(base_delay=0.02, max_delay=0.2), "limits": limits}
     if share:
         settings["share"] = Share(instance=name, lease_seconds=1.5, rebalance_seconds=0.2)
     path = Path(folder)
     async with (
         stopping() as stop,
-        SQLiteCursorStore(path / "demo.db") as store,
-        FeedConsumer(url, store=store, name="demo", **settings) as consumer,
+        feedapi_client.SQLiteCursorStore(path / "demo.db") as store,
+        feedapi_client.FeedConsumer(
+            url, store=store, name="demo", follow=follow, **settings
+        ) as consumer,
     ):
         stop.consumer = consumer
         with closing(_database(path)) as database:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import feedapi_client
 from feedapi_client.cli import options
 from feedapi_client.cli.command import command
 from feedapi_client.cli.options import AskedWithLineage
 from feedapi_client.cli.terminal import Cell, console, print_json, print_line, print_table, shown
-
-if TYPE_CHECKING:
-    from feedapi_client.model import FeedInfo, Partition
+from feedapi_client.errors import LineageError
+from feedapi_client.lineage.graph import suspected_missing_edges, with_edges
+from feedapi_client.model import FeedInfo, Partition
 
 _COLUMNS = ("partition", "state", "starts after", "cursor from", "last cursor")
 
@@ -26,15 +27,11 @@ async def discover(*, asked: AskedWithLineage, json: bool = options.as_json()) -
     Says where the feed seems to leave out which partition starts after which. Try --lineage then:
     the tree is drawn as a consumer with the same option sees it.
     """
-    from feedapi_client import FeedClient
-    from feedapi_client.errors import LineageError
-    from feedapi_client.lineage.graph import suspected_missing_edges, with_edges
-
     added, count = asked.lineage or {}, asked.v1_partitions
     retry = options.one_shot(asked.give_up_after)
     async with (
         asked.connection.client() as http,
-        FeedClient(asked.url, http=http, v1_partitions=count, retry=retry) as client,
+        feedapi_client.FeedClient(asked.url, http=http, v1_partitions=count, retry=retry) as client,
     ):
         feed, info = client.feed, await client.discover()
     named = {id for edge in added.items() for id in edge if id is not None}

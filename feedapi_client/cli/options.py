@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+import feedapi_client
+from feedapi_client import operations
 from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import CommandError, Pairs, argument, flag, option, refused
 from feedapi_client.cli.terminal import MAX_LINE, say, shown
@@ -27,8 +29,6 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 if TYPE_CHECKING:
     import httpx
 
-    from feedapi_client.consumer import FeedConsumer
-    from feedapi_client.operations import FeedAccess
     from feedapi_client.quarantine import QuarantineStore
     from feedapi_client.stores.base import AdministrableStore, CursorStore
 
@@ -363,16 +363,14 @@ class FeedOptions(AskedWithLineage):
         limits: Limits | None = None,
         fetch: dict[str, Any] | None = None,
         retry: RetryPolicy | None = None,
-    ) -> AsyncIterator[FeedAccess]:
+    ) -> AsyncIterator[operations.FeedAccess]:
         """Open the way to the feed. `fetch` is what else `FetchOptions` takes."""
-        from feedapi_client.operations import FeedAccess
-
         names = ("url", "name", "feed_name", "v1_partitions")
         own = {name: getattr(self, name) for name in names}
         own |= {"fetch": self.events.fetch(**(fetch or {})), "lineage": self.lineage or {}}
         own["retry"] = retry or one_shot(self.give_up_after)
         async with self.connection.client(limits) as http:
-            yield FeedAccess(**own, http=http)
+            yield operations.FeedAccess(**own, http=http)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +392,7 @@ class Consumed(FeedOptions):
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
         **settings: Any,
-    ) -> AsyncIterator[FeedConsumer]:
+    ) -> AsyncIterator[feedapi_client.FeedConsumer]:
         """Give the consumer, to be opened, with a monitor beside it. Settings are its arguments."""
         retry = retry or RetryPolicy(give_up_after=self.give_up_after)
         async with AsyncExitStack() as stack:

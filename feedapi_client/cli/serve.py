@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from feedapi_client import testing
 from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import CommandError, command, flag, option, stopping
 from feedapi_client.protocol.text import counted
-
-if TYPE_CHECKING:
-    from feedapi_client.testing import Publisher
 
 _MAX_OPEN_PARTITIONS, _ENTITIES = 64, 100
 _MAX_EVENTS = 1_000_000
@@ -63,11 +61,9 @@ async def serve(o: _Serve) -> None:
     """
     import anyio
 
-    from feedapi_client.testing import Publisher, Quirks
-
     filters = ("entity", "type") if o.feed.dialect == "v2-draft" else ()
-    ends = Quirks(last_cursor=None if o.feed.dialect == "v1" else "closed")
-    publisher = Publisher(
+    ends = testing.Quirks(last_cursor=None if o.feed.dialect == "v1" else "closed")
+    publisher = testing.Publisher(
         o.partitions, bearer=o.bearer_env, filters=filters, quirks=ends, **vars(o.feed)
     )
     feed = ExampleFeed(publisher)
@@ -107,7 +103,7 @@ Ctrl-C ends it."""
 class ExampleFeed:
     """Publishes events about made-up orders, and splits partitions."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: testing.Publisher) -> None:
         self.publisher, self.published, self.splits = publisher, 0, 0
 
     def publish(self, count: int) -> None:
