@@ -394,10 +394,12 @@ class Consumed(FeedOptions):
         **settings: Any,
     ) -> AsyncIterator[feedapi_client.FeedConsumer]:
         """Give the consumer, to be opened, with a monitor beside it. Settings are its arguments."""
+        from feedapi_client.operations.feed_access import consumer_of
+
         retry = retry or RetryPolicy(give_up_after=self.give_up_after)
         async with AsyncExitStack() as stack:
             feed = await stack.enter_async_context(self.access(limits, fetch, retry))
-            consumer = feed.consumer(store, limits=limits, **settings)
+            consumer = consumer_of(feed, store, limits=limits, **settings)
             if self.monitor is not None:
                 from feedapi_client.monitor import serve
 

@@ -156,7 +156,6 @@ async def replay(*, application: Application, some: _Some, json: bool = options.
     from feedapi_client import quarantine
     from feedapi_client.quarantine.failure_text import failure_line
 
-    application.key_path()
     events: list[dict[str, str | None]] = []
 
     def replayed(event: QuarantinedEvent, error: Exception | None) -> None:

@@ -132,7 +132,9 @@ class OnceAMinute(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         failure, attempt, _ = record.getMessage().partition("; attempt ")
-        if attempt and record.created - self._said.get(failure, -60.0) < 60.0:
+        since = record.created - 60.0
+        self._said = {text: at for text, at in self._said.items() if at > since}
+        if attempt and failure in self._said:
             return False
         self._said[failure] = record.created
         return True

@@ -51,13 +51,13 @@ class FeedAccess:
             retry=self.retry,
         )
 
-    def consumer(self, store: CursorStore, **settings: Any) -> FeedConsumer:
-        """Return a consumer of the feed, to be opened. Settings are its other arguments."""
-        names = ("name", "feed_name", "fetch", "retry", "v1_partitions", "lineage", "http")
-        own = {name: getattr(self, name) for name in names}
-        return FeedConsumer(self.url, store=store, **own, **settings)
-
     async def discover(self) -> FeedInfo:
         """Discover the feed once. Raises `FeedError`."""
         async with self.client() as client:
             return await client.discover()
+
+
+def consumer_of(feed: FeedAccess, store: CursorStore, **settings: Any) -> FeedConsumer:
+    """Return a consumer of the feed, to be opened. Settings are its other arguments."""
+    own = {name: getattr(feed, name) for name in feed.__slots__}
+    return FeedConsumer(store=store, **own, **settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Batch, FeedKey, Position
-from feedapi_client.operations.feed_access import FeedAccess
+from feedapi_client.operations.feed_access import FeedAccess, consumer_of
 from feedapi_client.operations.stored_positions import OperationError, check_unused
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.sqlite import MemoryCursorStore
@@ -108,7 +108,7 @@ class _EndReader:
         await cursors.replace(feed.key, stored)
         # Nothing is delivered, so that a child need not wait for its parent.
         only = self._partitions or None
-        consumer = feed.consumer(cursors, ordered=False, follow=False, partitions=only)
+        consumer = consumer_of(feed, cursors, ordered=False, follow=False, partitions=only)
 
         async def count(batch: Batch) -> None:
             self.events += len(batch)
