@@ -18,10 +18,12 @@ import re
 import signal
 import sys
 import threading
+import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -165,7 +167,7 @@ def _finite(value: Any) -> Any:
 
 def _declared(kind: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield name, type and field of each parameter of a function, or field of a dataclass."""
-    hints, parameters = get_type_hints(kind), inspect.signature(kind).parameters
+    hints, parameters = typing.get_type_hints(kind), inspect.signature(kind).parameters
     own = getattr(kind, "__dataclass_fields__", {})
     for name, parameter in parameters.items():
         yield name, hints[name], own.get(name, parameter.default)
@@ -175,7 +177,7 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     """Yield a parameter for Typer for each option."""
     for name, hint, field in _declared(kind):
         if dataclasses.is_dataclass(hint):
-            yield from parameters(cast("type", hint))
+            yield from parameters(typing.cast("type", hint))
             continue
         make, flags, settings = field.metadata["cli"]
         flags = flags or [f"--{name.replace('_', '-')}"]
@@ -184,6 +186,9 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             named = flags[0].partition("/")[0] if make is typer.Option else settings["metavar"]
             variable = "_".join(["FEEDAPI", *re.findall(r"\w+", named)])
             settings.setdefault("envvar", variable.upper())
+        kinds = (hint, *typing.get_args(hint))
+        choices = (typing.get_args(each) for each in kinds if typing.get_origin(each) is Literal)
+        settings["metavar"] = settings["metavar"] or "|".join(chain(*choices)) or None
         if hint == Pairs:
             hint = list[Any] | None
         info = make(
@@ -424,7 +429,7 @@ def _report_usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         return USAGE  # with rich, the help is printed when this error is made
     path = "feedapi" if getattr(error, "ctx", None) is None else error.ctx.command_path
-    text = error.format_message().rstrip(".")
+    text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
     gone = getattr(error, "option_name", None) or text.removeprefix("No such command ").strip("'")
     words = path.partition(" ")[2]
     for place in (words, words.partition(" ")[0]):
