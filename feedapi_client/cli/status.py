@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +18,6 @@ from feedapi_client.cli.command import (
     command,
     flag,
     option,
-    refused,
     run_async,
 )
 from feedapi_client.cli.terminal import Cell, age, print_line, print_table
@@ -35,14 +35,22 @@ _COLUMNS = ("partition", "state", "rate", "behind", "in flight", "failures", "wa
 _PROBLEMS, _LINES_AROUND = 5, 10
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Monitor:
+    target: str = argument("MONITOR", "A monitor: localhost:9464, or its URL.")
+    connection: options.Connection
+
+    def __post_init__(self) -> None:
+        self.connection.check_alone(self.target if "://" in self.target else "")
+
+
 @command("status localhost:9464", "status localhost:9464 --once")
 def status(
     *,
-    target: str = argument("MONITOR", "A monitor: localhost:9464, or its URL."),
+    monitor: _Monitor,
     interval: float = option("SECONDS", "Time between two looks.", default=2.0, min=0.1),
     once: bool = flag("Print it once; so it is where stdout is no terminal."),
     json: bool = options.as_json(),
-    connection: options.Connection,
 ) -> None:
     """Show what a consumer does now, live, like top.
 
@@ -50,14 +58,12 @@ def status(
     failures, what needs attention first. How far a consumer without one has come, 'feedapi cursors
     ls URL --lag' tells.
     """
-    with refused():
-        connection.check_alone(target if "://" in target else "")
     with suppress(KeyboardInterrupt):  # the way to leave a live view
-        look = run_async(_look, target, connection)
+        look = run_async(_look, monitor)
         if json:
             terminal.print_json(look)
         elif not once and sys.stdout.isatty():
-            run_async(_live, target, connection, interval, look)
+            run_async(_live, monitor, interval, look)
         else:
             for part in _parts(look):
                 if isinstance(part, list):
@@ -66,10 +72,11 @@ def status(
                     print_line(*part)
 
 
-async def _look(target: str, connection: options.Connection) -> Look:
+async def _look(monitor: _Monitor) -> Look:
     """Ask the monitor."""
     import httpx
 
+    target = monitor.target
     try:
         url = httpx.URL(target if "://" in target else f"http://{target}")
         url = httpx.URL(f"{str(url).rstrip('/')}/status")
@@ -77,7 +84,7 @@ async def _look(target: str, connection: options.Connection) -> Look:
         raise CommandError("give the HOST:PORT of a monitor", USAGE) from None
     where = f"{url.host}:{url.port or ''}".rstrip(":")
     try:
-        async with connection.client() as given, httpx.AsyncClient() as client:
+        async with monitor.connection.client() as given, httpx.AsyncClient() as client:
             answer = await (given or client).get(url, timeout=20.0)
         if answer.status_code == httpx.codes.OK and "process" in (found := answer.json()):
             return dict(found)
@@ -90,7 +97,7 @@ async def _look(target: str, connection: options.Connection) -> Look:
     raise CommandError(text)
 
 
-async def _live(target: str, connection: options.Connection, interval: float, look: Look) -> None:
+async def _live(monitor: _Monitor, interval: float, look: Look) -> None:
     """Look again and again."""
     import anyio
     from rich.console import Group
@@ -112,7 +119,7 @@ async def _live(target: str, connection: options.Connection, interval: float, lo
         while True:
             await anyio.sleep(interval)
             try:
-                before, look, failure = look, await _look(target, connection), ""
+                before, look, failure = look, await _look(monitor), ""
                 _add_rates(before, look)
             except CommandError as error:  # the process may be about to start again
                 failure = str(error)
