@@ -191,9 +191,10 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
         settings["metavar"] = settings["metavar"] or "|".join(chain(*choices)) or None
         if hint == Pairs:
             hint = list[Any] | None
+        # No callback for others: Typer 0.19 fails with one, for a repeatable option without values.
         info = make(
             *(flags if make is typer.Option else ()),
-            callback=_finite,
+            callback=_finite if float in kinds else None,
             show_envvar=False,
             **settings,
         )
