@@ -12,25 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+from feedapi_client.cli import options
 from feedapi_client.cli.command import REMOVED, Stopping, command, flag, option, stopping
-from feedapi_client.cli.options import (
-    ONE_SHOT,
-    Consumed,
-    cursor,
-    one_shot,
-    opened,
-    quiet,
-    some_partitions,
-)
 from feedapi_client.cli.terminal import Output, OutputClosedError, progress, say
-from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.options import Limits
 
 if TYPE_CHECKING:
-    from feedapi_client.consumer import FeedConsumer
     from feedapi_client.model import Batch, Event
     from feedapi_client.stores.base import CursorStore
 
-_FIRST_OR_LAST = re.compile(r"_?(first|last)")
 _PART = re.compile(r"%(?P<verb>.)|\\(?P<escape>.)|(?P<text>[^%\\]+)|(?P<odd>[%\\])", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 # The fields behind the properties `raw` and `headers` of an event: reading them takes 0.2 µs less
@@ -40,6 +30,8 @@ _headers = attrgetter("_headers")
 
 Printed = Callable[["Batch", "Event", int], bytes]
 """What a part of a template prints for an event, the so many-th one of the run."""
+Form = Callable[["Batch", "Sequence[Event]", int], bytes]
+"""What is printed for some events of a batch, before which so many were printed."""
 VERBS: dict[str, tuple[str, Printed]] = {
     "p": ("partition", lambda batch, _event, _number: b"%d" % batch.partition),
     "s": ("payload, as sent", lambda _batch, event, _number: event.raw),
@@ -54,14 +46,14 @@ _MEANINGS = ", ".join(f"%{verb} {meaning}" for verb, (meaning, _) in VERBS.items
 
 @dataclass(frozen=True, kw_only=True)
 class _Cat:
-    feed: Consumed
+    feed: options.Consumed
     follow: bool = flag("Go on at the end of the feed, until Ctrl-C.", "--follow -f")
     start: str | None = option(
         "first|last|CURSOR",
         "Where to begin; a cursor needs one --partition. Stored cursors come first.",
         flags="--from",
     )
-    partitions: list[int] | None = some_partitions(
+    partitions: list[int] | None = options.some_partitions(
         "Read only this partition, without waiting for its parents. Repeatable."
     )
     store: str | None = option(
@@ -89,7 +81,7 @@ class _Cat:
     page_size_hint: int | None = option("N", "Events per response.", min=1)
     stream: bool = flag("Hold responses open, where the feed offers that; with --follow.")
     unordered: bool = flag("Read all partitions at once, without waiting for their parents.")
-    quiet: bool = quiet()
+    quiet: bool = options.quiet()
 
     def __post_init__(self) -> None:
         if self.raw and self.template is not None:
@@ -105,14 +97,10 @@ class _Cat:
     def fetch(self) -> dict[str, Any]:
         """Return what `FetchOptions` takes beside the selection of events."""
         limit = self.limit if self.store and not self.stream else None
-        return {
-            "page_size_hint": self.page_size_hint or limit,  # a cursor comes where the limit is
-            "stream": self.stream,
-            "v1_headers": self.v1_headers or (),
-        }
+        size = self.page_size_hint or limit  # a cursor comes where the limit is
+        return {"page_size_hint": size, "stream": self.stream, "v1_headers": self.v1_headers or ()}
 
-    def form(self) -> Callable[[Batch, Sequence[Event], int], bytes]:
-        """Return what is printed for some events of a batch, before which so many were printed."""
+    def form(self) -> Form:
         if self.template is not None:
             return _by_template(self.template)
         return _payloads if self.raw else _lines
@@ -121,14 +109,14 @@ class _Cat:
         """Return the `start` of the consumer."""
         if not self.start:
             return None
-        if (special := _FIRST_OR_LAST.fullmatch(self.start)) is not None:
+        if special := re.fullmatch("_?(first|last)", self.start):
             return "last" if special[1] == "last" else "first"
         if self.partitions is None or len(self.partitions) != 1:
             raise ValueError(
                 "--from CURSOR needs one --partition: a cursor belongs to one partition. "
                 f"--from TIME is gone: {REMOVED['cat --from TIME']}"
             )
-        return {self.partitions[0]: cursor(self.start)}
+        return {self.partitions[0]: options.cursor(self.start)}
 
     def open(self) -> AbstractAsyncContextManager[CursorStore]:
         """Open the store, one in memory where none is given."""
@@ -136,16 +124,7 @@ class _Cat:
             from feedapi_client.stores.sqlite import MemoryCursorStore
 
             return nullcontext(MemoryCursorStore())
-        from feedapi_client.operations.opening import open_store
-
-        return opened(open_store(self.store, create=True))
-
-    def retry(self) -> RetryPolicy:
-        """Return how long the feed is waited for."""
-        seconds = self.feed.give_up_after
-        if self.follow:
-            return RetryPolicy(give_up_after=seconds)
-        return one_shot(ONE_SHOT if seconds is None else seconds)
+        return options.Store(store=self.store).open(create=True)
 
 
 @command(
@@ -193,12 +172,18 @@ async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
             ordered=not o.unordered,
             follow=o.follow,
             partitions=o.partitions or None,
-            retry=o.retry(),
+            retry=None if o.follow else options.one_shot(o.feed.give_up_after),
             # With a limit each checkpoint is a batch of its own, to end at the first one.
             limits=Limits() if o.limit is None else Limits(max_batch_bytes=1),
         ) as consumer,
     ):
-        await _note_stored_cursors(o, consumer)
+        if o.start is not None and o.store is not None:
+            stored = await store.load(consumer.key)
+            if stored.keys() & set(o.partitions or stored):
+                say(
+                    f"goes on from the stored cursors of {o.feed.name!r}: --from does not apply "
+                    "('feedapi cursors reset' forgets them)"
+                )
         async with consumer:
             stop.consumer = consumer
             async with progress(lambda: (consumer, printed), quiet=o.quiet, beside_output=True):
@@ -215,18 +200,6 @@ async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
                         return
 
 
-async def _note_stored_cursors(o: _Cat, consumer: FeedConsumer) -> None:
-    """Say on stderr that stored cursors come before ``--from``."""
-    if o.start is None or o.store is None:
-        return
-    stored = await consumer.store.load(consumer.key)
-    if stored.keys() & set(o.partitions or stored):
-        say(
-            f"goes on from the stored cursors of {o.feed.name!r}: --from does not apply "
-            "('feedapi cursors reset' forgets them)"
-        )
-
-
 # ---------------------------------------------------------------------- what is printed
 
 
@@ -236,20 +209,19 @@ def _payloads(_batch: Batch, events: Sequence[Event], _before: int) -> bytes:
 
 def _lines(batch: Batch, events: Sequence[Event], _before: int) -> bytes:
     """Return lines of JSON around the payloads, which stay byte for byte as they were sent."""
-    if not events:
-        return b""
+    start = b'{"partition":%d,' % batch.partition
     if any(map(_headers, events)):
-        return b"".join(map(_with_headers, events))
-    start = b'{"partition":%d,"data":' % batch.partition
-    return start + (b"}\n" + start).join(map(_payload, events)) + b"}\n"
+        return b"".join([start + _with_headers(event) for event in events])
+    start += b'"data":'
+    return start + (b"}\n" + start).join(map(_payload, events)) + b"}\n" if events else b""
 
 
 def _with_headers(event: Event) -> bytes:
     headers = b'"headers":' + orjson.dumps(event.headers) + b"," if event.headers else b""
-    return b'{"partition":%d,%s"data":%s}\n' % (event.partition, headers, event.raw)
+    return b'%s"data":%s}\n' % (headers, event.raw)
 
 
-def _by_template(template: str) -> Callable[[Batch, Sequence[Event], int], bytes]:
+def _by_template(template: str) -> Form:
     """Return what prints events by the template, and nothing between them that it does not hold."""
     parts = [_part(found) for found in _PART.finditer(template)]
 

@@ -1,9 +1,9 @@
-"""A command is a function of a dataclass, whose fields are its options.
+"""A command is a function, whose keyword parameters are its options.
 
-A field whose type is a dataclass includes the options of that one. The class variable `panel` is
-the title above them in the help. With the class variable `environment` each option of the dataclass
-takes its value from a variable FEEDAPI_OPTION where the command line has none. What options say
-together is checked in `__post_init__`, which raises ValueError.
+A parameter, or a field, whose type is a dataclass includes the options of that one. Its class
+variable `panel` is the title above them in the help. With the class variable `environment` each
+option of the dataclass takes its value from a variable FEEDAPI_OPTION where the command line has
+none. What options say together is checked in `__post_init__`, which raises ValueError.
 """
 
 from __future__ import annotations
@@ -18,18 +18,12 @@ import re
 import signal
 import sys
 import threading
+import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -41,6 +35,8 @@ if TYPE_CHECKING:
     from feedapi_client.consumer import FeedConsumer
 
 T = TypeVar("T")
+Pairs = dict[Any, Any] | None
+"""The type of a repeatable option each value of which is parsed to a part of a dictionary."""
 
 FAILURE, USAGE, HANDLER_FAILED, FENCED, UNREACHABLE, INTERNAL_ERROR = 1, 2, 3, 4, 69, 70
 SIGNALLED = 128
@@ -59,6 +55,11 @@ EXIT_CODES = {
     "130, 143": "ended by Ctrl-C or SIGTERM; of run: what was in flight was cancelled after "
     "--grace, and is read again",
 }
+_STREAM_OPTIONS = (
+    *("group", "retention_bytes", "retention_messages", "retention_seconds", "cleaner_seconds"),
+    *("segment_bytes", "segment_seconds", "compact", "compact_goroutines", "encryption"),
+    *("auto_pause_seconds", "auto_pause_unless_subscribed"),
+)
 REMOVED = {
     "cat --checkpoints": "--format with %c prints the cursor behind each event",
     "cat --format %k": "give %s to jq, which finds a field of a payload",
@@ -66,23 +67,19 @@ REMOVED = {
     "cat --from TIME": "'cursors rewind --to TIME' takes back a copy of the store, for cat --store",
     "cat --journal": "feedapi run --journal DAYS keeps a history, cat goes on with one",
     "cat --key": "jq finds a field of a payload; the key of --cert is --cert-key",
-    "cursors --feed": "give the feed as an argument, without --feed",
     "cursors ls --url": "give the feed's URL as an argument, and --lag",
     "cursors upgrade": "'cursors move' moves what is stored under another key",
     "cursors export --output": "stdout goes to a file by > FILE",
     "cursors export -o": "stdout goes to a file by > FILE",
     "demo --plain": "the demo prints lines of text only",
     "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
-    "leases --feed": "give the feed as an argument, without --feed",
-    "quarantine --feed": "give the feed as an argument, without --feed",
     **{
-        f"relay --{each.replace('_', '-')}": f"it is --stream-option {each}=VALUE"
-        for each in (
-            *("group", "retention_bytes", "retention_messages", "retention_seconds"),
-            *("cleaner_seconds", "segment_bytes", "segment_seconds", "compact"),
-            *("compact_goroutines", "auto_pause_seconds", "auto_pause_unless_subscribed"),
-            "encryption",
-        )
+        f"{group} --feed": "give the feed as an argument, without --feed"
+        for group in ("cursors", "leases", "quarantine")
+    },
+    **{
+        f"relay --{name.replace('_', '-')}": f"it is --stream-option {name}=VALUE"
+        for name in _STREAM_OPTIONS
     },
     "relay --no-compact": "it is --stream-option compact=false",
     "relay --no-encryption": "it is --stream-option encryption=false",
@@ -98,7 +95,6 @@ REMOVED = {
 """What does the work of commands and options that are gone."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
-_annotated: Any = Annotated
 _LOG_FORMAT = re.compile(r"--log-format[= ](\w+)")
 _PARAGRAPH = re.compile(r"(?<!\n)\n(?!\n)")
 _URL = re.compile(r"([A-Za-z][\w+.-]*://)[^\s'\")]+")
@@ -113,7 +109,7 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
-# ---------------------------------------------------------------------- options as fields
+# ---------------------------------------------------------------------- options
 
 
 def option(
@@ -126,7 +122,7 @@ def option(
     make: Any = typer.Option,
     **settings: Any,
 ) -> Any:
-    """Return a field that is an option, by default with the name of the field.
+    """Return a field, or default of a parameter, that is an option, by default of its name.
 
     Arguments:
         default: ``...`` for an option that has to be given.
@@ -141,18 +137,17 @@ def option(
 
     if parse is not None:
         settings["parser"] = parsed
-    metadata = {"cli": (make, flags.split(), settings)}
     given = {} if default is ... else {"default": default}
-    return dataclasses.field(metadata=metadata, **given)
+    return dataclasses.field(metadata={"cli": (make, flags.split(), settings)}, **given)
 
 
 def argument(metavar: str, help: str = "", *, default: Any = ..., **settings: Any) -> Any:
-    """Return a field that is an argument. See `option`."""
+    """Return an argument. See `option`."""
     return option(metavar, help, default=default, make=typer.Argument, **settings)
 
 
 def flag(help: str, flags: str = "", **settings: Any) -> Any:
-    """Return a field that is an option without a value, off by default. See `option`."""
+    """Return an option without a value, off by default. See `option`."""
     return option(help=help, default=False, flags=flags, **settings)
 
 
@@ -170,52 +165,76 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _one_of(words: Sequence[str]) -> Callable[[str], str]:
-    def chosen(text: str) -> str:
-        if text not in words:
-            raise typer.BadParameter(f"{text!r} is none of {', '.join(words)}")
-        return text
+def _declared(kind: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, type and field of each parameter of a function, or field of a dataclass."""
+    hints, parameters = typing.get_type_hints(kind), inspect.signature(kind).parameters
+    own = getattr(kind, "__dataclass_fields__", {})
+    for name, parameter in parameters.items():
+        yield name, hints[name], own.get(name, parameter.default)
 
-    return chosen
 
-
-def parameters(kind: type) -> Iterator[inspect.Parameter]:
-    """Return a parameter for each option of the dataclass and of those that it includes."""
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from parameters(hints[field.name])
+def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for Typer for each option."""
+    for name, hint, field in _declared(kind):
+        if dataclasses.is_dataclass(hint):
+            yield from parameters(typing.cast("type", hint))
             continue
         make, flags, settings = field.metadata["cli"]
+        flags = flags or [f"--{name.replace('_', '-')}"]
         settings = {"rich_help_panel": getattr(kind, "panel", None), **settings}
-        hint = hints[field.name]
-        kinds = [each for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
-        if words := [word for each in kinds for word in get_args(each)]:
-            hint, settings = str | None, {**settings, "parser": _one_of(words)}
-            settings["metavar"] = settings["metavar"] or "|".join(words)
-        if make is typer.Option and not flags:
-            flags = [f"--{field.name.replace('_', '-')}"]
         if getattr(kind, "environment", False):
-            words = re.findall(r"\w+", flags[0].partition("/")[0] if flags else settings["metavar"])
-            settings.setdefault("envvar", "_".join(["FEEDAPI", *words]).upper())
-        info = make(*flags, callback=_finite, show_envvar=False, **settings)
+            named = flags[0].partition("/")[0] if make is typer.Option else settings["metavar"]
+            variable = "_".join(["FEEDAPI", *re.findall(r"\w+", named)])
+            settings.setdefault("envvar", variable.upper())
+        kinds = (hint, *typing.get_args(hint))
+        choices = (typing.get_args(each) for each in kinds if typing.get_origin(each) is Literal)
+        settings["metavar"] = settings["metavar"] or "|".join(chain(*choices)) or None
+        if hint == Pairs:
+            hint = list[Any] | None
+        # No callback for others: Typer 0.19 fails with one, for a repeatable option without values.
+        info = make(
+            *(flags if make is typer.Option else ()),
+            callback=_finite if float in kinds else None,
+            show_envvar=False,
+            **settings,
+        )
         missing = field.default is dataclasses.MISSING
         yield inspect.Parameter(
-            field.name,
+            name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if missing else field.default,
             annotation=_annotated[hint, info],
         )
 
 
-def build(kind: type, values: dict[str, Any]) -> Any:
-    """Return the dataclass with these values, and those that it includes."""
-    hints, given = get_type_hints(kind), {}
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(hints[field.name]):
-            given[field.name] = build(hints[field.name], values)
+_annotated: Any = Annotated
+
+
+def arguments(kind: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values as arguments: those of a dataclass as one, which checks them."""
+    given = {}
+    for name, hint, field in _declared(kind):
+        if dataclasses.is_dataclass(hint):
+            given[name] = build(hint, values)
+        elif hint == Pairs:
+            flags = field.metadata["cli"][1] or [f"--{name.replace('_', '-')}"]
+            given[name] = _as_one(flags[0], values[name])
         else:
-            given[field.name] = values[field.name]
+            given[name] = values[name]
+    return given
+
+
+def _as_one(flag: str, parts: Sequence[dict[Any, Any]] | None) -> Pairs:
+    found: dict[Any, Any] = {}
+    for key, value in (item for part in parts or () for item in part.items()):
+        if found.setdefault(key, value) != value:
+            raise typer.BadParameter(f"{flag} has two values for {key}")
+    return found or None
+
+
+def build(kind: Any, values: dict[str, Any]) -> Any:
+    """Return the dataclass with these values, and those that it includes."""
+    given = arguments(kind, values)
     with _usage_errors():
         return kind(**given)
 
@@ -225,22 +244,19 @@ def build(kind: type, values: dict[str, Any]) -> Any:
 
 def command(
     *examples: str, group: typer.Typer | None = None, **settings: Any
-) -> Callable[[Callable[[Any], Any]], typer.Typer]:
-    """Make a command of a function of a dataclass, with these examples of its arguments.
+) -> Callable[[Callable[..., Any]], typer.Typer]:
+    """Make a command of a function, with these examples of its arguments.
 
     Its docstring is the help, its result the exit code. The command gets its name, in the group or
     by itself.
     """
 
-    def made(function: Callable[[Any], Any]) -> typer.Typer:
-        hints = get_type_hints(function)
-        (kind,) = (hint for name, hint in hints.items() if name != "return")
-
+    def made(function: Callable[..., Any]) -> typer.Typer:
         def call(**values: Any) -> None:
-            if code := _run(function, build(kind, values)):
+            if code := _run(function, arguments(function, values)):
                 raise typer.Exit(code)
 
-        found = [*parameters(kind)]
+        found = [*parameters(function)]
         call.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
         # Typer asks for both, and takes the annotations of the signature where this has none.
         call.__annotations__ = {}
@@ -248,7 +264,7 @@ def command(
         own.command(
             cls=FeedCommand,
             help=_PARAGRAPH.sub(" ", inspect.getdoc(function) or ""),
-            epilog=_below(examples, found, rule=getattr(kind, "environment", False)),
+            epilog=_below(examples, found),
             **{"name": function.__name__.rstrip("_"), "context_settings": HELP, **settings},
         )(call)
         return own
@@ -256,14 +272,15 @@ def command(
     return made
 
 
-def _below(examples: Sequence[str], found: list[inspect.Parameter], *, rule: bool) -> str:
+def _below(examples: Sequence[str], found: list[inspect.Parameter]) -> str:
     """Return what stands below the options. A paragraph that begins with \\b is not wrapped."""
     lines = ["\b", "Examples:", *(f"feedapi {example}" for example in examples)]
-    names = [info.envvar for each in found for info in each.annotation.__metadata__ if info.envvar]
-    text = f"From the environment, where the command line says nothing: {', '.join(names)}."
-    if rule:
+    names = [info.envvar for each in found for info in each.annotation.__metadata__]
+    known = ", ".join(filter(None, names))
+    text = f"From the environment, where the command line says nothing: {known}."
+    if all(names):
         text = "Each option has an environment variable: --give-up-after has FEEDAPI_GIVE_UP_AFTER."
-    return "\n".join(lines if examples else []) + (f"\n\n{text}" if names else "")
+    return "\n".join(lines if examples else []) + (f"\n\n{text}" if known else "")
 
 
 def command_group(help: str) -> typer.Typer:
@@ -288,11 +305,11 @@ class FeedCommand(_PlainFlags, TyperCommand):
     """A command whose first argument may come from the environment, although others follow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Without a URL among them the next one would be taken for it."""
-        arguments = [each for each in self.params if each.param_type_name == "argument"]
-        url = os.environ.get("FEEDAPI_URL") if len(arguments) > 1 else None
+        # Without a URL among them the next argument would be taken for it.
+        own = [each for each in self.params if each.param_type_name == "argument"]
+        url = os.environ.get("FEEDAPI_URL") if len(own) > 1 else None
         web = any(each.lower().startswith(("http://", "https://")) for each in args)
-        if url and not web and getattr(arguments[0], "envvar", None) == "FEEDAPI_URL":
+        if url and not web and getattr(own[0], "envvar", None) == "FEEDAPI_URL":
             args = [url, *args]
         return super().parse_args(ctx, args)
 
@@ -303,9 +320,8 @@ class CommandGroup(_PlainFlags, TyperGroup):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Any:
-        """Parse the arguments, run the command, and exit."""
-        extra["standalone_mode"] = False
         words = [*(sys.argv[1:] if args is None else args)]
+        extra["standalone_mode"] = False
         try:
             for each in words:
                 if any("\ud800" <= char <= "\udfff" for char in each):
@@ -327,54 +343,38 @@ class CommandGroup(_PlainFlags, TyperGroup):
             sys.stdout.flush()
         except OSError as error:
             discard(sys.stdout)
-            if error.errno != errno.EPIPE:
-                line, failure = explain(error)
-                say(line)
-                code = code or failure
+            failed = _ended_by(error)
+            code = code or failed
         sys.exit(code)
 
 
-def _run(function: Callable[[Any], Any], options: Any) -> Any:
+def _run(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Call the function. Errors are one line on stderr, and become an exit code."""
+    said = logging.lastResort  # writes warnings of the library, unless all records are written
+    repeated = OnceAMinute()
     try:
-        with _said_once():
-            if inspect.iscoroutinefunction(function):
-                return run_async(function, options)
-            return function(options)
+        if said is not None:
+            said.addFilter(repeated)
+        if inspect.iscoroutinefunction(function):
+            return run_async(function, **given)
+        return function(**given)
     except KeyboardInterrupt:
         return SIGNALLED + signal.SIGINT
     except Exception as error:
         if isinstance(error, (typer.Exit, typer.Abort)) or _is_usage_error(error):
             raise
-        if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            discard(sys.stdout)  # a reader such as `head` has all it wants
-            return 0
-        if os.environ.get("FEEDAPI_DEBUG"):
-            raise
-        line, code = explain(error)
-        say(line, logging.ERROR)
-        return code
-
-
-@contextmanager
-def _said_once() -> Iterator[None]:
-    """Write warnings of the library on stderr, unless --verbose or `run` write all records."""
-    handler, repeated = logging.lastResort, OnceAMinute()
-    if handler is not None:
-        handler.addFilter(repeated)
-    try:
-        yield
+        return _ended_by(error)
     finally:
-        if handler is not None:
-            handler.removeFilter(repeated)
+        if said is not None:
+            said.removeFilter(repeated)
 
 
-def run_async(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+def run_async(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **given: Any) -> T:
     """Run a coroutine function on asyncio. Raises the first exception of a group."""
     import anyio
 
     with _first_error():
-        return anyio.run(function, *args)
+        return anyio.run(partial(function, *args, **given))
 
 
 @contextmanager
@@ -388,18 +388,27 @@ def _first_error() -> Iterator[None]:
         raise error from None
 
 
-def explain(error: Exception) -> tuple[str, int]:
-    """Return the line to print for an error, and the exit code."""
-    if isinstance(error, (FeedError, CommandError)):
-        return str(error), getattr(error, "exit_code", FAILURE)
-    if isinstance(error, ImportError) and "pip install" in str(error):
-        return str(error), FAILURE
-    if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return f"{error.filename}: {reason}" if error.filename else reason, FAILURE
-    # Only the type of any other error: its text may hold a payload or a secret.
-    line = f"internal error: {type(error).__name__} (set FEEDAPI_DEBUG=1 to see where)"
-    return line, INTERNAL_ERROR
+def _ended_by(error: Exception) -> int:
+    """Say on one line why the command ended, and return its exit code."""
+    text, code = str(error), FAILURE
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        discard(sys.stdout)  # a reader such as `head` has all it wants
+        return 0
+    if os.environ.get("FEEDAPI_DEBUG"):
+        raise error
+    if isinstance(error, CommandError):
+        code = error.exit_code
+    elif isinstance(error, OSError):
+        text = error.strerror or text
+        text = f"{error.filename}: {text}" if error.filename else text
+    elif isinstance(error, ImportError) and "pip install" in text:
+        pass  # it names the extra
+    elif not isinstance(error, FeedError):
+        # Only the type of any other error: its text may hold a payload or a secret.
+        text = f"internal error: {type(error).__name__} (set FEEDAPI_DEBUG=1 to see where)"
+        code = INTERNAL_ERROR
+    say(text, logging.ERROR)
+    return code
 
 
 @contextmanager
@@ -418,10 +427,10 @@ def _is_usage_error(error: Exception) -> bool:
 
 
 def _report_usage_error(error: Any) -> int:
-    path = "feedapi" if getattr(error, "ctx", None) is None else error.ctx.command_path
     if type(error).__name__ == "NoArgsIsHelpError":
         return USAGE  # with rich, the help is printed when this error is made
-    text = error.format_message().rstrip(".")
+    path = "feedapi" if getattr(error, "ctx", None) is None else error.ctx.command_path
+    text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
     gone = getattr(error, "option_name", None) or text.removeprefix("No such command ").strip("'")
     words = path.partition(" ")[2]
     for place in (words, words.partition(" ")[0]):

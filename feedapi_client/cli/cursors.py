@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+import feedapi_client
+from feedapi_client import operations
+from feedapi_client.cli import options, terminal
 from feedapi_client.cli.command import (
     USAGE,
     CommandError,
@@ -23,41 +26,14 @@ from feedapi_client.cli.command import (
     option,
     refused,
 )
-from feedapi_client.cli.options import (
-    Asking,
-    Chosen,
-    Connection,
-    FeedOptions,
-    Listed,
-    Place,
-    cursor,
-    feed_url,
-    not_empty,
-    one_shot,
-    quiet,
-    some_partitions,
-    time,
-)
-from feedapi_client.cli.terminal import (
-    Cell,
-    age,
-    escape_json,
-    print_json,
-    print_line,
-    print_table,
-    progress,
-    report,
-    say,
-    shown,
-)
-from feedapi_client.model import MAX_PARTITION, FeedKey, Position
-from feedapi_client.protocol.text import counted
+from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Place, some_partitions
+from feedapi_client.cli.terminal import Cell, age, print_json, print_line, print_table, shown
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.protocol.text import counted, names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedapi_client.consumer import FeedConsumer
-    from feedapi_client.operations import Change, FeedLeases, FeedPositions
     from feedapi_client.stores.leases import Lease
 
 cursors = command_group(
@@ -82,18 +58,9 @@ _STYLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stored:
-    place: Place
-    chosen: Chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shown(_Stored):
-    json: bool = flag("Print JSON.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class _OrCheckpoint(Place):
+    """Where positions are: in a store, or in the checkpoint of a Spark query."""
+
     store: str = option("STORE", "As in 'cursors show'.", default="")
     checkpoint: str | None = option(
         "LOCATION",
@@ -108,12 +75,10 @@ class _OrCheckpoint(Place):
         if not self.store and self.checkpoint is None:
             raise ValueError("give --store, or --checkpoint of a Spark query")
 
-    async def positions(self, chosen: Chosen) -> list[FeedPositions]:
-        from feedapi_client.operations import list_positions
-
+    async def positions(self, chosen: Chosen) -> list[operations.FeedPositions]:
         if self.checkpoint is None:
             async with self.open() as store:
-                found = await list_positions(store, chosen.matches)
+                found = await operations.list_positions(store, chosen.matches)
         else:
             try:
                 from feedapi_client.spark.query_offsets import read_positions
@@ -126,95 +91,89 @@ class _OrCheckpoint(Place):
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ls(Listed):
-    place: _OrCheckpoint
-    lag: bool = flag("Ask the feed how far behind its cursors are.")
-    v1_partitions: int | None = option(
-        "N", "Number of partitions of a v1 feed, with --lag.", min=1, max=32768
-    )
-    connection: Connection
-
-
 @_command(
     "cursors ls --store cursors.db",
     f"cursors ls {_URL} --lag --store env:DATABASE_URL",
     "cursors ls --store liftbridge://broker:9292/orders",
     "cursors ls --checkpoint /lake/orders/_feedapi/checkpoint",
 )
-async def ls(o: _Ls) -> None:
+async def ls(
+    *,
+    place: _OrCheckpoint,
+    chosen: Chosen,
+    partitions: list[int] | None = some_partitions(),
+    json: bool = options.as_json(),
+    lag: bool = flag("Ask the feed how far behind its cursors are."),
+    v1_partitions: int | None = option(
+        "N", "Number of partitions of a v1 feed, with --lag.", min=1, max=32768
+    ),
+    connection: Connection,
+) -> None:
     """List positions: the cursor of each partition, for each feed and consumer.
 
     With --lag also whether there is more after each cursor.
     """
-    from feedapi_client.operations import FeedAccess, with_lag
-
-    exact, url = o.chosen.exact_key(), o.chosen.feed or ""
-    if o.lag and (exact is None or exact.feed_name is not None):
+    exact, url = chosen.exact_key(), chosen.feed or ""
+    if lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
     with refused():
-        o.connection.check_alone(url if o.lag else "")
-    async with o.connection.client() as http:
-        feeds = await o.place.positions(o.chosen)
-        if o.lag and exact is not None:
-            count = o.v1_partitions
-            access = FeedAccess(url=url, v1_partitions=count, retry=one_shot(), http=http)
-            feeds = [await with_lag(access, each) for each in feeds if each.key.url == exact.url]
-    _print_feeds(feeds, json=o.json, only=o.partitions)
+        connection.check_alone(url if lag else "")
+    async with connection.client() as http:
+        feeds = await place.positions(chosen)
+        if lag and exact is not None:
+            asked = operations.FeedAccess(
+                url=url, v1_partitions=v1_partitions, retry=options.one_shot(), http=http
+            )
+            feeds = [each for each in feeds if each.key.url == exact.url]
+            feeds = [await operations.with_lag(asked, each) for each in feeds]
+    _print(feeds, json=json, only=partitions)
 
 
 @_command(
     "cursors show --store cursors.db",
     f"cursors show {_URL} --store liftbridge://broker:9292/orders --json",
 )
-async def show(o: _Shown) -> None:
+async def show(*, place: Place, chosen: Chosen, json: bool = options.as_json()) -> None:
     """Show the positions of one feed and consumer: an error where the choice leaves several."""
-    from feedapi_client.operations import FeedPositions
-
-    async with o.place.open() as store:
-        key = await o.chosen.one_feed(store)
-        feed = FeedPositions(key, await store.load(key))
-    _print_feeds([feed], json=o.json)
+    async with place.open() as store:
+        key = await chosen.one_feed(store)
+        feed = operations.FeedPositions(key, await store.load(key))
+    _print([feed], json=json)
 
 
 @_command("cursors export --store cursors.db > cursors.json")
-async def export(o: _Stored) -> None:
+async def export(*, place: Place, chosen: Chosen) -> None:
     """Print positions as JSON that 'import' reads, into this or another store."""
-    from feedapi_client.operations import list_positions
-
-    async with o.place.open() as store:
-        feeds = await list_positions(store, o.chosen.matches)
-    o.chosen.check_found(feeds)
-    _print_feeds(feeds, json=True)
+    async with place.open() as store:
+        feeds = await operations.list_positions(store, chosen.matches)
+    chosen.check_found(feeds)
+    _print(feeds, json=True)
 
 
-def _print_feeds(
-    feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None = None
+def _print(
+    feeds: Sequence[operations.FeedPositions], *, json: bool, only: list[int] | None = None
 ) -> None:
-    from feedapi_client.operations import export_positions
-
     if only is not None:
-        feeds = [_only(feed, only) for feed in feeds]
+        feeds = [_only(each, only) for each in feeds]
     if json:
-        print_json(export_positions(feeds))
-        return
-    if not feeds:
+        print_json(operations.export_positions(feeds))
+    elif not feeds:
         print("no positions are stored")
-    for feed in feeds:
+    for feed in () if json else feeds:
         print_line(feed.key, "bold")
         rows: list[list[Cell]] = []
         for id in feed.partitions():
-            row: list[Cell] = [str(id), "", "", ""]
-            if (at := feed.positions.get(id)) is not None:
-                row[1:] = [_styled(at.status), str(at.revision), at.cursor]
-            if feed.lag is not None:
-                row.append(_styled(feed.lag[id].state.value, feed.lag[id]))
-            rows.append(row)
-        columns = ("partition", "status", "revision", "cursor", "lag")
-        print_table(columns[: 4 + (feed.lag is not None)], rows)
+            at, behind = feed.positions.get(id), (feed.lag or {}).get(id)
+            cells = (
+                ("", "", "") if at is None else (_styled(at.status), str(at.revision), at.cursor)
+            )
+            rows.append([str(id), *cells])
+            rows[-1] += [] if behind is None else [_styled(behind.state.value, behind)]
+        columns = ("partition", "status", "revision", "cursor")
+        print_table(columns if feed.lag is None else (*columns, "lag"), rows)
 
 
-def _only(feed: FeedPositions, chosen: list[int]) -> FeedPositions:
+def _only(feed: operations.FeedPositions, chosen: list[int]) -> operations.FeedPositions:
     positions = {id: at for id, at in feed.positions.items() if id in chosen}
     lag = None if feed.lag is None else {id: at for id, at in feed.lag.items() if id in chosen}
     return replace(feed, positions=positions, lag=lag)
@@ -229,72 +188,69 @@ def _styled(state: str, text: object = None) -> Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changing:
-    """How positions are changed."""
+    """Where positions are changed, and how."""
 
+    place: Place
     force: bool = flag("Do what is refused otherwise, such as beside instances that are alive.")
     dry_run: bool = flag("Only show what would change.")
     json: bool = flag("Print the positions that were changed, as 'export' does.")
 
-    def tell(self, text: str, *feeds: FeedPositions, counts: bool = True) -> None:
+    def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
-        from feedapi_client.operations import export_positions
-
         if self.json:
-            text = export_positions(feeds).decode()
-            report(escape_json(text, sys.stdout.encoding), escaped=True)
+            terminal.report(terminal.json_text(operations.export_positions(feeds)), escaped=True)
             return
         for feed in feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
             done = " (dry run: nothing is changed)" if self.dry_run else ""
-            report(f"{feed.key}: {count}{text}{done}")
+            terminal.report(f"{feed.key}: {count}{text}{done}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asking(_Changing, Asking):
+class _Asking(_Changing):
+    """A change after a question."""
+
+    yes: bool = options.without_questions()
+
     def agreed(self, question: str) -> bool:
         """Ask whether to go on. Without a question False for --dry-run, and True for --yes."""
-        if not self.dry_run:
-            self.confirm(question)
+        options.confirm(question, yes=self.yes or self.dry_run, beside_json=self.json)
         return not self.dry_run
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Set:
-    partition: int = argument("PARTITION", min=0, max=MAX_PARTITION)
-    cursor: str = argument(
-        "CURSOR", "Reading goes on after this place; _first for the beginning.", parse=cursor
-    )
-    place: Place
-    chosen: Chosen
-    status: Literal["open", "drained", "superseded"] = option(
-        help="drained: read to the end. superseded: its successors went on from here.",
-        default="open",
-    )
-    change: _Changing
 
 
 @_command(
     "cursors set 3 CURSOR --store cursors.db",
     f"cursors set 3 _first {_URL} --store cursors.db --name app",
 )
-async def set_(o: _Set) -> None:
+async def set_(
+    *,
+    partition: int = options.one_partition(),
+    cursor: str = argument(
+        "CURSOR",
+        "Reading goes on after this place; _first for the beginning.",
+        parse=options.cursor,
+    ),
+    chosen: Chosen,
+    status: Literal["open", "drained", "superseded"] = option(
+        help="drained: read to the end. superseded: its successors went on from here.",
+        default="open",
+    ),
+    how: _Changing,
+) -> None:
     """Set the cursor of a partition.
 
     With a complete URL as FEED also for a feed that the store does not know yet.
     """
-    from feedapi_client import operations
-
-    exact, known, how = o.chosen.exact_key(), False, o.change
-    position = Position(o.cursor, o.status)
-    async with o.place.open(create=exact is not None and not how.dry_run) as store:
+    exact, known, position = chosen.exact_key(), False, Position(cursor, status)
+    async with how.place.open(create=exact is not None and not how.dry_run) as store:
         with suppress(*(_gaps() if exact is not None else ())):
-            known = any(map(o.chosen.matches, await store.feeds()))
-        key = exact if exact is not None and not known else await o.chosen.one_feed(store)
+            known = any(map(chosen.matches, await store.feeds()))
+        key = exact if exact is not None and not known else await chosen.one_feed(store)
         saved = await operations.set_position(
-            store, key, o.partition, position, force=how.force, dry_run=how.dry_run
+            store, key, partition, position, force=how.force, dry_run=how.dry_run
         )
-    feed = operations.FeedPositions(key, {o.partition: saved})
-    how.tell(f"partition {o.partition} is at '{shown(o.cursor)}'", feed, counts=False)
+    feed = operations.FeedPositions(key, {partition: saved})
+    how.tell(f"partition {partition} is at '{shown(cursor)}'", feed, counts=False)
 
 
 def _gaps() -> tuple[type[Exception], ...]:
@@ -306,244 +262,205 @@ def _gaps() -> tuple[type[Exception], ...]:
     return (StreamGapError,)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Some:
-    place: Place
-    partitions: list[int] | None = some_partitions()
-    change: _Asking
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reset(_Some):
-    chosen: Chosen
-
-
 @_command(
     "cursors reset --store cursors.db --name app",
     "cursors reset --store cursors.db --partition 3 --yes",
 )
-async def reset(o: _Reset) -> None:
+async def reset(
+    *, chosen: Chosen, partitions: list[int] | None = some_partitions(), how: _Asking
+) -> None:
     """Forget positions.
 
     Without any, the consumer starts anew. A single partition begins again at its first event, or
     where its lineage says.
     """
-    from feedapi_client import operations
-
-    async with o.place.open() as store:
-        key, some = await o.chosen.one_feed(store), o.partitions
-        stored = len(await store.load(key))
-        feed = await operations.reset(store, key, some, force=o.change.force, dry_run=True)
-        which = f"{len(feed.positions)} of {counted(stored, 'position')}"
-        if o.change.agreed(f"{key}: forget {which}?"):
-            feed = await operations.reset(store, key, some, force=o.change.force)
-    o.change.tell("forgotten", feed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Import(_Some):
-    source: str = argument("FILE", "What 'export' printed; - for stdin.")
+    async with how.place.open() as store:
+        key = await chosen.one_feed(store)
+        forget = partial(operations.reset, store, key, partitions, force=how.force)
+        stored, feed = len(await store.load(key)), await forget(dry_run=True)
+        if how.agreed(f"{key}: forget {len(feed.positions)} of {counted(stored, 'position')}?"):
+            feed = await forget()
+    how.tell("forgotten", feed)
 
 
 @_command(
     "cursors import cursors.json --store env:DATABASE_URL",
     "cursors import cursors.json --store liftbridge://broker:9292/orders",
 )
-async def import_(o: _Import) -> None:
+async def import_(
+    *,
+    source: str = argument("FILE", "What 'export' printed; - for stdin."),
+    partitions: list[int] | None = some_partitions(),
+    how: _Asking,
+) -> None:
     """Make exported positions the current ones. Those of other partitions stay.
 
     A store that does not exist is created.
     """
-    from feedapi_client.operations import count_replaced, import_positions, parse_export
-
-    stdin, how = o.source == "-", o.change
+    stdin = source == "-"
     # The file is small: no task waits for it for long.
-    text = sys.stdin.buffer.read() if stdin else Path(o.source).read_bytes()  # noqa: ASYNC240
+    text = sys.stdin.buffer.read() if stdin else Path(source).read_bytes()  # noqa: ASYNC240
     with refused():
-        feeds = parse_export(text)
-    if o.partitions is not None:
-        chosen = set(o.partitions)
+        feeds = operations.parse_export(text)
+    if partitions is not None:
+        chosen = set(partitions)
         feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
-    async with o.place.open(create=not how.dry_run) as store:
+    async with how.place.open(create=not how.dry_run) as store:
         count = 0
         for key, positions in {} if how.yes or stdin else feeds.items():
             with suppress(*_gaps()):
-                count += await count_replaced(store, {key: positions})
+                count += await operations.count_replaced(store, {key: positions})
         if count:
             how.agreed(f"Replace {counted(count, 'position')}, which the store has already?")
-        done = await import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
+        done = await operations.import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
     how.tell("imported", *done)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rewind(_Reset):
-    to: dt.datetime = option(
-        "TIME", "'2 hours ago', 14:30 (today), or an ISO time.", default=..., parse=time
-    )
 
 
 @_command(
     "cursors rewind --to '2 hours ago' --store cursors.db --dry-run",
     "cursors rewind --to 2031-05-04T14:30 --store cursors.db --name app",
 )
-async def rewind(o: _Rewind) -> None:
+async def rewind(
+    *,
+    chosen: Chosen,
+    to: dt.datetime = option(
+        "TIME",
+        "'2 hours ago', 14:30 (today), or an ISO time.",
+        default=...,
+        parse=options.time,
+    ),
+    partitions: list[int] | None = some_partitions(),
+    how: _Asking,
+) -> None:
     """Take a consumer back to the positions of a time.
 
     Needs the journal of the store: 'feedapi run --journal DAYS', or a SQLite or SQL store with
     journal=Journal().
     """
-    from feedapi_client import operations
     from feedapi_client.stores.base import JournalledStore
 
-    when, how = o.to.isoformat(sep=" ", timespec="seconds"), o.change
-    async with o.place.open() as store:
+    when = to.isoformat(sep=" ", timespec="seconds")
+    async with how.place.open() as store:
         if not isinstance(store, JournalledStore):
             raise CommandError("rewind: this kind of store keeps no journal", USAGE)
-        key = await o.chosen.one_feed(store)
-        change = await operations.rewind(store, key, o.to, o.partitions, dry_run=True)
+        key = await chosen.one_feed(store)
+        change = await operations.rewind(store, key, to, partitions, dry_run=True)
         if not how.json and (how.dry_run or not how.yes):
-            _print_change(change, when)
+            print_line(f"{key}, at {when}", "bold")
+            _print_change(change)
         if how.agreed("Stop the consumer first. Rewind?"):
-            change = await operations.rewind(store, key, o.to, o.partitions, force=how.force)
+            change = await operations.rewind(store, key, to, partitions, force=how.force)
     how.tell(f"rewound to {when}", operations.FeedPositions(key, change.after))
     if how.dry_run and not how.json:
         # A time such as "2 hours ago" is another one in the next command.
-        print(f"To do this: --to {o.to.isoformat()}")
+        print(f"To do this: --to {to.isoformat()}")
 
 
-def _print_change(change: Change, when: str) -> None:
-    def row(id: int) -> list[Cell]:
+def _print_change(change: Any) -> None:
+    rows: list[list[Cell]] = []
+    for id in sorted(change.before.keys() | change.after.keys()):
         now, then = change.before.get(id), change.after.get(id)
         before = (now.status, now.cursor) if now else ("", "")
         after = (then.status, then.cursor) if then else ("forgotten", "")
         style = "" if before == after else "yellow"
-        return [str(id), *before, *((text, style) for text in after)]
-
-    print_line(f"{change.key}, at {when}", "bold")
-    print_table(
-        ("partition", "status now", "cursor now", "status then", "cursor then"),
-        [row(id) for id in sorted(change.before.keys() | change.after.keys())],
-    )
+        rows.append([str(id), *before, *((text, style) for text in after)])
+    print_table(("partition", "status now", "cursor now", "status then", "cursor then"), rows)
 
 
 # ---------------------------------------------------------------------- changed by the feed
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Skip:
-    feed: FeedOptions
-    place: Place
-    partitions: list[int] | None = some_partitions()
-    change: _Changing
-    quiet: bool = quiet()
-
-
 @_command(f"cursors skip {_URL} --store cursors.db --name app")
-async def skip(o: _Skip) -> None:
+async def skip(
+    *,
+    feed: FeedOptions,
+    partitions: list[int] | None = some_partitions(),
+    how: _Changing,
+    quiet: bool = options.quiet(),
+) -> None:
     """Read to the end of each partition without delivering, then save the cursors there.
 
     For a feed that can't say where its end is (_last), and to skip what a consumer missed. Goes on
     from the stored cursors. They are saved at the end, all at once: Ctrl-C before that changes
     nothing. A store that does not exist is created.
     """
-    from feedapi_client import operations
-
-    seen = deque[tuple["FeedConsumer | None", int]]([(None, 0)], maxlen=1)
+    seen = deque[tuple["feedapi_client.FeedConsumer | None", int]]([(None, 0)], maxlen=1)
     async with (
-        o.place.open(create=not o.change.dry_run) as store,
-        o.feed.access() as feed,
-        progress(lambda: seen[-1], quiet=o.quiet),
+        how.place.open(create=not how.dry_run) as store,
+        feed.access() as access,
+        terminal.progress(lambda: seen[-1], quiet=quiet),
     ):
         skipped = await operations.skip(
             store,
-            feed,
-            o.partitions or (),
-            force=o.change.force,
-            dry_run=o.change.dry_run,
+            access,
+            partitions or (),
+            force=how.force,
+            dry_run=how.dry_run,
             progress=lambda *look: seen.append(look),
-            report=say,
+            report=terminal.say,
         )
     saved = counted(len(skipped.positions), "position")
     text = f"{counted(skipped.events, 'event')} skipped, {saved} saved"
-    o.change.tell(text, operations.FeedPositions(feed.key, skipped.positions), counts=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Drain:
-    feed: FeedOptions
-    partition: int = argument("PARTITION", min=0, max=MAX_PARTITION)
-    place: Place
-    change: _Asking
+    how.tell(text, operations.FeedPositions(access.key, skipped.positions), counts=False)
 
 
 @_command(f"cursors drain {_URL} 3 --store cursors.db --name app")
-async def drain(o: _Drain) -> None:
+async def drain(
+    *, feed: FeedOptions, partition: int = options.one_partition(), how: _Asking
+) -> None:
     """Mark a closed partition as drained: what was not read of it is skipped, its children start.
 
     For a partition whose end the feed can't serve. Refused while the feed lists it as open.
     """
-    from feedapi_client import operations
-
-    force = o.change.force
-    async with o.place.open() as store, o.feed.access() as feed:
-        change = await operations.drain(store, feed, o.partition, force=force, dry_run=True)
-        where = f"partition {o.partition}"
+    async with how.place.open() as store, feed.access() as access:
+        change = await operations.drain(store, access, partition, force=how.force, dry_run=True)
+        where = f"partition {partition}"
         asked = f"{change.key}: {where} {change.reason}. Events that were not read will be skipped."
-        if change.after and o.change.agreed(f"{asked} Mark it as drained?"):
-            await operations.apply_change(store, change, force=force)
+        if change.after and how.agreed(f"{asked} Mark it as drained?"):
+            await operations.apply_change(store, change, force=how.force)
     text = f"{where} is drained{'' if change.after else ' already'}"
-    o.change.tell(text, operations.FeedPositions(change.key, change.after), counts=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Restore:
-    feed: FeedOptions
-    partitions: list[int] = argument(
-        "PARTITION",
-        "Listed as open again. Several that were merged are restored together.",
-        min=0,
-        max=MAX_PARTITION,
-    )
-    place: Place
-    successors: list[int] | None = some_partitions(
-        "Holds its cursor now. Default: those with a cursor that are not listed any more. "
-        "Repeatable.",
-        flags="--successor",
-    )
-    cursor: str | None = option(
-        "CURSOR",
-        "Go on after this place, where the successors stand at different cursors.",
-        parse=cursor,
-    )
-    change: _Asking
+    how.tell(text, operations.FeedPositions(change.key, change.after), counts=False)
 
 
 @_command(
     f"cursors restore {_URL} 3 --store cursors.db --name app",
     f"cursors restore {_URL} 3 --successor 10 --store cursors.db --name app",
 )
-async def restore(o: _Restore) -> None:
+async def restore(
+    *,
+    feed: FeedOptions,
+    partitions: list[int] = options.one_partition(
+        "Listed as open again. Several that were merged are restored together."
+    ),
+    successors: list[int] | None = some_partitions(
+        "Holds its cursor now. Default: those with a cursor that are not listed any more. "
+        "Repeatable.",
+        flags="--successor",
+    ),
+    cursor: str | None = option(
+        "CURSOR",
+        "Go on after this place, where the successors stand at different cursors.",
+        parse=options.cursor,
+    ),
+    how: _Asking,
+) -> None:
     """Move cursors back to a partition, after its publisher was rolled back behind a split.
 
     For a partition that is listed as open again although its successors took over its cursor. They
     lose it in the same step, and take it over again when the publisher goes forward: neither way
     repeats or skips events.
     """
-    from feedapi_client import operations
-    from feedapi_client.protocol.text import names
-
-    chosen, force = frozenset(o.partitions), o.change.force
-    how: Any = {"successors": o.successors, "cursor": o.cursor, "force": force}
-    async with o.place.open() as store, o.feed.access() as feed:
-        change = await operations.restore(store, feed, chosen, **how, dry_run=True)
-        given_back = sorted(change.after.keys() - chosen)
-        at = shown(change.after[min(chosen)].cursor)
+    chosen, given = frozenset(partitions), {"successors": successors, "cursor": cursor}
+    async with how.place.open() as store, feed.access() as access:
+        plan: Any = partial(operations.restore, store, access, chosen, force=how.force)
+        change = await plan(**given, dry_run=True)
+        given_back, at = sorted(change.after.keys() - chosen), change.after[min(chosen)].cursor
         source = f", which {names(given_back)} held" if given_back else ""
-        what = names(o.partitions)
-        if o.change.agreed(f"{change.key}: {what}: go on from the cursor '{at}'{source}?"):
-            await operations.apply_change(store, change, force=force)
+        what, at = names(partitions), shown(at)
+        if how.agreed(f"{change.key}: {what}: go on from the cursor '{at}'{source}?"):
+            await operations.apply_change(store, change, force=how.force)
     restored = operations.FeedPositions(change.key, change.after)
-    o.change.tell(f"{what} at '{at}'{source}", restored, counts=False)
+    how.tell(f"{what} at '{at}'{source}", restored, counts=False)
 
 
 # ---------------------------------------------------------------------- under another key
@@ -551,32 +468,7 @@ async def restore(o: _Restore) -> None:
 
 def _feed(text: str) -> str:
     """Return the URL of a feed, or ``feed:NAME``."""
-    return FeedKey(text).url if text.startswith("feed:") else feed_url(text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Moving:
-    place: Place
-    partitions: list[int] | None = some_partitions()
-    change: _Changing
-
-    def how(self) -> dict[str, Any]:
-        """Return what operations take."""
-        how = self.change
-        return {"partitions": self.partitions, "force": how.force, "dry_run": how.dry_run}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Move(_Moving):
-    old_url: str = argument("OLD_URL", "The feed's former URL, as 'ls' shows it.", parse=_feed)
-    new_url: str = argument("NEW_URL", "The URL that consumers use from now on.", parse=_feed)
-    name: str | None = option("NAME", "Only the cursors of this consumer.", envvar="FEEDAPI_NAME")
-    selection: tuple[str, str] | None = option(
-        "OLD NEW",
-        "Only the cursors of the selection of events OLD, which become those of NEW: each as JSON, "
-        "as 'export' prints it under filters; {} is all events.",
-    )
-    overwrite: bool = flag("Delete cursors that NEW_URL has already.")
+    return FeedKey(text).url if text.startswith("feed:") else options.feed_url(text)
 
 
 @_command(
@@ -584,7 +476,20 @@ class _Move(_Moving):
     f"cursors move {_URL} feed:payments --store liftbridge://broker:9292/orders",
     f"cursors move {_URL} {_URL} --selection '{{}}' '{{\"event-types\":\"a\"}}' --store c.db",
 )
-async def move(o: _Move) -> None:
+async def move(
+    *,
+    old_url: str = argument("OLD_URL", "The feed's former URL, as 'ls' shows it.", parse=_feed),
+    new_url: str = argument("NEW_URL", "The URL that consumers use from now on.", parse=_feed),
+    name: str | None = options.of_consumer("Only the cursors of this consumer."),
+    partitions: list[int] | None = some_partitions(),
+    selection: tuple[str, str] | None = option(
+        "OLD NEW",
+        "Only the cursors of the selection of events OLD, which become those of NEW: each as JSON, "
+        "as 'export' prints it under filters; {} is all events.",
+    ),
+    overwrite: bool = flag("Delete cursors that NEW_URL has already."),
+    how: _Changing,
+) -> None:
     """Keep the cursors of a feed that moved: those of OLD_URL become those of NEW_URL.
 
     Of all its consumers, and all their filters, in one step or not at all. feed:NAME stands for
@@ -592,27 +497,27 @@ async def move(o: _Move) -> None:
     consumer that selects other events from now on. It goes on behind the events that it had, and
     gets none of the new ones that lie before.
     """
-    from feedapi_client import operations
-
-    before, after = map(_selection, o.selection or ("null", "null"))
-    async with o.place.open() as store:
+    before_and_after: Any = selection and tuple(map(_selection, selection))
+    async with how.place.open() as store:
         with refused():
             moved = await operations.move(
                 store,
-                o.old_url,
-                o.new_url,
-                name=o.name,
-                selection=None if before is None or after is None else (before, after),
-                overwrite=o.overwrite,
-                **o.how(),
+                old_url,
+                new_url,
+                name=name,
+                selection=before_and_after,
+                partitions=partitions,
+                overwrite=overwrite,
+                force=how.force,
+                dry_run=how.dry_run,
             )
-    o.change.tell("moved here", *moved)
+    how.tell("moved here", *moved)
 
 
-def _selection(text: str) -> dict[str, str] | None:
+def _selection(text: str) -> dict[str, str]:
     with suppress(ValueError):
         pairs = orjson.loads(text)
-        if pairs is None or (isinstance(pairs, dict) and {*map(type, pairs.values())} <= {str}):
+        if isinstance(pairs, dict) and {*map(type, pairs.values())} <= {str}:
             return pairs
     raise CommandError(
         """--selection takes two JSON objects of texts, such as '{}' '{"event-types":"a;b"}'""",
@@ -620,27 +525,26 @@ def _selection(text: str) -> dict[str, str] | None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rename(_Moving):
-    old_name: str = argument("OLD", "The name so far.")
-    new_name: str = argument("NEW", "The name from now on.", parse=not_empty)
+@_command("cursors rename default orders --store cursors.db")
+async def rename(
+    *,
+    old: str = argument("OLD", "The name so far."),
+    new: str = argument("NEW", "The name from now on.", parse=options.not_empty),
     feed: str | None = argument(
         "FEED", "Only of this feed: its URL or a part of it.", default=None, envvar="FEEDAPI_URL"
-    )
-
-
-@_command("cursors rename default orders --store cursors.db")
-async def rename(o: _Rename) -> None:
+    ),
+    partitions: list[int] | None = some_partitions(),
+    how: _Changing,
+) -> None:
     """Keep the cursors of a consumer that gets another name. Stop it first.
 
     Of all its feeds, or of one, in one step or not at all.
     """
-    from feedapi_client import operations
-
-    async with o.place.open() as store:
+    given: Any = {"partitions": partitions, "force": how.force, "dry_run": how.dry_run}
+    async with how.place.open() as store:
         with refused():
-            renamed = await operations.rename(store, o.old_name, o.new_name, feed=o.feed, **o.how())
-    o.change.tell("renamed", *renamed)
+            renamed = await operations.rename(store, old, new, feed=feed, **given)
+    how.tell("renamed", *renamed)
 
 
 # ---------------------------------------------------------------------- leases
@@ -652,25 +556,22 @@ async def rename(o: _Rename) -> None:
     group=leases,
     name="ls",
 )
-async def leases_ls(o: _Shown) -> None:
+async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_json()) -> None:
     """List instances with their age and load, and the partitions that each one reads."""
-    from feedapi_client.operations import list_leases
-
-    async with o.place.open() as store:
-        feeds = await list_leases(store, o.chosen.matches)
-    o.chosen.check_found(feeds)
+    async with place.open() as store:
+        feeds = await operations.list_leases(store, chosen.matches)
+    chosen.check_found(feeds)
     shared = [feed for feed in feeds if feed.instances or feed.leases]
-    if o.json:
-        print_json({"feeds": [_leases_as_json(feed) for feed in feeds]})
-        return
-    if not shared:
+    if json:
+        print_json({"feeds": [_as_json(feed) for feed in feeds]})
+    elif not shared:
         print("no instances share a feed of this store")
-    for feed in shared:
+    for feed in () if json else shared:
         print_line(feed.key, "bold")
-        print_table(("instance", "state", "age", "partitions", "reads"), _lease_rows(feed))
+        print_table(("instance", "state", "age", "partitions", "reads"), _rows(feed))
 
 
-def _lease_rows(feed: FeedLeases) -> list[list[Cell]]:
+def _rows(feed: operations.FeedLeases) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for one in feed.instances:
         dead = (f"dead for {age(-one.expires_in)}", "red")
@@ -687,7 +588,7 @@ def _read(leases: list[Lease]) -> tuple[str, str]:
     return str(len(leases)), texts + (" …" if len(leases) > 12 else "")
 
 
-def _leases_as_json(feed: FeedLeases) -> dict[str, Any]:
+def _as_json(feed: operations.FeedLeases) -> dict[str, Any]:
     instances = [
         {"instance": one.name, "alive": one.alive, "partitions": len(feed.of(one.name))}
         | {"expires_in": round(one.expires_in, 3), "age": round(one.age, 3)}

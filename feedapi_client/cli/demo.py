@@ -15,14 +15,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+import feedapi_client
+from feedapi_client import testing
 from feedapi_client.cli.command import (
     FAILURE,
     CommandError,
@@ -32,11 +35,14 @@ from feedapi_client.cli.command import (
     run_async,
     stopping,
 )
+from feedapi_client.errors import LeaseLostError
+from feedapi_client.model import Batch
+from feedapi_client.options import Limits, RetryPolicy, Share
 from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
-    from feedapi_client.model import Batch
-    from feedapi_client.testing import Publisher
+    from anyio.abc import Process
+
 
 Step = tuple[str, int]
 """An entity, and the number of one of its events."""
@@ -98,21 +104,16 @@ def demo(o: _Demo) -> int:
 
     With --spark the feed is read into a DataFrame instead, with the same proof.
     """
-    from feedapi_client.testing import Publisher
-
-    feed = Publisher(
-        2, dialect=o.dialect, page_size=150, checkpoint_every=10, vary=True, seed=o.seed
-    )
-    scene = Scene(o, feed)
+    pages: Any = {"page_size": 150, "checkpoint_every": 10, "vary": True, "seed": o.seed}
+    scene = Scene(o, testing.Publisher(2, dialect=o.dialect, **pages))
     if o.spark:
         effects, died = _read_with_spark(scene), ""
     else:
-        with tempfile.TemporaryDirectory(prefix="feedapi-demo-") as folder, feed.serve() as url:
-            scene.log(f"a publisher serves partitions 0 and 1 ({o.dialect})")
-            effects = run_async(scene.play, url, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="feedapi-demo-") as folder:
+            effects = run_async(scene.play, Path(folder))
         died = f", {counted(scene.died, 'crash', 'crashes')}"
         died += f" of {o.instances} instances" if o.instances > 1 else ""
-    published = [(payload["entity"], payload["n"]) for payload in feed.payloads()]
+    published = [(payload["entity"], payload["n"]) for payload in scene.feed.payloads()]
     faults = find_faults(published, effects)
     through = f"through 3 splits of 2 kinds{died}, stale tokens, failing and torn responses"
     what = f"{len(published):,} events of {len({entity for entity, _ in published}):,} entities"
@@ -126,35 +127,25 @@ def demo(o: _Demo) -> int:
 class Scene:
     """What happens while the demo runs: a publisher that splits, and consumers that die."""
 
-    def __init__(self, o: _Demo, feed: Publisher) -> None:
-        from feedapi_client.testing import faults
-
-        self.died = 0
-        self._o = o
-        self.feed = feed
+    def __init__(self, o: _Demo, feed: testing.Publisher) -> None:
+        self.o, self.feed, self.died = o, feed, 0
         self._begin = time.monotonic()
-        self._published = 0
-        self._names = 0
-        self._disturbed = 0
+        self._published = self._names = self._disturbed = 0
         self._folder = Path()
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._starts = [0.0] * o.instances
-        """When consumers are to be started."""
-        torn, crashes = faults.Truncate(after_lines=15), 0 if o.spark else o.crashes
-        self._schedule: list[tuple[float, Callable[[], object]]] = [
-            (0.12, self._rotate),
-            (0.25, lambda: self._split(0, "starts-after")),
-            (0.38, lambda: self._fail(503, 4, "the next four fetches are answered 503")),
-            (0.5, lambda: self._split(1, "cursor-from")),
-            (0.62, self._rotate),
-            (0.72, lambda: self._split(4, "starts-after")),
-            (0.8, lambda: self._fail(torn, 2, "two responses break off in the middle of a line")),
-            (0.88, self._rotate),
+        self._running: dict[str, Process] = {}
+        torn, crashes = testing.faults.Truncate(after_lines=15), 0 if o.spark else o.crashes
+        self._schedule: list[tuple[float, Callable[[], str]]] = [
+            *((share, self._rotate) for share in (0.12, 0.62, 0.88)),
+            (0.25, partial(self._split, 0, "starts-after")),
+            (0.38, partial(self._fail, 503, 4, "the next four fetches are answered 503")),
+            (0.5, partial(self._split, 1, "cursor-from")),
+            (0.72, partial(self._split, 4, "starts-after")),
+            (0.8, partial(self._fail, torn, 2, "two responses break off in the middle of a line")),
             *(((k + 0.6) / (crashes + 0.5), self._disturb) for k in range(crashes)),
         ]
         self._schedule.sort(key=lambda item: item[0])
 
-    def log(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         """Print what happened, and when."""
         print(f"{time.monotonic() - self._begin:6.2f} s  {text}", flush=True)
 
@@ -163,102 +154,90 @@ class Scene:
         while self._schedule and self._schedule[0][0] <= share:
             at, action = self._schedule.pop(0)
             self.publish(at)
-            action()
-        for number in range(self._published, int(self._o.events * share)):
+            if said := action():
+                self._log(said)
+        for number in range(self._published, int(self.o.events * share)):
             entity, n = f"entity-{number % _ENTITIES}", number // _ENTITIES + 1
             self.feed.publish(entity, {"entity": entity, "n": n})
             self._published = number + 1
 
-    def _rotate(self) -> None:
+    def _rotate(self) -> str:
         self.feed.rotate_token()
-        self.log("the token was rotated: the consumer has to discover again")
+        return "the token was rotated: the consumer has to discover again"
 
-    def _split(self, partition: int, method: Literal["starts-after", "cursor-from"]) -> None:
+    def _split(self, partition: int, method: Literal["starts-after", "cursor-from"]) -> str:
         children = " and ".join(map(str, self.feed.split(partition, method=method)))
         after = method == "starts-after"
         what = "start after it" if after else "take over its cursor and its whole history"
-        self.log(f"partition {partition} was split: {children} {what}")
+        return f"partition {partition} was split: {children} {what}"
 
-    def _fail(self, fault: Any, times: int, text: str) -> None:
+    def _fail(self, fault: Any, times: int, text: str) -> str:
         self.feed.fail(fault, times=times)
-        self.log(text)
+        return text
 
-    def _disturb(self) -> None:
+    def _disturb(self) -> str:
         self._disturbed += 1
-        if self._o.instances == 1 or self._disturbed % 2 or not self._running:
+        if self.o.instances == 1 or self._disturbed % 2 or not self._running:
             (self._folder / f"crash-{self._disturbed}").touch()
-            return
+            return ""
         name, process = next(iter(self._running.items()))
         process.terminate()
-        self.log(f"{name} stops and gives its partitions away")
+        return f"{name} stops and gives its partitions away"
 
-    async def play(self, url: str, folder: Path) -> list[Step]:
+    async def play(self, folder: Path) -> list[Step]:
         """Publish and consume everything. Returns the effects."""
         import anyio
 
         self._folder = folder
-        several = self._o.instances > 1
-        settings = {"url": url, "folder": str(folder), "share": several}
-        settings["sabotage"] = self._o.sabotage
-        with closing(_database(folder)) as database, self._ended():
-            self.publish(0.01)
-            while not database.execute("SELECT count(*) FROM effects").fetchone()[0]:
-                self._tend(settings)
-                await anyio.sleep(_TICK)
-            begin = time.monotonic()
-            while self._published < self._o.events:
-                self._tend(settings)
-                await anyio.sleep(_TICK)
-                # Each action at its place among the events, also when this is late.
-                self.publish(min(1.0, (time.monotonic() - begin) / self._o.seconds))
-            self.log(f"{self._published:,} events are published: they are read to the end")
-            for process in self._running.values():
-                process.terminate()
-            while self._running:
-                self._tend(settings, start=False)
-                await anyio.sleep(_TICK)
-            self._starts, last = [0.0], {**settings, "follow": False}
-            while self._starts or self._running:
-                self._tend(last)
-                await anyio.sleep(_TICK)
+        with self.feed.serve() as url, closing(_database(folder)) as database:
+            self._log(f"a publisher serves partitions 0 and 1 ({self.o.dialect})")
+            settings: dict[str, Any] = {"url": url, "folder": str(folder)}
+            settings |= {"sabotage": self.o.sabotage, "share": self.o.instances > 1}
+            async with anyio.create_task_group() as tasks:
+                for _ in range(self.o.instances):
+                    tasks.start_soon(self._consume, settings)
+                self.publish(0.01)
+                while not database.execute("SELECT 1 FROM effects").fetchone():  # noqa: ASYNC110
+                    await anyio.sleep(_TICK)
+                begin = time.monotonic()
+                while self._published < self.o.events:
+                    await anyio.sleep(_TICK)
+                    # Each action at its place among the events, also when this is late.
+                    self.publish(min(1.0, (time.monotonic() - begin) / self.o.seconds))
+                self._log(f"{self._published:,} events are published: they are read to the end")
+                for process in self._running.values():
+                    process.terminate()
+            await self._consume({**settings, "follow": False})
             rows = database.execute("SELECT entity, n FROM effects ORDER BY row").fetchall()
-        self.log(f"{counted(len(rows), 'event')} applied")
+        self._log(f"{counted(len(rows), 'event')} applied")
         return rows
 
-    def _tend(self, settings: dict[str, Any], *, start: bool = True) -> None:
-        """Start a consumer for each that ended, while they follow the feed or when it was killed.
+    async def _consume(self, settings: dict[str, Any]) -> None:
+        """Run consumers, one after the other, until all is published, or without `follow` read.
 
-        Raises `CommandError` if one ended by itself.
+        Raises `CommandError` if one fails.
         """
-        now = time.monotonic()
-        for name, process in [*self._running.items()]:
-            if (code := process.poll()) is None:
-                continue
+        import anyio
+
+        last, code = "follow" in settings, _CRASHED
+        while code == _CRASHED if last else self._published < self.o.events:
+            self._names += 1
+            name = f"instance-{self._names}"
+            words = orjson.dumps({**settings, "name": name}).decode()
+            program = [sys.executable, "-m", "feedapi_client.cli.demo", words]
+            async with await anyio.open_process(
+                program, stdin=subprocess.DEVNULL, stdout=None, stderr=None
+            ) as process:
+                self._running[name] = process
+                self._log(f"{name} starts")
+                code = await process.wait()
             del self._running[name]
             if code == _CRASHED:
                 self.died += 1
-                self.log(f"crash {self.died}: {name} died in the middle of a batch")
+                self._log(f"crash {self.died}: {name} died in the middle of a batch")
             elif code not in (0, -signal.SIGTERM):  # stopped before it had begun
                 raise CommandError(f"{name} ended with code {code}")
-            if code == _CRASHED or (start and "follow" not in settings):
-                self._starts.append(now + _REPLACED_AFTER)
-        while start and self._starts and self._starts[0] <= now:
-            self._starts.pop(0)
-            self._names += 1
-            name = f"instance-{self._names}"
-            program = [sys.executable, "-m", "feedapi_client.cli.demo"]
-            words = orjson.dumps({**settings, "name": name}).decode()
-            self._running[name] = subprocess.Popen([*program, words])  # noqa: S603
-            self.log(f"{name} starts")
-
-    @contextmanager
-    def _ended(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            for process in self._running.values():
-                process.kill()
-                process.wait()
+            await anyio.sleep(_REPLACED_AFTER)
 
 
 def find_faults(published: list[Step], effects: list[Step]) -> list[str]:
@@ -296,13 +275,10 @@ def _database(folder: Path) -> sqlite3.Connection:
     return connection
 
 
-async def _consume(
+async def _read(
     url: str, folder: str, name: str, share: bool, sabotage: str | None, follow: bool = True
 ) -> None:
     """Consume until SIGTERM, or the end."""
-    from feedapi_client import FeedConsumer, Limits, RetryPolicy, Share, SQLiteCursorStore
-    from feedapi_client.errors import LeaseLostError
-
     # Small batches and short pauses, so that many batches come within a few seconds.
     limits = Limits(
         poll_interval=0.02,
@@ -311,19 +287,15 @@ async def _consume(
         discovery_interval=0.25,
         max_batch_bytes=8 * 1024,
     )
-    instance = Share(instance=name, lease_seconds=1.5, rebalance_seconds=0.2) if share else None
+    settings: Any = {"retry": RetryPolicy(base_delay=0.02, max_delay=0.2), "limits": limits}
+    if share:
+        settings["share"] = Share(instance=name, lease_seconds=1.5, rebalance_seconds=0.2)
     path = Path(folder)
     async with (
         stopping() as stop,
-        SQLiteCursorStore(path / "demo.db") as store,
-        FeedConsumer(
-            url,
-            store=store,
-            name="demo",
-            follow=follow,
-            share=instance,
-            limits=limits,
-            retry=RetryPolicy(base_delay=0.02, max_delay=0.2),
+        feedapi_client.SQLiteCursorStore(path / "demo.db") as store,
+        feedapi_client.FeedConsumer(
+            url, store=store, name="demo", follow=follow, **settings
         ) as consumer,
     ):
         stop.consumer = consumer
@@ -381,10 +353,8 @@ def _read_with_spark(scene: Scene) -> list[Step]:
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder: Any = SparkSession.builder.master("local[2]").appName("feedapi demo")
-    for name, value in _SPARK_CONFIGURATION.items():
-        builder = builder.config(name, value)
     scene.publish(1.0)
-    spark = builder.getOrCreate()
+    spark = builder.config(map=_SPARK_CONFIGURATION).getOrCreate()
     with scene.feed.serve() as url, ExitStack() as stack:
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel("ERROR")
@@ -402,5 +372,4 @@ if __name__ == "__main__":
     import anyio
 
     logging.getLogger("feedapi_client").setLevel(logging.ERROR)  # what is lost is part of the demo
-    settings = orjson.loads(sys.argv[1])
-    anyio.run(lambda: _consume(**settings))
+    anyio.run(partial(_read, **orjson.loads(sys.argv[1])))

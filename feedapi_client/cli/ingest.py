@@ -21,6 +21,7 @@ from feedapi_client.cli.command import (
     SIGNALLED,
     USAGE,
     CommandError,
+    Pairs,
     argument,
     command,
     flag,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from feedapi_client.spark.ingest import Ingest, Summary
 
 _INSTALL = "pip install 'feedapi-client[spark]'"
-_CA_FILE = "Trust this PEM file, in place of the public ones."
 
 
 def _pair(text: str) -> dict[str, str]:
@@ -46,8 +46,8 @@ def _pair(text: str) -> dict[str, str]:
     return {name: value}
 
 
-def _joined(pairs: list[dict[str, str]] | None) -> dict[str, str]:
-    return {name: value for pair in pairs or () for name, value in pair.items()}
+def _settings(help: str, flags: str = "") -> Any:
+    return option("NAME=VALUE", help, flags=flags, parse=_pair)
 
 
 def _trusted(file: str) -> str:
@@ -80,16 +80,15 @@ class _Ingest:
     staging: str | None = option("LOCATION", "The staging location, by default inside a folder.")
     append: bool = flag("Add to tables that hold rows of this feed already.")
     resume_from_table: bool = flag("With a new checkpoint: go on where the tables end, by bronze.")
-    options: list[dict] | None = option(  # type: ignore[type-arg]
-        "NAME=VALUE", "Option of the source. Repeatable.", flags="--option", parse=_pair
+    options: Pairs = _settings("Option of the source. Repeatable.", "--option")
+    writer_options: Pairs = _settings("Option of the format. Repeatable.", "--writer-option")
+    ca_file: str | None = option(
+        "FILE",
+        "Trust this PEM file, in place of the public ones.",
+        parse=_trusted,
+        envvar="FEEDAPI_CA_FILE",
     )
-    writer_options: list[dict] | None = option(  # type: ignore[type-arg]
-        "NAME=VALUE", "Option of the format. Repeatable.", flags="--writer-option", parse=_pair
-    )
-    ca_file: str | None = option("FILE", _CA_FILE, parse=_trusted, envvar="FEEDAPI_CA_FILE")
-    conf: list[dict] | None = option(  # type: ignore[type-arg]
-        "NAME=VALUE", "Spark configuration: spark.master=local[2]. Repeatable.", parse=_pair
-    )
+    conf: Pairs = _settings("Spark configuration: spark.master=local[2]. Repeatable.")
     json: bool = flag("Print the summary as JSON.")
 
     def job(self) -> Ingest:
@@ -98,10 +97,9 @@ class _Ingest:
 
         names = {each.name for each in fields(Ingest)}
         given = {name: vars(self)[name] for name in names & vars(self).keys()}
-        given["options"] = _joined(self.options)
+        given["options"] = dict(self.options or {})
         if self.ca_file is not None:
             given["options"]["caFile"] = self.ca_file
-        given["writer_options"] = _joined(self.writer_options)
         given["keep_data"] = not self.no_data
         if self.transform is not None:
             given["transform"] = import_function(self.transform, "--transform")
@@ -124,7 +122,7 @@ def ingest(o: _Ingest) -> int:
             raise CommandError(str(missing)) from None
         raise CommandError(f"{missing.name} is not installed: {_INSTALL}") from None
     with _errors_in_one_line():
-        spark = _session(_joined(o.conf))
+        spark = _session(o.conf or {})
         try:
             summary, stopped = _run_until_signal(spark, job)
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import signal
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 
 import typer
 
+import feedapi_client
+from feedapi_client import operations
 from feedapi_client.arguments import environment_value
-from feedapi_client.cli.command import CommandError, argument, flag, option, refused
+from feedapi_client.cli.command import CommandError, Pairs, argument, flag, option, refused
 from feedapi_client.cli.terminal import MAX_LINE, say, shown
-from feedapi_client.errors import FeedError
 from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
@@ -28,30 +29,24 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 if TYPE_CHECKING:
     import httpx
 
-    from feedapi_client.consumer import FeedConsumer
-    from feedapi_client.operations import FeedAccess
     from feedapi_client.quarantine import QuarantineStore
     from feedapi_client.stores.base import AdministrableStore, CursorStore
 
 T = TypeVar("T")
 ONE_SHOT = 10.0
 """Seconds for which commands that ask a feed once wait for it (R14)."""
-_REFUSED = 5.0
-_SPARE_CONNECTIONS = 4  # beyond those of fetches, for discoveries
 _UNREACHABLE = "Maximum time to retry while the feed can't be reached."
 _KEY = "The key of --cert, where that file does not hold it."
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AMOUNT = (
     r"(?i)(\d+(?:\.\d+)?|\ban?\b)\s*(s|sec|second|m|min|minute|h|hr|hour|d|day|w|week)s?(?![a-z])"
 )
-_CLOCK = re.compile(r"(\d{1,2}):\d\d(:\d\d)?")
 
 
 # ---------------------------------------------------------------------- parsers
 
 
 def pair(text: str) -> dict[str, str]:
-    """Return NAME=VALUE."""
     name, _, value = text.partition("=")
     if not name or not value:
         raise ValueError("takes NAME=VALUE")
@@ -77,39 +72,16 @@ def header(text: str) -> dict[str, str]:
     return {name: secret(variable)}
 
 
-def merged(parts: Iterable[dict[Any, Any]] | None, option: str) -> dict[Any, Any]:
-    """Return the values of a repeatable option as one. Raises ValueError for two of a name."""
-    found: dict[Any, Any] = {}
-    for name, value in (item for part in parts or () for item in part.items()):
-        if found.setdefault(name, value) != value:
-            raise ValueError(f"{option} has two values for {name}")
-    return found
-
-
 def not_empty(text: str) -> str:
-    """Return a text that is not empty."""
     if not text:
         raise ValueError("must not be empty")
     return text
 
 
 def feed_url(text: str) -> str:
-    """Return the URL of a feed. No message repeats it: it may hold a password."""
     from feedapi_client.http.urls import FeedURL
 
-    try:
-        _, host, port = FeedURL.parse(text).origin
-        FeedKey(text)
-    except ValueError as error:
-        if isinstance(error, FeedError):
-            raise
-        kind = type(error).__name__
-        raise ValueError(f"the feed's URL can't be read ({kind})") from None
-    if port is not None and not 0 < port < 2**16:
-        raise ValueError("the port of the feed's URL is out of range")
-    # Only an IPv6 address may hold "%", before its zone.
-    if not host.isprintable() or " " in host or ("%" in host and ":" not in host):
-        raise ValueError("the host of the feed's URL is no name of a host")
+    FeedURL.parse(text)
     return text
 
 
@@ -125,7 +97,6 @@ def address(text: str) -> str:
 
 
 def cursor(text: str) -> str:
-    """Return a cursor that can be stored."""
     from feedapi_client.operations.stored_positions import check_cursor
 
     check_cursor(text)
@@ -140,14 +111,13 @@ def time(text: str, now: dt.datetime | None = None) -> dt.datetime:
     now, text = now or dt.datetime.now(dt.UTC), text.strip()
     try:
         amounts = re.findall(_AMOUNT, text)
-        rest = re.sub(_AMOUNT, " ", text)
-        if amounts and re.fullmatch(r"(?i)(\s|,|and\b)*ago", rest):
+        if amounts and re.fullmatch(r"(?i)(\s|,|and\b)*ago", re.sub(_AMOUNT, " ", text)):
             parts = [(1 if n[0] in "aA" else float(n)) * _SECONDS[u[0].lower()] for n, u in amounts]
             return now - dt.timedelta(seconds=sum(parts))
         if text.lower() == "now":
             return now
-        if (clock := _CLOCK.fullmatch(text)) is not None:
-            text = f"{now.astimezone().date()} {'0' * (len(clock[1]) == 1)}{text}"
+        if re.fullmatch(r"\d{1,2}:\d\d(:\d\d)?", text):
+            text = f"{now.astimezone().date()} {'0' if text[1] == ':' else ''}{text}"
         return dt.datetime.fromisoformat(text).astimezone()
     except (OverflowError, OSError):  # OSError by the system's local time
         raise ValueError(f"{text!r} is out of range") from None
@@ -158,28 +128,46 @@ def time(text: str, now: dt.datetime | None = None) -> dt.datetime:
         ) from None
 
 
-def one_shot(give_up_after: float | None = ONE_SHOT) -> RetryPolicy:
-    """Return how long a command that asks a feed once waits for it, and for what it refuses."""
-    return RetryPolicy(give_up_after=give_up_after, refused_for=_REFUSED)
+# ---------------------------------------------------------------------- options of many commands
 
 
 def some_partitions(help: str = "Only this partition. Repeatable.", **settings: Any) -> Any:
-    """Return the field of an option that chooses partitions. See `option`."""
     return option("ID", help, min=0, max=MAX_PARTITION, **{"flags": "--partition -p", **settings})
 
 
-def where_to_begin() -> Any:
-    """Return the field of an option that says where a new consumer begins. See `option`."""
+def one_partition(help: str = "") -> Any:
+    return argument("PARTITION", help, min=0, max=MAX_PARTITION)
+
+
+def where_to_begin(**settings: Any) -> Any:
     return option(
         help="Where a new consumer begins. Stored cursors come first. By default at the first "
         "event, unless the store has cursors of what looks like the same feed.",
         flags="--from",
+        **settings,
     )
 
 
 def quiet() -> Any:
-    """Return the field of a flag that turns progress off. See `flag`."""
     return flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
+
+
+def as_json() -> Any:
+    return flag("Print JSON.")
+
+
+def of_consumer(help: str = "The consumer.") -> Any:
+    return option("NAME", help, envvar="FEEDAPI_NAME")
+
+
+def selected(help: str) -> Any:
+    return option("NAME=VALUE", f"{help} Repeatable.", flags="--filter", parse=pair)
+
+
+def one_shot(give_up_after: float | None = None) -> RetryPolicy:
+    """Return how long a command that asks a feed once waits for it, and for what it refuses."""
+    seconds = ONE_SHOT if give_up_after is None else give_up_after
+    return RetryPolicy(give_up_after=seconds, refused_for=5.0)
 
 
 # ---------------------------------------------------------------------- a feed
@@ -195,7 +183,7 @@ class Connection:
     auth_env: str | None = option(
         "NAME", "Environment variable with the Authorization header.", parse=secret
     )
-    header_env: list[dict] | None = option(  # type: ignore[type-arg]
+    header_env: Pairs = option(
         "HEADER=NAME", "A header, and the environment variable with it. Repeatable.", parse=header
     )
     token_file: str | None = option("FILE", "Send the token in this file, also a new one.")
@@ -220,29 +208,20 @@ class Connection:
                 "--oauth-token-url, --oauth-client-id and --oauth-secret-env go together"
             )
         self.check_alone()
-        self.headers()
 
     def check_alone(self, url: str = "") -> None:
         """Raise ValueError for more than one Authorization header: only one would be sent."""
         from feedapi_client.http.urls import FeedURL
 
-        in_url = bool(url) and FeedURL.parse(url).basic_auth is not None
         given = {
             "--auth-env": self.auth_env,
-            "--header-env": any(
-                name.lower() == "authorization" for each in self.header_env or () for name in each
-            ),
+            "--header-env": "authorization" in {name.lower() for name in self.header_env or ()},
             "--token-file": self.token_file,
             "--oauth-token-url": self.oauth_token_url,
-            "a password in the URL": in_url,
+            "a password in the URL": url and FeedURL.parse(url).basic_auth,
         }
         if len(names := [name for name, value in given.items() if value]) > 1:
             raise ValueError(f"give {' or '.join(names)}, not both")
-
-    def headers(self) -> dict[str, str]:
-        """Return the request headers that the variables hold."""
-        auth = {} if self.auth_env is None else {"Authorization": self.auth_env}
-        return merged(self.header_env, "--header-env") | auth
 
     @asynccontextmanager
     async def client(
@@ -253,9 +232,11 @@ class Connection:
         Gives None when there is nothing to set: the library's own client does then, unless `own` is
         False. `anonymous` leaves out everything but ``--ca-file``.
         """
-        headers = {} if anonymous else self.headers()
-        auth, cert = (None, None) if anonymous else (self._auth(), self.cert)
-        if own and not headers and auth is None and cert is None and self.ca_file is None:
+        headers, auth, cert = dict[str, str](), None, None
+        if not anonymous:
+            headers, auth, cert = dict(self.header_env or {}), self._auth(), self.cert
+            headers |= {"Authorization": self.auth_env} if self.auth_env else {}
+        if own and not (headers or auth or cert or self.ca_file):
             yield None
             return
         import httpx
@@ -263,7 +244,7 @@ class Connection:
         from feedapi_client.http.environment import ByEnvironment
 
         limits = limits or Limits()
-        size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
+        size = limits.max_concurrent_fetches + 4  # for discoveries
         pool = httpx.Limits(max_connections=size, max_keepalive_connections=size)
         transport = ByEnvironment(httpx.AsyncHTTPTransport, verify=self.trust(cert), limits=pool)
         async with httpx.AsyncClient(
@@ -278,11 +259,9 @@ class Connection:
             return TokenFile(self.token_file)
         if not self.oauth_token_url or not self.oauth_client_id or not self.oauth_secret_env:
             return None
+        id, secret, scope = self.oauth_client_id, self.oauth_secret_env, self.oauth_scope
         return OAuthClientCredentials(
-            self.oauth_token_url,
-            client_id=self.oauth_client_id,
-            client_secret=self.oauth_secret_env,
-            scope=self.oauth_scope,
+            self.oauth_token_url, client_id=id, client_secret=secret, scope=scope
         )
 
     def trust(self, cert: str | None) -> Any:
@@ -323,23 +302,16 @@ class Events:
     skip_event_types: list[str] | None = option(
         "TYPE", "No events of this type. Repeatable.", flags="--skip-event-type"
     )
-    filters: list[dict] | None = option(  # type: ignore[type-arg]
-        "NAME=VALUE",
-        "Only what the feed's filter selects. Repeatable.",
-        flags="--filter",
-        parse=pair,
-    )
+    filters: Pairs = selected("Only what the feed's filter selects.")
 
     def __post_init__(self) -> None:
         self.fetch()
 
     def fetch(self, **settings: Any) -> FetchOptions:
         """Return how the feed is asked. Raises ValueError for what does not go together."""
+        only, others = self.event_types or (), self.skip_event_types or ()
         return FetchOptions(
-            filters=merged(self.filters, "--filter"),
-            event_types=self.event_types or (),
-            skip_event_types=self.skip_event_types or (),
-            **settings,
+            filters=self.filters or {}, event_types=only, skip_event_types=others, **settings
         )
 
 
@@ -363,20 +335,12 @@ class AskedFeed:
 class AskedWithLineage(AskedFeed):
     """A feed that is asked, where its lineage counts."""
 
-    lineage: list[dict] | None = option(  # type: ignore[type-arg]
+    lineage: Pairs = option(
         "CHILD:PARENT",
         "Read CHILD after PARENT, which the feed leaves out (1:0). Repeatable.",
         parse=parse_lineage,
     )
     give_up_after: float | None = option("SECONDS", _UNREACHABLE, default=ONE_SHOT, min=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.edges()
-
-    def edges(self) -> dict[int, int | None]:
-        """Return the lineage as `FeedConsumer` takes it."""
-        return merged(self.lineage, "--lineage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,21 +358,19 @@ class FeedOptions(AskedWithLineage):
     events: Events
 
     @asynccontextmanager
-    async def access(self, limits: Limits | None = None, **fetch: Any) -> AsyncIterator[FeedAccess]:
+    async def access(
+        self,
+        limits: Limits | None = None,
+        fetch: dict[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> AsyncIterator[operations.FeedAccess]:
         """Open the way to the feed. `fetch` is what else `FetchOptions` takes."""
-        from feedapi_client.operations import FeedAccess
-
+        names = ("url", "name", "feed_name", "v1_partitions")
+        own = {name: getattr(self, name) for name in names}
+        own |= {"fetch": self.events.fetch(**(fetch or {})), "lineage": self.lineage or {}}
+        own["retry"] = retry or one_shot(self.give_up_after)
         async with self.connection.client(limits) as http:
-            yield FeedAccess(
-                url=self.url,
-                name=self.name,
-                feed_name=self.feed_name,
-                fetch=self.events.fetch(**fetch),
-                retry=one_shot(self.give_up_after),
-                v1_partitions=self.v1_partitions,
-                lineage=self.edges(),
-                http=http,
-            )
+            yield operations.FeedAccess(**own, http=http)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,18 +385,21 @@ class Consumed(FeedOptions):
 
     @asynccontextmanager
     async def consumer(
-        self, store: CursorStore, *, fetch: dict[str, Any] | None = None, **settings: Any
-    ) -> AsyncIterator[FeedConsumer]:
+        self,
+        store: CursorStore,
+        *,
+        fetch: dict[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+        limits: Limits | None = None,
+        **settings: Any,
+    ) -> AsyncIterator[feedapi_client.FeedConsumer]:
         """Give the consumer, to be opened, with a monitor beside it. Settings are its arguments."""
-        from feedapi_client.consumer import FeedConsumer
+        from feedapi_client.operations.feed_access import consumer_of
 
+        retry = retry or RetryPolicy(give_up_after=self.give_up_after)
         async with AsyncExitStack() as stack:
-            access = self.access(settings.get("limits"), **(fetch or {}))
-            found = await stack.enter_async_context(access)
-            asked = {each: getattr(found, each) for each in found.__slots__}
-            asked["retry"] = RetryPolicy(give_up_after=self.give_up_after)
-            settings = asked | settings
-            consumer = FeedConsumer(store=store, **settings)
+            feed = await stack.enter_async_context(self.access(limits, fetch, retry))
+            consumer = consumer_of(feed, store, limits=limits, **settings)
             if self.monitor is not None:
                 from feedapi_client.monitor import serve
 
@@ -499,7 +464,6 @@ class Place(Store):
     )
 
     def open(self, **settings: Any) -> AbstractAsyncContextManager[AdministrableStore]:
-        """Open the store for a block. The settings are those of `open_store`."""
         return super().open(table=self.table, **settings)
 
 
@@ -510,32 +474,26 @@ class Chosen:
     feed: str | None = argument(
         "FEED", "The feed: its URL or a part of it.", default=None, envvar="FEEDAPI_URL"
     )
-    name: str | None = option("NAME", "The consumer.", envvar="FEEDAPI_NAME")
-    filters: list[dict] | None = option(  # type: ignore[type-arg]
-        "NAME=VALUE",
-        "The filter of the events that it reads. Repeatable.",
-        flags="--filter",
-        parse=pair,
-    )
+    name: str | None = of_consumer()
+    filters: Pairs = selected("The filter of the events that it reads.")
 
     def __post_init__(self) -> None:
         self.exact_key()
 
     def exact_key(self) -> FeedKey | None:
         """Return the key that a complete URL names, whether or not a store has positions of it."""
-        feed, selection = self.feed or "", FetchOptions(filters=merged(self.filters, "--filter"))
+        feed, filters = self.feed or "", FetchOptions(filters=self.filters or {}).selection()
         if not feed.lower().startswith(("http://", "https://", "feed:")):
             return None
         url = feed if feed.startswith("feed:") else feed_url(feed)
-        return FeedKey(url, self.name or "default", selection.selection())
+        return FeedKey(url, self.name or "default", filters)
 
     def matches(self, key: FeedKey) -> bool:
         """Whether the key is chosen."""
-        exact, feed = self.exact_key(), self.feed or ""
-        selection = FetchOptions(filters=merged(self.filters, "--filter")).selection()
+        exact, feed, filters = self.exact_key(), self.feed or "", self.filters
         return (
             self.name in (None, key.name)
-            and (self.filters is None or dict(key.filters) == selection)
+            and filters in (None, dict(key.filters))
             and (feed in key.url or (exact is not None and exact.url == key.url))
         )
 
@@ -553,7 +511,7 @@ class Chosen:
         """
         keys, exact = [key for key in await store.feeds() if self.matches(key)], self.exact_key()
         if exact in keys:
-            keys = [exact]
+            return exact
         if len(keys) > 1:
             raise CommandError(
                 f"the store holds positions of {len(keys)} feeds and names: choose by FEED and "
@@ -565,30 +523,17 @@ class Chosen:
         return keys[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listed:
-    """What is listed, and how."""
+def confirm(question: str, *, yes: bool, beside_json: bool) -> None:
+    """Ask, unless the answer is given. Raises `typer.Abort` for no."""
+    if yes:
+        return
+    # Within a coroutine asyncio's own handler would wait for the answer, and then cancel the task.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        typer.confirm(shown(question, MAX_LINE), abort=True, err=beside_json)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
-    chosen: Chosen
-    partitions: list[int] | None = some_partitions()
-    json: bool = flag("Print JSON.")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """What is changed after a question, and told."""
-
-    json: bool = flag("Print JSON.")
-    yes: bool = flag("Don't ask for confirmation.", "--yes -y")
-
-    def confirm(self, question: str) -> None:
-        """Ask, unless the answer is given. Raises `typer.Abort` for no."""
-        if self.yes:
-            return
-        # Within a coroutine asyncio's own handler would wait for the answer, and then cancel the
-        # task.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            typer.confirm(shown(question, MAX_LINE), abort=True, err=self.json)
-        finally:
-            signal.signal(signal.SIGINT, before)
+def without_questions() -> Any:
+    return flag("Don't ask for confirmation.", "--yes -y")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from feedapi_client.cli.command import FAILURE, argument, command, command_group, flag, option
-from feedapi_client.cli.options import Asking, Chosen, Listed, Store, some_partitions
+from feedapi_client.cli import options
+from feedapi_client.cli.command import FAILURE, argument, command, command_group, flag
+from feedapi_client.cli.options import Chosen, Store, some_partitions
 from feedapi_client.cli.run import Application
 from feedapi_client.cli.terminal import escape_json, print_json, print_table, report, shown
 from feedapi_client.protocol.text import counted
@@ -39,30 +40,32 @@ async def _chosen(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ls(Listed):
-    place: Store
-
-
 @_command("quarantine ls --store cursors.db")
-async def ls(o: _Ls) -> None:
+async def ls(
+    *,
+    chosen: Chosen,
+    partitions: list[int] | None = some_partitions(),
+    json: bool = options.as_json(),
+    place: Store,
+) -> None:
     """List events: where they come from, and what went wrong.
 
     Payloads and error texts are not listed: see 'show'.
     """
-    async with o.place.quarantine() as store:
-        events = await _chosen(store, o.chosen, o.partitions)
-    if o.json:
+    async with place.quarantine() as store:
+        events = await _chosen(store, chosen, partitions)
+    if json:
         print_json([_summary(event) for event in events])
-    elif not events:
+        return
+    if not events:
         print("the quarantine is empty")
-    else:
-        rows = []
-        for each in events:
-            since = each.time.isoformat(sep=" ", timespec="seconds")
-            where = (str(each.feed), str(each.partition))
-            rows.append((each.id, since, *where, each.error_type, str(len(each.raw))))
-        print_table(("id", "since", "consumer", "partition", "error", "bytes"), rows)
+        return
+    rows = []
+    for each in events:
+        since = each.time.isoformat(sep=" ", timespec="seconds")
+        where = (str(each.feed), str(each.partition))
+        rows.append((each.id, since, *where, each.error_type, str(len(each.raw))))
+    print_table(("id", "since", "consumer", "partition", "error", "bytes"), rows)
 
 
 def _summary(event: QuarantinedEvent) -> dict[str, Any]:
@@ -73,21 +76,19 @@ def _summary(event: QuarantinedEvent) -> dict[str, Any]:
     return {"id": event.id, "time": event.time, **feed, **known}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Show:
-    id: str = argument("ID")
-    place: Store
-    raw: bool = flag("Print the payload alone, byte for byte.")
-
-
 @_command("quarantine show 17 --store cursors.db")
-async def show(o: _Show) -> None:
+async def show(
+    *,
+    id: str = argument("ID"),
+    place: Store,
+    raw: bool = flag("Print the payload alone, byte for byte."),
+) -> None:
     """Print one event as JSON: where it comes from, the error, headers and payload."""
     from feedapi_client import quarantine
 
-    async with o.place.quarantine() as store:
-        event = await quarantine.show(store, o.id)
-    if not o.raw:
+    async with place.quarantine() as store:
+        event = await quarantine.show(store, id)
+    if not raw:
         data = {"headers": event.headers, "data": orjson.Fragment(event.raw)}
         print_json(_summary(event) | {"error": shown(event.error)} | data)
     elif sys.stdout.isatty():
@@ -106,7 +107,7 @@ class _Some:
     )
     place: Store
     every: bool = flag("All events, or those that FEED, --name and --partition choose.", "--all")
-    name: str | None = option("NAME", "The consumer.", envvar="FEEDAPI_NAME")
+    name: str | None = options.of_consumer()
     partitions: list[int] | None = some_partitions()
 
     def __post_init__(self) -> None:
@@ -122,42 +123,31 @@ class _Some:
             ids, feed = [], ids[0] if ids else os.environ.get("FEEDAPI_URL")
         elif self.name is None and self.partitions is None:
             return ids
-        found = await _chosen(store, Chosen(feed=feed, name=self.name), self.partitions)
+        chosen = Chosen(feed=feed, name=self.name)
+        found = await _chosen(store, chosen, self.partitions)
         return [event.id for event in found if not ids or event.id in ids]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drop:
-    some: _Some
-    asking: Asking
-
-
 @_command("quarantine drop 17 --store cursors.db")
-async def drop(o: _Drop) -> None:
+async def drop(
+    *, some: _Some, json: bool = options.as_json(), yes: bool = options.without_questions()
+) -> None:
     """Delete events for good."""
     from feedapi_client import quarantine
 
-    async with o.some.place.quarantine() as store:
-        ids = await o.some.load(store)
-        o.asking.confirm(f"Delete {counted(len(ids), 'event')} for good?")
+    async with some.place.quarantine() as store:
+        ids = await some.load(store)
+        question = f"Delete {counted(len(ids), 'event')} for good?"
+        options.confirm(question, yes=yes, beside_json=json)
         deleted = await quarantine.drop(store, ids)
-    if o.asking.json:
+    if json:
         print_json({"deleted": deleted})
     else:
         report(f"{counted(deleted, 'event')} deleted")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Replay(Application):
-    some: _Some
-    json: bool = flag("Print JSON.")
-
-    def __post_init__(self) -> None:
-        self.key_path()
-
-
 @_command("quarantine replay --all --store cursors.db --handler myapp.events:handle")
-async def replay(o: _Replay) -> int:
+async def replay(*, application: Application, some: _Some, json: bool = options.as_json()) -> int:
     """Call the application's handler with events once more: as 'feedapi run' takes it, with --key.
 
     They are replayed in the order in which they were quarantined. Those that fail again stay, and
@@ -171,19 +161,19 @@ async def replay(o: _Replay) -> int:
     def replayed(event: QuarantinedEvent, error: Exception | None) -> None:
         failure = None if error is None else failure_line(error)
         events.append({"id": event.id, "error": failure})
-        if not o.json:
+        if not json:
             result = "handled" if failure is None else f"failed again: {failure}"
             report(f"{shown(event.id)}  {shown(result)}", escaped=True)
 
-    function = o.load()
-    async with o.some.place.quarantine() as store, o.opened(function) as handler:
+    function = application.load()
+    async with some.place.quarantine() as store, application.opened(function) as handler:
 
         async def handle(batch: Batch) -> None:
-            await handler(batch if o.key is None else batch.events[0])
+            await handler(batch if application.key is None else batch.events[0])
 
-        ids = await o.some.load(store)
+        ids = await some.load(store)
         result = await quarantine.replay(store, handle, ids, report=replayed)
-    if o.json:
+    if json:
         print_json({"handled": result.handled, "failed": result.failed, "events": events})
     else:
         report(f"{counted(result.handled, 'event')} handled, {result.failed} failed again and kept")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from feedapi_client.arguments import check_async_function, import_function, place_of
+from feedapi_client.cli import options
 from feedapi_client.cli.command import (
     FENCED,
     HANDLER_FAILED,
@@ -24,20 +26,15 @@ from feedapi_client.cli.command import (
     refused,
     stopping,
 )
-from feedapi_client.cli.options import Consumed, Store, where_to_begin
 from feedapi_client.cli.terminal import write_records
 from feedapi_client.errors import FeedError, FencedError
 
 if TYPE_CHECKING:
     from feedapi_client.model import Event
     from feedapi_client.quarantine import Retry
-    from feedapi_client.stores.journal import Journal
 
 Handler = Callable[[Any], Awaitable[object]]
-_BATCHES, _EVENTS = "async def handle(batch): ...", "async def handle(event): ..."
-_BAD_ESCAPE = re.compile(r"~(?![01])")
 _AT_ONCE = 32
-_CHARACTERS = 500
 _URL_SECRETS = (
     (re.compile(r"(://)[^/\s@'\"]+@"), r"\1***@"),
     (re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*"), r"\1?***"),
@@ -65,22 +62,18 @@ class Application:
         "payload the key is, such as /order/id.",
     )
 
-    def key_path(self) -> list[str] | None:
-        """Return the names and numbers that lead to an event's key; None without ``--key``."""
-        if self.key is None:
-            return None
-        head, *parts = self.key.split("/")
-        if head or not parts or _BAD_ESCAPE.search(self.key):
+    def __post_init__(self) -> None:
+        self.key_path()
+
+    def key_path(self) -> list[str]:
+        """Return the names and numbers that lead to an event's key; none without ``--key``."""
+        head, *parts = (self.key or "").split("/")
+        if self.key is not None and (head or not parts or re.search(r"~(?![01])", self.key)):
             raise ValueError(
                 "--key takes a JSON pointer, which begins with a slash: /order/id. A slash in a "
                 "name is ~1, and a tilde ~0. (The key of --cert is --cert-key.)"
             )
         return [part.replace("~1", "/").replace("~0", "~") for part in parts]
-
-    @property
-    def form(self) -> str:
-        """What the handler has to look like, for messages."""
-        return _BATCHES if self.key is None else _EVENTS
 
     def load(self) -> Callable[..., Any]:
         """Import the function, from the current directory too.
@@ -102,38 +95,44 @@ class Application:
         at the end of the block. Raises `CommandError` for any other function, and when it can't be
         opened.
         """
-        if _takes_a_batch(function):
-            yield function
-            return
-        path = self.handler
+        handler, option = function, f"--handler {self.handler}"
         async with AsyncExitStack() as stack:
-            try:
-                handler = await stack.enter_async_context(function())
-            except TypeError as error:
-                raise CommandError(
-                    f"--handler {path} takes no batch and no event, so {error}", USAGE
-                ) from None
-            except Exception as error:
-                where = place_of(error, path.partition(":")[0])
-                raise CommandError(
-                    f"--handler {path} can't be opened: {_described(error)}{where}"
-                ) from error
-            self._check(handler)
+            if not _takes_a_batch(function):
+                try:
+                    handler = await stack.enter_async_context(function())
+                except TypeError as error:
+                    text = f"{option} takes no batch and no event, so {error}"
+                    raise CommandError(text, USAGE) from None
+                except Exception as error:
+                    where = place_of(error, self.handler.partition(":")[0])
+                    text = f"{option} can't be opened: {_described(error)}{where}"
+                    raise CommandError(text) from error
+                self._check(handler)
             yield handler
 
     def _check(self, handler: object) -> None:
+        form = f"async def handle({'batch' if self.key is None else 'event'}): ..."
         try:
-            check_async_function(f"--handler {self.handler}", handler, self.form)
+            check_async_function(f"--handler {self.handler}", handler, form)
         except TypeError as error:
             raise CommandError(str(error), USAGE) from None
+
+
+def _journal(days: str) -> Any:
+    from feedapi_client.stores.journal import Journal
+
+    try:
+        return Journal(keep=timedelta(days=float(days)))
+    except (ValueError, OverflowError):
+        raise ValueError("give a number of days") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run(Application):
     environment: ClassVar[bool] = True
 
-    feed: Consumed
-    place: Store
+    feed: options.Consumed
+    place: options.Store
     on_failure: Literal["raise", "retry", "quarantine"] = option(
         help="When the handler raises: end with exit code 3; or call it again, --attempts times; "
         "or then put the failing event into quarantine.",
@@ -166,16 +165,17 @@ class _Run(Application):
     concurrency: int | None = option(
         "N", f"With --key: events that are handled at once, by default {_AT_ONCE}.", min=1
     )
-    start: Literal["first", "last"] | None = where_to_begin()
+    start: Literal["first", "last"] | None = options.where_to_begin()
     follow: bool = option(
         help="Go on at the end of the feed, or end there with exit code 0.",
         default=True,
         flags="--follow/--no-follow",
     )
     park: bool = flag("Go on with the others when the feed can't continue one partition.")
-    journal: float | None = option(
+    journal: Any = option(
         "DAYS",
         "Keep a history of the cursors for 'feedapi cursors rewind', for so many days.",
+        parse=_journal,
     )
     log_format: Literal["text", "json"] = option(
         help="Log records on stderr: text, or JSON, one a line.", default="text"
@@ -189,21 +189,11 @@ class _Run(Application):
             connection = replace(connection, cert_key=self.key)
             object.__setattr__(self, "feed", replace(self.feed, connection=connection))
             object.__setattr__(self, "key", None)
-        self.history()
-        by_key = self.key_path() is not None
-        if self.concurrency is not None and not by_key:
+        super().__post_init__()
+        if self.concurrency is not None and self.key is None:
             raise ValueError("--concurrency goes with --key; partitions: --max-concurrency")
-        if self.max_concurrency is not None and by_key:
+        if self.max_concurrency is not None and self.key is not None:
             raise ValueError("with --key, --concurrency is how many events at once")
-
-    def history(self) -> Journal | None:
-        """Return the journal of the store."""
-        from feedapi_client.stores.journal import Journal
-
-        try:
-            return None if self.journal is None else Journal(keep=timedelta(days=self.journal))
-        except (ValueError, OverflowError):
-            raise ValueError(f"--journal {self.journal:g}: give a number of days") from None
 
     def policy(self) -> Literal["raise"] | Retry:
         """Return what `FeedConsumer.run` takes as ``on_failure``."""
@@ -246,29 +236,21 @@ async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> Non
     from feedapi_client.options import Share
     from feedapi_client.quarantine.failure_text import failure_line
 
+    settings: dict[str, Any] = {"share": Share() if o.share else None, "start": o.start}
+    settings |= {"follow": o.follow, "on_error": "park" if o.park else "raise"}
     async with (
-        o.place.open(create=True, journal=o.history()) as store,
-        o.feed.consumer(
-            store,
-            start=o.start,
-            follow=o.follow,
-            share=Share() if o.share else None,
-            on_error="park" if o.park else "raise",
-        ) as consumer,
+        o.place.open(create=True, journal=o.journal) as store,
+        o.feed.consumer(store, **settings) as consumer,
         consumer,
     ):
         stop.consumer = consumer
-        path, policy = o.key_path(), o.policy()
+        consume: Callable[..., Any] = consumer.run
+        if path := o.key_path():
+            consume = partial(consumer.run_by_key, key=partial(_key_at, path))
+        at_once = o.max_concurrency or o.concurrency or _AT_ONCE
         async with o.opened(function) as handle:
             try:
-                if path is None:
-                    at_once = o.max_concurrency or _AT_ONCE
-                    await consumer.run(handle, on_failure=policy, max_concurrency=at_once)
-                else:
-                    at_once = o.concurrency or _AT_ONCE
-                    await consumer.run_by_key(
-                        handle, key=_KeyAt(path), on_failure=policy, max_concurrency=at_once
-                    )
+                await consume(handle, on_failure=o.policy(), max_concurrency=at_once)
             except FeedError:  # of the feed or the store
                 raise
             except Exception as error:  # noqa: BLE001 - the handler may raise anything
@@ -277,29 +259,23 @@ async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> Non
                 raise CommandError(text, HANDLER_FAILED) from None
 
 
-class _KeyAt:
-    """The function of an event that returns its key: what is at one place of its payload.
+def _key_at(path: list[str], event: Event) -> Hashable:
+    """Return what is at one place of a payload.
 
-    `path`: the names of members, and the numbers of elements, that lead there.
+    Raises LookupError if there is no key, without a word of the payload.
     """
-
-    def __init__(self, path: Sequence[str]) -> None:
-        self._path = path
-
-    def __call__(self, event: Event) -> Hashable:
-        """Return the key. Raises LookupError if there is none, without a word of the payload."""
-        found: Any = event.json()
-        for part in self._path:
-            if isinstance(found, dict) and part in found:
-                found = found[part]
-            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-                found = found[int(part)]
-            else:
-                raise LookupError("the payload has nothing at --key")
-        if isinstance(found, dict | list) or found is None:
-            raise LookupError("what the payload has at --key is no text, number or boolean")
-        key: Hashable = found
-        return key
+    found: Any = event.json()
+    for part in path:
+        if isinstance(found, dict) and part in found:
+            found = found[part]
+        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            raise LookupError("the payload has nothing at --key")
+    if isinstance(found, dict | list) or found is None:
+        raise LookupError("what the payload has at --key is no text, number or boolean")
+    key: Hashable = found
+    return key
 
 
 def _described(error: Exception) -> str:
@@ -312,7 +288,7 @@ def _described(error: Exception) -> str:
 
     text = store_problem(error)
     if text is None:
-        text = printable(str(error)[:_CHARACTERS])
+        text = printable(str(error)[:500])
         for pattern, replacement in _URL_SECRETS:
             text = pattern.sub(replacement, text)
     name = type(error).__qualname__
@@ -324,7 +300,6 @@ def _takes_a_batch(function: Callable[..., Any]) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return True  # written in C: its signature can't be known
-    return any(
-        each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.VAR_POSITIONAL)
-        for each in parameters
-    )
+    kinds = inspect.Parameter
+    takes = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
+    return any(each.kind in takes for each in parameters)

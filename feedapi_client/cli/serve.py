@@ -5,18 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from feedapi_client import testing
 from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import CommandError, command, flag, option, stopping
 from feedapi_client.protocol.text import counted
 
-if TYPE_CHECKING:
-    from feedapi_client.testing import Publisher
-
-_PUBLISH_INTERVAL = 0.05
-_MAX_OPEN_PARTITIONS = 64
-_ENTITIES = 100
+_MAX_OPEN_PARTITIONS, _ENTITIES = 64, 100
 _MAX_EVENTS = 1_000_000
 """All events are kept in memory."""
 _TYPES = ("OrderPlaced", "OrderPaid", "OrderShipped")
@@ -24,6 +20,8 @@ _TYPES = ("OrderPlaced", "OrderPaid", "OrderShipped")
 
 @dataclass(frozen=True, kw_only=True)
 class _Publisher:
+    """The options of a `Publisher`."""
+
     dialect: Literal["v1", "v2-draft", "v2-token"] = option(
         help="The dialect that the publisher uses.", default="v2-token"
     )
@@ -63,11 +61,9 @@ async def serve(o: _Serve) -> None:
     """
     import anyio
 
-    from feedapi_client.testing import Publisher, Quirks
-
     filters = ("entity", "type") if o.feed.dialect == "v2-draft" else ()
-    ends = Quirks(last_cursor=None if o.feed.dialect == "v1" else "closed")
-    publisher = Publisher(
+    ends = testing.Quirks(last_cursor=None if o.feed.dialect == "v1" else "closed")
+    publisher = testing.Publisher(
         o.partitions, bearer=o.bearer_env, filters=filters, quirks=ends, **vars(o.feed)
     )
     feed = ExampleFeed(publisher)
@@ -82,7 +78,7 @@ async def serve(o: _Serve) -> None:
         # First the signals: whoever reads the URL may send one at once.
         async with stopping(), anyio.create_task_group() as tasks:
             print(url, flush=True)
-            _print_hints(o, feed, url)
+            _hint(_first_steps(o, feed, url))
             tasks.start_soon(_publish, feed, o.rate)
             tasks.start_soon(_repeat, o.split_every, feed.split)
             tasks.start_soon(_repeat, o.rotate_every, feed.rotate)
@@ -91,23 +87,33 @@ async def serve(o: _Serve) -> None:
         serving.stop()
 
 
+def _first_steps(o: _Serve, feed: ExampleFeed, url: str) -> str:
+    options = f" --v1-partitions {o.partitions}" if o.feed.dialect == "v1" else ""
+    options += " --auth-env FEED_AUTH" if o.bearer_env else ""
+    events = counted(feed.published, "event")
+    return f"""a {o.feed.dialect} feed with {events}, and {o.rate:g} more a second.
+In another terminal:
+  feedapi discover {url}{options}
+  feedapi cat {url} --from last --follow{options}
+  feedapi cat {url} --store cursors.db{options} | head -5
+  feedapi cursors ls --store cursors.db
+Ctrl-C ends it."""
+
+
 class ExampleFeed:
     """Publishes events about made-up orders, and splits partitions."""
 
-    def __init__(self, publisher: Publisher) -> None:
-        self.publisher = publisher
-        self.published = 0
-        self.splits = 0
+    def __init__(self, publisher: testing.Publisher) -> None:
+        self.publisher, self.published, self.splits = publisher, 0, 0
 
     def publish(self, count: int) -> None:
         """Publish `count` more events, or as many as are still allowed."""
         headers = {"content-type": "application/json"} if self.publisher.dialect == "v1" else None
-        end = min(self.published + count, _MAX_EVENTS)
-        for number in range(self.published, end):
-            entity, n = f"order-{number % _ENTITIES}", number // _ENTITIES + 1
+        while count > 0 and self.published < _MAX_EVENTS:
+            entity, n = f"order-{self.published % _ENTITIES}", self.published // _ENTITIES + 1
             event = {"entity": entity, "n": n, "type": _TYPES[(n - 1) % len(_TYPES)]}
             self.publisher.publish(entity, event, headers=headers)
-        self.published = max(self.published, end)
+            self.published, count = self.published + 1, count - 1
 
     def split(self) -> str | None:
         """Split a partition, by the two methods in turn, and return what was done.
@@ -128,7 +134,6 @@ class ExampleFeed:
         return f"partition {found[0].id} was split into {children} ({method})"
 
     def rotate(self) -> str:
-        """Make the token stale."""
         self.publisher.rotate_token()
         return "the token changed"
 
@@ -138,10 +143,9 @@ async def _publish(feed: ExampleFeed, rate: float) -> None:
 
     start, before = anyio.current_time(), feed.published
     while rate and feed.published < _MAX_EVENTS:
-        await anyio.sleep(_PUBLISH_INTERVAL)
+        await anyio.sleep(0.05)
         # By the time since the start, so that a late wake-up does not lower the rate.
-        due = before + int((anyio.current_time() - start) * rate)
-        feed.publish(due - feed.published)
+        feed.publish(before + int((anyio.current_time() - start) * rate) - feed.published)
     if rate:
         _hint(f"{feed.published:,} events were published, and no more are: all are in memory")
 
@@ -154,19 +158,6 @@ async def _repeat(seconds: float, action: Callable[[], str | None]) -> None:
         await anyio.sleep(seconds)
         if (done := action()) is not None:
             _hint(done)
-
-
-def _print_hints(o: _Serve, feed: ExampleFeed, url: str) -> None:
-    options = f" --v1-partitions {o.partitions}" if o.feed.dialect == "v1" else ""
-    options += " --auth-env FEED_AUTH" if o.bearer_env else ""
-    events = counted(feed.published, "event")
-    _hint(f"a {o.feed.dialect} feed with {events}, and {o.rate:g} more a second. ")
-    _hint("In another terminal:")
-    _hint(f"  feedapi discover {url}{options}")
-    _hint(f"  feedapi cat {url} --from last --follow{options}")
-    _hint(f"  feedapi cat {url} --store cursors.db{options} | head -5")
-    _hint("  feedapi cursors ls --store cursors.db")
-    _hint("Ctrl-C ends it.")
 
 
 def _hint(text: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from feedapi_client.cli import options, terminal
 from feedapi_client.cli.command import (
     REMOVED,
     USAGE,
@@ -19,20 +20,9 @@ from feedapi_client.cli.command import (
     option,
     run_async,
 )
-from feedapi_client.cli.options import Connection
-from feedapi_client.cli.terminal import (
-    MAX_LINE,
-    Cell,
-    age,
-    console,
-    plain,
-    print_json,
-    print_line,
-    print_table,
-    table,
-)
+from feedapi_client.cli.terminal import Cell, age, print_line, print_table
 
-_TIMEOUT = 20.0
+Look = dict[str, Any]
 _STYLES = {
     "reading": "blue",
     "caught up": "green",
@@ -41,25 +31,27 @@ _STYLES = {
     "vanished": "red",
 }
 _ORDER = ("parked", "retrying", "vanished", "waiting")
-_LAST = ("drained", "superseded")
 _COLUMNS = ("partition", "state", "rate", "behind", "in flight", "failures", "waits for", "error")
 _PROBLEMS, _LINES_AROUND = 5, 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Status:
+class _Monitor:
     target: str = argument("MONITOR", "A monitor: localhost:9464, or its URL.")
-    interval: float = option("SECONDS", "Time between two looks.", default=2.0, min=0.1)
-    once: bool = flag("Print it once; so it is where stdout is no terminal.")
-    json: bool = flag("Print JSON.")
-    connection: Connection
+    connection: options.Connection
 
     def __post_init__(self) -> None:
         self.connection.check_alone(self.target if "://" in self.target else "")
 
 
 @command("status localhost:9464", "status localhost:9464 --once")
-def status(o: _Status) -> None:
+def status(
+    *,
+    monitor: _Monitor,
+    interval: float = option("SECONDS", "Time between two looks.", default=2.0, min=0.1),
+    once: bool = flag("Print it once; so it is where stdout is no terminal."),
+    json: bool = options.as_json(),
+) -> None:
     """Show what a consumer does now, live, like top.
 
     From the monitor that runs beside it (--monitor of 'run', 'cat' and 'relay'): states, rates,
@@ -67,36 +59,33 @@ def status(o: _Status) -> None:
     ls URL --lag' tells.
     """
     with suppress(KeyboardInterrupt):  # the way to leave a live view
-        run_async(_show, o)
+        look = run_async(_look, monitor)
+        if json:
+            terminal.print_json(look)
+        elif not once and sys.stdout.isatty():
+            run_async(_live, monitor, interval, look)
+        else:
+            for part in _parts(look):
+                if isinstance(part, list):
+                    print_table(_COLUMNS, part)
+                else:
+                    print_line(*part)
 
 
-async def _show(o: _Status) -> None:
-    look = await _look(o)
-    if o.json:
-        print_json(look)
-    elif o.once or not sys.stdout.isatty():
-        for part in parts(look):
-            if isinstance(part, list):
-                print_table(_COLUMNS, part)
-            else:
-                print_line(*part)
-    else:
-        await _live(o, look)
-
-
-async def _look(o: _Status) -> dict[str, Any]:
+async def _look(monitor: _Monitor) -> Look:
     """Ask the monitor."""
     import httpx
 
+    target = monitor.target
     try:
-        url = httpx.URL(o.target if "://" in o.target else f"http://{o.target}")
+        url = httpx.URL(target if "://" in target else f"http://{target}")
         url = httpx.URL(f"{str(url).rstrip('/')}/status")
     except httpx.InvalidURL:
         raise CommandError("give the HOST:PORT of a monitor", USAGE) from None
     where = f"{url.host}:{url.port or ''}".rstrip(":")
     try:
-        async with o.connection.client() as given, httpx.AsyncClient() as client:
-            answer = await (given or client).get(url, timeout=_TIMEOUT)
+        async with monitor.connection.client() as given, httpx.AsyncClient() as client:
+            answer = await (given or client).get(url, timeout=20.0)
         if answer.status_code == httpx.codes.OK and "process" in (found := answer.json()):
             return dict(found)
     except httpx.HTTPError as error:
@@ -108,39 +97,39 @@ async def _look(o: _Status) -> dict[str, Any]:
     raise CommandError(text)
 
 
-async def _live(o: _Status, look: dict[str, Any]) -> None:
+async def _live(monitor: _Monitor, interval: float, look: Look) -> None:
     """Look again and again."""
     import anyio
     from rich.console import Group
     from rich.live import Live
 
-    screen = console()
+    screen, failure = terminal.console(), ""
 
-    def drawn(failure: str | None = None) -> Group:
-        shown = parts(look, rows=screen.height, failure=failure)
+    def drawn() -> Group:
         return Group(
             *(
-                table(_COLUMNS, part) if isinstance(part, list) else plain(*part, MAX_LINE)
-                for part in shown
+                terminal.table(_COLUMNS, part)
+                if isinstance(part, list)
+                else terminal.plain(*part, terminal.MAX_LINE)
+                for part in _parts(look, rows=screen.height, failure=failure)
             )
         )
 
     with Live(drawn(), console=screen, screen=True, auto_refresh=False) as live:
         while True:
-            await anyio.sleep(o.interval)
-            failure = None
+            await anyio.sleep(interval)
             try:
-                before, look = look, await _look(o)
-                add_rates(before, look)
+                before, look, failure = look, await _look(monitor), ""
+                _add_rates(before, look)
             except CommandError as error:  # the process may be about to start again
                 failure = str(error)
-            live.update(drawn(failure), refresh=True)
+            live.update(drawn(), refresh=True)
 
 
-def add_rates(before: dict[str, Any], look: dict[str, Any]) -> None:
+def _add_rates(before: Look, look: Look) -> None:
     """Give each partition its events a second since the look before."""
 
-    def partitions(look: dict[str, Any]) -> Iterator[tuple[object, datetime, dict[str, Any]]]:
+    def partitions(look: Look) -> Iterator[tuple[object, datetime, dict[str, Any]]]:
         for consumer in look["consumers"]:
             time = datetime.fromisoformat(consumer["time"])
             for each in consumer["partitions"]:
@@ -153,15 +142,15 @@ def add_rates(before: dict[str, Any], look: dict[str, Any]) -> None:
             each["rate"] = max(0, each.get("events", 0) - count) / seconds
 
 
-def parts(
-    look: dict[str, Any], *, rows: int | None = None, failure: str | None = None
+def _parts(
+    look: Look, *, rows: int = 0, failure: str = ""
 ) -> Iterator[tuple[str, str] | list[list[Cell]]]:
-    """Return what is shown, in at most `rows` lines: lines with their style, and rows of tables."""
-    if blocked := look.get("blocked"):
-        yield blocked["text"], "bold red"
-    if failure is not None:
-        yield failure, "bold red"
-    share = None if rows is None else max(3, rows // max(1, len(look["consumers"])))
+    """Yield what is shown: lines with their style, and the cells of tables.
+
+    With `rows` it is about as long as so many lines.
+    """
+    for text in filter(None, ((look.get("blocked") or {}).get("text"), failure)):
+        yield text, "bold red"
     for consumer in look["consumers"]:
         health, partitions = consumer["health"], sorted(consumer["partitions"], key=_rank)
         word = "ready" if health["ready"] else "not ready" if health["live"] else "not live"
@@ -172,15 +161,16 @@ def parts(
         if rates := [each["rate"] for each in partitions if "rate" in each]:
             figures.append(f"{sum(rates):,.1f} events/s")
         yield " · ".join(figures), ""
-        problems, count = health["problems"][:_PROBLEMS], health["problem_count"]
+        problems, more = health["problems"][:_PROBLEMS], health["problem_count"] - _PROBLEMS
         for problem in problems:
             where = "" if problem["partition"] is None else f" partition {problem['partition']}"
             yield f"{problem['name']}{where}: {problem['text']}", "red"
-        if count > _PROBLEMS:
-            yield f"and {count - _PROBLEMS} more problems", "red"
-        room = None if share is None else max(1, share - _LINES_AROUND - len(problems))
+        if more > 0:
+            yield f"and {more} more problems", "red"
+        share = max(3, rows // len(look["consumers"])) - _LINES_AROUND - len(problems)
+        room = max(1, share) if rows else len(partitions)
         yield [_row(each) for each in partitions[:room]]
-        if len(partitions[:room]) < len(partitions):
+        if partitions[room:]:
             yield f"{len(partitions[room:]):,} more", "dim"
 
 
@@ -204,6 +194,6 @@ def _row(each: dict[str, Any]) -> list[Cell]:
 
 def _rank(each: dict[str, Any]) -> tuple[int, float, int]:
     """What needs attention comes first."""
-    state = each["state"]
-    rank = _ORDER.index(state) if state in _ORDER else len(_ORDER) + (state in _LAST)
-    return rank, -max(each.get("in_flight_seconds", 0), each.get("behind_seconds", 0)), each["id"]
+    state, late = each["state"], (each.get("in_flight_seconds", 0), each.get("behind_seconds", 0))
+    rank = len(_ORDER) + (state in ("drained", "superseded"))
+    return _ORDER.index(state) if state in _ORDER else rank, -max(late), each["id"]

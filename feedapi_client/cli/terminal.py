@@ -16,6 +16,10 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
+import orjson
+
+from feedapi_client.protocol.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -25,17 +29,17 @@ if TYPE_CHECKING:
 
 MAX_SHOWN, MAX_LINE = 200, 2000
 """Characters of a text from a publisher or a file that are shown, and of a whole line."""
-_WIDTH_WITHOUT_TERMINAL = 200
-_STDERR = 2
-_MINUTE = 60.0
-_RECORD = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+RECORD = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # The last one is uvicorn's: its message once more, with escape sequences of colours.
-_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))).union(
-    ("message", "asctime", "taskName", "color_message")
-)
+_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({}))} | {
+    *("message", "asctime", "taskName", "color_message")
+}
 _JSON_ESCAPED = re.compile(r"[^\n -~]")
 Cell = str | tuple[str, str]
 """A text, or a text and its style."""
+
+
+# ---------------------------------------------------------------------- text from elsewhere
 
 
 def shown(text: object, limit: int = MAX_SHOWN) -> str:
@@ -43,8 +47,7 @@ def shown(text: object, limit: int = MAX_SHOWN) -> str:
 
     Backslashes stay as they are, so that a text that is escaped already is not escaped twice.
     """
-    words = " ".join(str(text)[: limit + 1].split())  # cut first: escaping megabytes takes seconds
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    line = printable(" ".join(str(text)[: limit + 1].split()), limit + 1)
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -64,12 +67,17 @@ def escape_json(text: str, encoding: str | None = "utf-8") -> str:
     return _JSON_ESCAPED.sub(escaped, text)
 
 
-def print_json(value: Any) -> None:
-    """Print a value, or JSON in bytes, that stdout can encode and a terminal does not act upon."""
-    import orjson
-
+def json_text(value: Any) -> str:
+    """Return a value, or JSON in bytes, as JSON that stdout can encode."""
     data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    print(escape_json(data.decode(), sys.stdout.encoding))
+    return escape_json(data.decode(), sys.stdout.encoding)
+
+
+def print_json(value: Any) -> None:
+    print(json_text(value))
+
+
+# ---------------------------------------------------------------------- stderr
 
 
 def say(text: str, level: int = logging.INFO) -> None:
@@ -93,17 +101,13 @@ class JSONLines(logging.Formatter):
     """Log records as JSON objects, one a line, with their structured fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line."""
-        import orjson
-
-        line = {
+        line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields = vars(record).items()
-        line |= {name: value for name, value in fields if name not in _OF_EVERY_RECORD}
+        line |= {key: each for key, each in vars(record).items() if key not in _OF_EVERY_RECORD}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return escape_json(orjson.dumps(line, default=str).decode())
@@ -112,7 +116,7 @@ class JSONLines(logging.Formatter):
 def write_records(*, json: bool) -> None:
     """Write the records of the library and of the application on stderr, from level INFO on."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JSONLines() if json else logging.Formatter(_RECORD))
+    handler.setFormatter(JSONLines() if json else logging.Formatter(RECORD))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(json)
     for chatty in ("httpx", "httpcore"):
@@ -127,14 +131,16 @@ class OnceAMinute(logging.Filter):
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is written."""
         failure, attempt, _ = record.getMessage().partition("; attempt ")
-        since = record.created - _MINUTE
+        since = record.created - 60.0
         self._said = {text: at for text, at in self._said.items() if at > since}
         if attempt and failure in self._said:
             return False
         self._said[failure] = record.created
         return True
+
+
+# ---------------------------------------------------------------------- stdout
 
 
 def report(text: str, *, escaped: bool = False) -> None:
@@ -158,7 +164,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """Return a table for a terminal."""
     from rich.table import Table
 
     drawn = Table(*columns)
@@ -167,16 +172,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
     return drawn
 
 
-def age(seconds: float | None) -> str:
-    """Return a duration in its largest fitting unit, nothing for None."""
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    found = ((unit, size) for unit, size in units if (seconds or 0) >= size)
-    unit, size = next(found, ("s", 1))
-    return "" if seconds is None else f"{seconds / size:.0f} {unit}"
-
-
 def print_line(text: object, style: str = "", *, indent: str = "") -> None:
-    """Print a line, in this style on a terminal."""
     console().print(indent, plain(text, style, MAX_LINE), sep="")
 
 
@@ -187,6 +183,15 @@ def plain(text: object, style: str = "", limit: int = MAX_SHOWN) -> Text:
     return Text(shown(text, limit), style=style)
 
 
+def age(seconds: float | None) -> str:
+    """Return a duration in its largest fitting unit, nothing for None."""
+    if seconds is None:
+        return ""
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, size = next((each for each in units if seconds >= each[1]), units[-1])
+    return f"{seconds / size:.0f} {unit}"
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a console on stdout or stderr, whose lines are wide where that is no terminal."""
     from rich.console import Console
@@ -195,23 +200,21 @@ def console(*, stderr: bool = False) -> Console:
         def on_broken_pipe(self) -> None:  # rich's own exits with code 1
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else MAX_SHOWN
     return RaisingConsole(stderr=stderr, highlight=False, width=width)
 
 
 def prepare_streams() -> None:
     """Let stdout and stderr take any text, whatever their encoding, and replace closed streams.
 
-    Another file could get the descriptor of a closed stderr, and be written to instead. Raises
-    SystemExit where stdout is closed.
+    Raises SystemExit where stdout is closed.
     """
     if sys.stderr is None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        if null != _STDERR:
-            os.dup2(null, _STDERR)
+        # Another file could get the descriptor of a closed stderr, and be written to instead.
+        if (null := os.open(os.devnull, os.O_WRONLY)) != 2:
+            os.dup2(null, 2)
             os.close(null)
-        sys.stderr = open(_STDERR, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stdout is None:
         sys.stderr.write("feedapi: stdout is closed\n")
         raise SystemExit(1)
@@ -225,8 +228,7 @@ def prepare_streams() -> None:
 def discard(stream: TextIO) -> None:
     """Drop what the stream still holds, because Python would write it once more at its exit."""
     with suppress(OSError, ValueError):
-        descriptor = stream.fileno()
-        null = os.open(os.devnull, os.O_WRONLY)
+        descriptor, null = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
         os.close(null)
 
@@ -257,16 +259,15 @@ class Output:
         """
         import anyio
 
-        if self._file is None or not hasattr(select, "poll"):
+        mode = 0 if self._file is None else os.fstat(self._file).st_mode
+        if self._file is None or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return
-        mode = os.fstat(self._file).st_mode
-        if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
-            return
-        poll = select.poll()
-        poll.register(self._file, 0)
-        while not poll.poll(0):  # noqa: ASYNC110 - the event loop can't wait for this event
-            await anyio.sleep(0.5)
-        raise OutputClosedError
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(self._file, 0)
+            while not poll.poll(0):  # noqa: ASYNC110 - the event loop can't wait for this event
+                await anyio.sleep(0.5)
+            raise OutputClosedError
 
     def _write(self, data: bytes) -> None:
         if sys.stdout.isatty():  # JSON forbids only control characters below U+0020 in a text
@@ -310,9 +311,9 @@ async def progress(
     def show() -> None:
         consumer, events = look()
         partitions = consumer.status().partitions.values() if consumer is not None else ()
-        states = Counter(each.state.value for each in partitions)
-        text = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        line.update(task, completed=events)
+        states = sorted(Counter(each.state.value for each in partitions).items())
+        text = ", ".join(f"{count} {state}" for state, count in states)
+        line.update(task, completed=events)  # the speed is known behind this
         line.update(task, description=f"{line.tasks[0].speed or 0:,.0f}/s · {text}")
 
     async def refresh() -> None:

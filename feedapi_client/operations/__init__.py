@@ -15,36 +15,40 @@ Raises: all functions raise `StoreError` when the store fails, and `OperationErr
 
 from __future__ import annotations
 
-from feedapi_client.operations.exported import (
-    count_replaced,
-    export_positions,
-    import_positions,
-    parse_export,
-)
-from feedapi_client.operations.feed_access import FeedAccess
-from feedapi_client.operations.feed_lag import LagState, PartitionLag, lag
-from feedapi_client.operations.repair import (
-    Change,
-    apply_change,
-    drain,
-    positions_of_time,
-    restore,
-    rewind,
-)
-from feedapi_client.operations.skip_to_end import Skipped, skip
-from feedapi_client.operations.stored_positions import (
-    FeedLeases,
-    FeedPositions,
-    OperationError,
-    check_unused,
-    list_leases,
-    list_positions,
-    move,
-    rename,
-    reset,
-    set_position,
-    with_lag,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feedapi_client.operations.exported import (
+        count_replaced,
+        export_positions,
+        import_positions,
+        parse_export,
+    )
+    from feedapi_client.operations.feed_access import FeedAccess
+    from feedapi_client.operations.feed_lag import LagState, PartitionLag, lag
+    from feedapi_client.operations.repair import (
+        Change,
+        apply_change,
+        drain,
+        positions_of_time,
+        restore,
+        rewind,
+    )
+    from feedapi_client.operations.skip_to_end import Skipped, skip
+    from feedapi_client.operations.stored_positions import (
+        FeedLeases,
+        FeedPositions,
+        OperationError,
+        check_unused,
+        list_leases,
+        list_positions,
+        move,
+        rename,
+        reset,
+        set_position,
+        with_lag,
+    )
 
 __all__ = [
     "Change",
@@ -75,3 +79,19 @@ __all__ = [
     "skip",
     "with_lag",
 ]
+
+_MODULES = ("stored_positions", "exported", "feed_access", "feed_lag", "repair", "skip_to_end")
+
+
+if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
+
+    def __getattr__(name: str) -> Any:
+        # Names are loaded at their first use: the help of a command needs none.
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feedapi_client.client import FeedClient
+from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import FeedInfo, FeedKey
 from feedapi_client.options import FetchOptions, RetryPolicy
 
 if TYPE_CHECKING:
     import httpx
+
+    from feedapi_client.stores.base import CursorStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +55,9 @@ class FeedAccess:
         """Discover the feed once. Raises `FeedError`."""
         async with self.client() as client:
             return await client.discover()
+
+
+def consumer_of(feed: FeedAccess, store: CursorStore, **settings: Any) -> FeedConsumer:
+    """Return a consumer of the feed, to be opened. Settings are its other arguments."""
+    own = {name: getattr(feed, name) for name in feed.__slots__}
+    return FeedConsumer(store=store, **own, **settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Batch, FeedKey, Position
-from feedapi_client.operations.feed_access import FeedAccess
+from feedapi_client.operations.feed_access import FeedAccess, consumer_of
 from feedapi_client.operations.stored_positions import OperationError, check_unused
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.sqlite import MemoryCursorStore
@@ -106,21 +106,9 @@ class _EndReader:
         """Return the positions at the end of the feed, read from the stored ones on."""
         cursors, feed = MemoryCursorStore(), self._feed
         await cursors.replace(feed.key, stored)
-        consumer = FeedConsumer(
-            feed.url,
-            store=cursors,
-            name=feed.name,
-            feed_name=feed.feed_name,
-            # Nothing is delivered, so that a child need not wait for its parent.
-            ordered=False,
-            follow=False,
-            partitions=self._partitions or None,
-            v1_partitions=feed.v1_partitions,
-            lineage=feed.lineage,
-            fetch=feed.fetch,
-            retry=feed.retry,
-            http=feed.http,
-        )
+        # Nothing is delivered, so that a child need not wait for its parent.
+        only = self._partitions or None
+        consumer = consumer_of(feed, cursors, ordered=False, follow=False, partitions=only)
 
         async def count(batch: Batch) -> None:
             self.events += len(batch)

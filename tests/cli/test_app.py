@@ -256,7 +256,7 @@ def test_a_command_that_asks_once_gives_up_soon(
         asked.append((retry.refused_for, retry.give_up_after))
         raise StoreError("enough is known")
 
-    monkeypatch.setattr("feedapi_client.consumer.FeedConsumer", record)
+    monkeypatch.setattr("feedapi_client.operations.feed_access.FeedConsumer", record)
     monkeypatch.setattr("feedapi_client.FeedClient", record)
     for command in ("discover", "cat", "cat --give-up-after 3", "cat --follow"):
         play([Row(f"{command} {NOBODY}", 1, "enough is known")])

@@ -155,6 +155,8 @@ def test_the_command_line_works_with_its_lowest_versions(tmp_path: Path) -> None
     feedapi = tmp_path / "bin" / "feedapi"
     assert "--handler" in run(feedapi, "run", "--help")
     assert "Missing option" in run(feedapi, "run", "http://127.0.0.1:9/feed", status=2)
+    once = ("cat", "http://127.0.0.1:9/feed", "--give-up-after", "0")
+    assert "the connection was refused" in run(feedapi, *once, status=1)
 
 
 def test_a_release_is_built_by_the_build_tools_alone_and_published_by_a_token_alone() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from feedapi_client.cli import doctor as package
+from feedapi_client.cli import options
 from feedapi_client.cli.command import (
     FAILURE,
     UNREACHABLE,
@@ -16,7 +18,6 @@ from feedapi_client.cli.command import (
     option,
 )
 from feedapi_client.cli.doctor import Bounds
-from feedapi_client.cli.options import AskedFeed, some_partitions
 from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table
 from feedapi_client.protocol.text import counted
 
@@ -29,28 +30,24 @@ _ROWS = 5
 """Of one check in the table."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Doctor:
-    """Options of ``feedapi doctor``."""
-
-    asked: AskedFeed
-    json: bool = flag("Print JSON.")
-    show_all: bool = flag("Show the checks that passed, too.", "--all")
-    strict: bool = flag("Exit with code 1 for every finding, not only for a MUST.")
-    ignored: list[str] | None = option(
-        "CHECK", "Leave out this check. Repeatable.", flags="--ignore"
-    )
-    partitions: list[int] | None = some_partitions()
-    max_requests: int = option("N", "Requests in total.", default=Bounds().max_requests, min=1)
-    timeout: float = option("SECONDS", "Time for one request.", default=Bounds().timeout, min=0.1)
-
-
 @command(
     "doctor https://service/myfeed",
     "doctor https://service/myfeed --auth-env TOKEN --json",
     "doctor https://service/myfeed --strict --ignore id-text",
 )
-async def doctor(o: Doctor) -> int:
+async def doctor(
+    *,
+    asked: options.AskedFeed,
+    json: bool = options.as_json(),
+    show_all: bool = flag("Show the checks that passed, too.", "--all"),
+    strict: bool = flag("Exit with code 1 for every finding, not only for a MUST."),
+    ignored: list[str] | None = option(
+        "CHECK", "Leave out this check. Repeatable.", flags="--ignore"
+    ),
+    partitions: list[int] | None = options.some_partitions(),
+    max_requests: int = option("N", "Requests in total.", default=Bounds().max_requests, min=1),
+    timeout: float = option("SECONDS", "Time for one request.", default=Bounds().timeout, min=0.1),
+) -> int:
     """Check a publisher: is this a sound FeedAPI feed? Each finding says what it costs a consumer.
 
     Asks for each MUST and SHOULD of the specification, and for the deviations that publishers in
@@ -58,20 +55,28 @@ async def doctor(o: Doctor) -> int:
     1 MiB of each page. The exit code is 0 for a sound feed, 1 where a MUST is violated, 69 where
     the feed can't be reached.
     """
+    from feedapi_client.cli.doctor.examination import Examination
+    from feedapi_client.cli.doctor.prober import Prober
+
     checks = {check.id: check for section in sections() for check in section}
-    for id in o.ignored or ():
+    for id in ignored or ():
         if checks.pop(id, None) is None:
             part = "".join(f": it is a part of {now}" for now in checks if id in checks[now].was)
             raise CommandError(f"--ignore: there is no check {id}{part}", USAGE)
-    e = await _examine(o)
+    bounds, count = package.Bounds(max_requests=max_requests, timeout=timeout), asked.v1_partitions
+    connect: Any = asked.connection.client
+    async with connect(own=False) as client, connect(own=False, anonymous=True) as anonymous:
+        prober = Prober(asked.url, client, anonymous, bounds)
+        e = Examination(prober, v1_partitions=count, only=partitions or ())
+        await e.run()
     _check_reached(e)
     results = [_result(check, e) for check in checks.values()]
     found = {result.level for result in results if result.findings}
-    if o.json:
+    if json:
         print_json(_as_json(e, results))
     else:
-        _print(e, results, verbose=o.show_all)
-    return FAILURE if "MUST" in found or (o.strict and found) else 0
+        _print(e, results, verbose=show_all)
+    return FAILURE if "MUST" in found or (strict and found) else 0
 
 
 def sections() -> tuple[Section, ...]:
@@ -80,26 +85,6 @@ def sections() -> tuple[Section, ...]:
 
     feed = (feed_checks.DISCOVERY, feed_checks.LINEAGE, request_checks.RESPONSES)
     return (*feed, page_checks.PAGES, page_checks.AGAIN, request_checks.ARGUMENTS)
-
-
-async def _examine(o: Doctor) -> Examination:
-    from feedapi_client.cli import doctor
-    from feedapi_client.cli.doctor.examination import Examination
-    from feedapi_client.cli.doctor.prober import Prober
-
-    connection = o.asked.connection
-    bounds = doctor.Bounds(max_requests=o.max_requests, timeout=o.timeout)
-    async with (
-        connection.client(own=False) as client,
-        connection.client(own=False, anonymous=True) as anonymous,
-    ):
-        assert client is not None
-        assert anonymous is not None
-        prober = Prober(o.asked.url, client, anonymous, bounds)
-        only = o.partitions or ()
-        e = Examination(prober, v1_partitions=o.asked.v1_partitions, only=only)
-        await e.run()
-    return e
 
 
 def _check_reached(e: Examination) -> None:
@@ -124,7 +109,7 @@ def _check_reached(e: Examination) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class _Result:
     """What one check came to: what was found, or why it was not done."""
 
     check: Check
@@ -139,19 +124,17 @@ class Result:
 
     @property
     def outcome(self) -> str:
-        """The outcome in one word or two."""
         return "found" if self.findings else "not checked" if self.not_checked else "passed"
 
 
-def _result(check: Check, e: Examination) -> Result:
-    missing = next(filter(None, (need(e) for need in check.needs)), None)
-    found = [] if missing else dict.fromkeys(check.find(e))
-    return Result(
-        check, [replace(each, text=each.text + e.prober.hide(each.said)) for each in found], missing
-    )
+def _result(check: Check, e: Examination) -> _Result:
+    if missing := next(filter(None, (need(e) for need in check.needs)), None):
+        return _Result(check, [], missing)
+    found = dict.fromkeys(check.find(e))
+    return _Result(check, [replace(f, text=f.text + e.prober.hide(f.said)) for f in found])
 
 
-def _as_json(e: Examination, results: list[Result]) -> dict[str, Any]:
+def _as_json(e: Examination, results: list[_Result]) -> dict[str, Any]:
     return {
         "feed": e.prober.feed,
         "dialect": None if e.info is None else e.info.dialect,
@@ -178,25 +161,23 @@ def _as_json(e: Examination, results: list[Result]) -> dict[str, Any]:
     }
 
 
-def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
+def _print(e: Examination, results: list[_Result], *, verbose: bool) -> None:
     """Print the findings, or with `verbose` all checks, and a summary."""
     print_line(e.prober.feed, "bold")
     dialect = "unknown" if e.info is None else e.info.dialect
     read = f"{counted(len(e.partitions), 'partition')}, {len(e.visits)} read"
     requests, size = counted(e.prober.requests, "request"), counted(e.prober.bytes, "byte")
     print_line(f"dialect {dialect} · {read} · {requests}, {size}")
-    rows = [row for each in results if each.findings or verbose for row in _rows(each)]
-    if rows:
-        print_table(("check", "level", "partitions", "result"), rows)
     found = [result for result in results if result.findings]
+    if rows := [row for result in (results if verbose else found) for row in _rows(result)]:
+        print_table(("check", "level", "partitions", "result"), rows)
     for result in found:
-        check = result.check
-        rules = f"; rules {', '.join(check.rules)}" if check.rules else ""
+        check, rules = result.check, f"; rules {', '.join(result.check.rules)}"
         print_line(check.id, _STYLES[result.level])
         for line in (
             f"required: {check.requirement}",
             f"costs: {check.cost}",
-            f"see: {check.source}{rules}; doctor.md#{check.id}",
+            f"see: {check.source}{rules if check.rules else ''}; doctor.md#{check.id}",
         ):
             print_line(line.replace("`", ""), indent="  ")
     violated = sum(result.level == "MUST" for result in found)
@@ -210,15 +191,16 @@ def _print(e: Examination, results: list[Result], *, verbose: bool) -> None:
     print_line(f"{verdict}{extra}: {summary}", "bold red" if violated else "bold green")
 
 
-def _rows(result: Result) -> Iterator[list[Cell]]:
-    """Return what the table says of a check: partitions of which it says the same are a row."""
-    head: list[Cell] = [(result.check.id, _STYLES[result.level]), result.level]
+def _rows(result: _Result) -> Iterator[list[Cell]]:
+    """Yield what the table says of a check: partitions of which it says the same are a row."""
+    check, texts = result.check, dict[str, list[str]]()
     if not result.findings:
-        yield [(result.check.id, "dim"), result.level, "", result.not_checked or "passed"]
-    texts: dict[str, list[int | None]] = {}
+        yield [(check.id, "dim"), result.level, "", result.not_checked or "passed"]
     for each in result.findings:
-        texts.setdefault(each.text, []).append(each.partition)
-    for text, partitions in list(texts.items())[:_ROWS]:
-        yield [*head, ", ".join(str(id) for id in partitions if id is not None), text]
-    if len(texts) > _ROWS:
-        yield [*head, "", f"{len(texts) - _ROWS} more (--json lists them)"]
+        partitions = texts.setdefault(each.text, [])
+        partitions += [] if each.partition is None else [str(each.partition)]
+    rows = [(", ".join(partitions), text) for text, partitions in texts.items()]
+    if len(rows) > _ROWS:
+        rows[_ROWS:] = [("", f"{len(rows) - _ROWS} more (--json lists them)")]
+    for row in rows:
+        yield [(check.id, _STYLES[result.level]), result.level, *row]

@@ -58,7 +58,6 @@ class Visit:
     at_last_cursor: Page | None = None  # of a closed partition
 
     def all_pages(self) -> Iterator[Page]:
-        """Yield every page that was asked for."""
         resumed = [page for each in self.resumes for page in each.pages]
         pages = (*self.pages, *resumed, self.last, *self.polls, self.at_last_cursor)
         return (page for page in pages if page is not None)
@@ -116,30 +115,24 @@ class Examination:
 
     @property
     def info(self) -> FeedInfo | None:
-        """What the first discovery says."""
         return self.discoveries[0].info if self.discoveries else None
 
     @property
     def infos(self) -> list[FeedInfo]:
-        """What the discoveries say, of those that can be used."""
         return [each.info for each in self.discoveries if each.info is not None]
 
     @property
     def partitions(self) -> Mapping[int, Partition]:
-        """The partitions of the first discovery."""
         return {} if self.info is None else self.info.partitions
 
     def pages(self) -> list[Page]:
-        """Return every page of a visit."""
         return [page for visit in self.visits.values() for page in visit.all_pages()]
 
     def answers(self) -> list[Answer]:
-        """Return every answer."""
         pages = (*self.pages(), *self.probes.values())
         return [each.answer for each in self.discoveries] + [page.answer for page in pages]
 
     async def run(self) -> None:
-        """Ask the feed."""
         first = await self._discover()
         if first.answer.problem is None and self.prober.knows_credentials:
             question = Question("a discovery without credentials", anonymous=True)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
 import time
-from base64 import b64decode
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from urllib.parse import unquote
 
 import anyio
 import httpx
@@ -20,6 +17,7 @@ from feedapi_client.causes import network_problem
 from feedapi_client.cli.doctor import Bounds
 from feedapi_client.errors import FeedError
 from feedapi_client.http.decompression import ACCEPT_ENCODING, CodingError, Decompressor
+from feedapi_client.http.redaction import header_secrets
 from feedapi_client.http.transport import retry_after
 from feedapi_client.http.urls import FeedURL
 from feedapi_client.options import Limits
@@ -80,7 +78,6 @@ class Answer:
 
     @property
     def asked(self) -> bool:
-        """Whether the request was made."""
         return self.problem is not Problem.NOT_ASKED
 
     @property
@@ -102,13 +99,18 @@ class Answer:
         return self.problem is None and self.status in (400, 404, 409, 410)
 
     def __str__(self) -> str:
+        detail = self.detail
         if self.problem is not None:
-            return f"{self.problem} ({self.detail})" if self.detail else str(self.problem)
-        return f"status {self.status}{': ' if self.detail else ''}{self.detail}"
+            return f"{self.problem} ({detail})" if detail else str(self.problem)
+        return f"status {self.status}{': ' if detail else ''}{detail}"
 
 
 class Prober:
-    """Asks one feed, by a client with all credentials but those in the URL, and by one without."""
+    """Asks one feed, by a client with all credentials but those in the URL, and by one without.
+
+    Attributes:
+        failures: answers after which a request was repeated, or would have been.
+    """
 
     def __init__(
         self, url: str, client: httpx.AsyncClient, anonymous: httpx.AsyncClient, bounds: Bounds
@@ -122,7 +124,6 @@ class Prober:
         self.feed = self._url.public
         self.requests = self.bytes = self._unanswered = 0
         self.failures: list[Answer] = []
-        """After which a request was repeated, or would have been."""
 
     def hide(self, text: str) -> str:
         """Return a text without secrets."""
@@ -148,9 +149,9 @@ class Prober:
 
     @property
     def _exhausted(self) -> bool:
-        made, bounds = (self.requests, self.bytes, self._unanswered), self.bounds
-        limits = (bounds.max_requests, bounds.max_bytes, bounds.unanswered)
-        return any(one >= limit for one, limit in zip(made, limits, strict=True))
+        bounds = self.bounds
+        some = self.requests >= bounds.max_requests or self.bytes >= bounds.max_bytes
+        return some or self._unanswered >= bounds.unanswered
 
     async def _ask_once(self, question: Question) -> Answer:
         answer, started = Answer(question), time.monotonic()
@@ -185,28 +186,26 @@ class Prober:
     async def _send(self, answer: Answer) -> httpx.Response:
         """Return the response, after redirects within the origin of the feed."""
         question = answer.question
-        client = self._anonymous if question.anonymous else self._client
-        auth = None if question.anonymous else self._auth
+        known = (self._anonymous, None) if question.anonymous else (self._client, self._auth)
+        client, auth = known
         target = self._url.target(question.suffix, list(question.params.items()))
-        url = self._url.request_url(target)
         coding = "identity" if question.identity else ACCEPT_ENCODING
         headers = {"Accept-Encoding": coding, "User-Agent": f"feedapi-client/{__version__}"}
         if question.partition is None:
             headers["Cache-Control"] = "no-cache"
         client.cookies.clear()  # one of a load balancer would keep asking the same replica
-        request = client.build_request("GET", url, headers=headers)
+        request = client.build_request("GET", self._url.request_url(target), headers=headers)
         while answer.redirects <= _MAX_REDIRECTS:
             self.requests += 1
             try:
                 response = await client.send(request, stream=True, auth=auth)
             finally:  # an auth may have put in more
-                sent = [v for name, v in request.headers.items() if name not in _NO_SECRETS]
-                self._secrets.update(*map(_echoes, sent))
+                sent = [each for each in request.headers.items() if each[0] not in _NO_SECRETS]
+                self._secrets.update(*(header_secrets(value, name) for name, value in sent))
             if response.next_request is None:
                 return response
             await response.aclose()
-            request = response.next_request
-            origin = None
+            request, origin = response.next_request, None
             with suppress(FeedError):
                 origin = FeedURL.parse(str(request.url)).origin
             if origin != self._url.origin:
@@ -241,10 +240,8 @@ class _RedirectError(Exception):
 
 def _classified(error: Exception, answer: Answer) -> tuple[Problem, str]:
     """Return what an error means. Nothing quotes what was received."""
-    if isinstance(error, CodingError):
-        return Problem.CODING, str(error)
-    if isinstance(error, _RedirectError):
-        return Problem.REDIRECT, str(error)
+    if isinstance(error, (CodingError, _RedirectError)):
+        return Problem.CODING if isinstance(error, CodingError) else Problem.REDIRECT, str(error)
     text = str(error) if isinstance(error, httpx.TransportError) else ""
     if isinstance(error, (httpx.InvalidURL, UnicodeError)) or "location header" in text:
         return Problem.REDIRECT, "to a URL that can't be read"
@@ -252,12 +249,3 @@ def _classified(error: Exception, answer: Answer) -> tuple[Problem, str]:
     said = error.message if isinstance(error, FeedError) else said
     named = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return Problem.BROKEN if answer.status else Problem.NO_ANSWER, named
-
-
-def _echoes(value: str) -> set[str]:
-    """Return what a publisher may echo of a header: its words, the pair of Basic credentials."""
-    words = {value, *value.split(), *re.split(r"[\s,;=]+", value)}
-    with suppress(ValueError):
-        pair = b64decode(value.split()[-1], validate=True).decode()
-        words |= {pair, pair.partition(":")[2]}
-    return words | set(map(unquote, words))

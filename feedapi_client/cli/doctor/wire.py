@@ -14,9 +14,9 @@ from feedapi_client.errors import FeedError
 from feedapi_client.model import FIRST, LAST, FeedInfo, without_lone_surrogates
 from feedapi_client.protocol.dialects import DIALECTS, Dialect
 from feedapi_client.protocol.negotiation import negotiate
+from feedapi_client.protocol.text import are_valid
 
 _PAYLOAD_KEYS = {dialect.payload_key for dialect in DIALECTS.values()}
-_LONGEST_CURSOR = 16 * 1024
 
 
 def _object(text: bytes | bytearray) -> dict[str, Any] | None:
@@ -38,7 +38,6 @@ class Discovery:
 
     @classmethod
     def read(cls, answer: Answer, feed: str, v1_partitions: int | None) -> Discovery:
-        """Read a response."""
         found = cls(answer)
         if answer.problem is None:
             found.document = _object(answer.body) if answer.status == 200 else None
@@ -51,7 +50,6 @@ class Discovery:
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        """The objects in its list of partitions."""
         listed = (self.document or {}).get("partitions")
         return [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
 
@@ -118,17 +116,15 @@ class Page:
     def _read_cursor(self, cursor: object, fault: Callable[..., None]) -> None:
         if isinstance(cursor, str):
             self.checkpoints.append((cursor, len(self.payloads)))
-        if not _is_sendable(cursor):
+        if not (isinstance(cursor, str) and are_valid(cursor)):  # R18
             fault("line-sound", "has a cursor that can't be sent back: ", ascii(cursor)[:80])
 
     @property
     def asked(self) -> str:
-        """The cursor of the request."""
         return self.answer.question.cursor
 
     @property
     def cursor(self) -> str | None:
-        """The last cursor."""
         return self.checkpoints[-1][0] if self.checkpoints else None
 
     @property
@@ -149,11 +145,6 @@ class Page:
     @property
     def moved_to(self) -> str | None:
         """Where the next request goes on; None where this page does not say it."""
-        on = self.answer.ok and self.cursor not in (self.asked, FIRST, LAST)
-        return self.cursor if on and _is_sendable(self.cursor) else None
-
-
-def _is_sendable(cursor: object) -> bool:
-    """Whether a cursor can be stored and sent back: printable ASCII of at most 16 KiB (R18)."""
-    text = cursor if isinstance(cursor, str) else ""
-    return 0 < len(text) <= _LONGEST_CURSOR and text.isascii() and text.isprintable()
+        cursor, stays = self.cursor, (self.asked, FIRST, LAST)
+        on = self.answer.ok and cursor is not None and cursor not in stays and are_valid(cursor)
+        return cursor if on else None
