@@ -707,9 +707,12 @@ class Planner:
             status = e.position.status if e.position else "open"
             e.position = position_after(e.position, e.cursor, status, step=step)
             e.saved_at = math.inf
-        starts = (n for n, a in enumerate(actions) if type(a) is Start and a.partition in rows)
         save = Save({id: e.position for id, e in rows.items() if e.position}, unchanged=rows.keys())
-        actions.insert(next(starts, len(actions)), save)
+        # Behind what else is saved of these rows, which it replaces, and before they are read.
+        found: tuple[list[Action], list[Action]] = [], []
+        for action in actions:
+            found[type(action) is Start and action.partition in rows].append(action)
+        actions[:] = [*found[0], save, *found[1]]
 
     def _store_end(self, e: Entry, *, read: bool) -> list[Action]:
         """Save the end of a drained partition, unless it is stored, and tell it (R6).

@@ -119,6 +119,7 @@ class History:
 
     def __init__(self) -> None:
         self.store: dict[int, Position] = {}
+        self.changed = False  # by somebody else
         self.options: dict[str, Any] = {}
         self.taken: dict[int, Position] = {}  # checkpoints that are still to be saved
         self.loads: dict[str, tuple[int, dict[int, Position]]] = {}
@@ -162,8 +163,11 @@ class History:
         if isinstance(result, dict):
             result = [f"{id} {text}" for id, text in result.items()]
         for one in result if isinstance(result, list | set) else [result]:
-            if isinstance(one, Save) and self._save(one.positions):
-                self.planner.saved(one.positions)
+            if isinstance(one, Save):
+                fits = self._save(one.positions)
+                assert fits or self.changed, f"replaces what is not stored yet: {_action(one)}"
+                if fits:
+                    self.planner.saved(one.positions)
             if isinstance(one, tuple):
                 yield ",".join(map(str, one))
             elif one is not None:
@@ -177,7 +181,7 @@ class History:
         return fits
 
     def do_given(self, *words: str, **options: Any) -> None:
-        self.store, self.options = _stored(words), options
+        self.store, self.options, self.changed = _stored(words), options, False
         self.do_restart()
 
     def do_restart(self) -> None:
@@ -186,10 +190,12 @@ class History:
 
     def do_stored(self, *words: str) -> None:
         """Another instance has saved these."""
+        self.changed = True
         self.store |= _stored(words)
 
     def do_gone(self, id: str) -> None:
         del self.store[int(id)]
+        self.changed = True
 
     def do_load(self, name: str) -> None:
         self.loads[name] = self.planner.begin_load(), dict(self.store)

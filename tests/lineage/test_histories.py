@@ -139,11 +139,15 @@ r17_nothing_follows_a_drained_partition_that_is_gone_from_the_store
   given 0@a:superseded 3@a shared=True / list 0!a 3<<0 / refresh owned=[3] others=[] / gone 0
   refresh owned=[3] others=[] -> | 0S 3R
 r17_what_begins_at_its_first_event_is_saved_with_the_ends_before_it
-  given 0@z:drained 1 2@q / list 0!z 1<0 2<0 3<0 -> save 0@z:drained#2 1#2 3; start 1;
-      start 2@q; start 3
+  given 0@z:drained 1 2@q / list 0!z 1<0 2<0 3<0 -> start 2@q; save 0@z:drained#2 1#2 3; start 1;
+      start 3
   given 0@z:drained 1 ordered=False / list 0!z 1<0 -> start 1
   given 0@z:drained / list 0!z 1!_first<0 2<1
   given 0@z:drained 1@b:drained / list 0!z 1!b<0 2<1 -> save 1@b:drained#2 2; start 2
+r17_an_end_is_saved_before_it_is_compared
+  given 0@a:drained 1 2@b / list 0!a 1<0 2!b<0 3<2
+      -> save 2@b:drained#2; drained 2@b; save 0@a:drained#2 1#2 2@b:drained#3 3; start 1; start 3
+      ; discover
 r17_a_cursor_that_was_taken_before_is_saved_where_it_is_taken_again
   given 0@z:superseded 1@b / list 1<<0 / list 1<<0 2<<0 3<<0 -> save 0@z:superseded#2 2@z 3@z;
       start 2@z; start 3@z
