@@ -204,6 +204,8 @@ class Driver:
         self._ready: deque[RuntimePartition] = deque()
         self.overlaps = False
         """Whether batches of a partition are delivered while earlier ones of it are in flight."""
+        self.watches = False
+        """Whether partitions are only asked if they have an event, and are read by others."""
         self._lock = anyio.Lock()
         self._wake = Wakeup()
 
@@ -225,7 +227,21 @@ class Driver:
                 for p in info.partitions.values()
                 if p.closed and (selects or p.last_cursor is None)
             }
-        self.info = info
+        before, self.info = self.info, info
+        if self.watches and before is not None:
+            self._poll_moved_ends(before, info)
+
+    def _poll_moved_ends(self, before: FeedInfo, info: FeedInfo) -> None:
+        """Poll caught up partitions whose listed end moved on: their polls may be far apart."""
+        if self.settings.key.filters:
+            return  # it is another place than their end
+        for id, partition in self.partitions.items():
+            old, new = before.partitions.get(id), info.partitions.get(id)
+            if partition.entry.state is not State.CAUGHT_UP or new is None or new.closed:
+                continue
+            seen = (None, partition.entry.cursor, old and old.last_cursor)
+            if new.last_cursor not in seen and not partition.fetching:
+                self.scheduler.schedule(partition)
 
     def discovery_failed(self) -> None:
         """Record that a discovery has failed: answers that are empty now prove nothing (R6)."""
