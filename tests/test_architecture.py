@@ -121,7 +121,7 @@ PUBLIC = {
         LeaseLostError Limits LineTooLongError LineageError LostPartitionError MemoryCursorStore
         NegotiationError NoProgressError OAuthClientCredentials Page Partition PartitionState
         PartitionStatus PartitionWait Position Problem ProblemName ProtocolError Quarantine
-        RequestRefusedError Retry RetryPolicy SQLiteCursorStore Share
+        Reached RequestRefusedError Retry RetryPolicy SQLiteCursorStore Share
         StoreError SyncBatch SyncFeedClient SyncFeedConsumer TokenFile TornResponseError
         TransportError default_decision redact_http_logs
     """,

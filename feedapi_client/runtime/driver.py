@@ -227,9 +227,9 @@ class Driver:
                 for p in info.partitions.values()
                 if p.closed and (selects or p.last_cursor is None)
             }
-        before, self.info = self.info, info
-        if self.watches and before is not None:
-            self._poll_moved_ends(before, info)
+        earlier, self.info = self.info, info
+        if self.watches and earlier is not None:
+            self._poll_moved_ends(earlier, info)
 
     def _poll_moved_ends(self, before: FeedInfo, info: FeedInfo) -> None:
         """Poll caught up partitions whose listed end moved on: their polls may be far apart."""

@@ -149,8 +149,6 @@ class PartitionRequest:
                     outcome = Outcome.PROGRESS
                 elif not self._cut:
                     outcome = self._finish(reader)
-                    if self._news:
-                        outcome = Outcome.PROGRESS
             finally:
                 self._close(reader)
         if outcome is Outcome.END and not self._slot.stopped:
@@ -241,7 +239,7 @@ class PartitionRequest:
         self._heard = True
         if self._partition.silent_stream and not self._stream:
             self._compare_with_stream()
-        return finished.outcome
+        return Outcome.PROGRESS if self._news else finished.outcome
 
     def _note_silence(self) -> None:
         """A stream that brought nothing at all, for long: ask once without it (R14).
