@@ -625,6 +625,10 @@ class FeedConsumer(Generic[Payload]):
         """The last good discovery, as the publisher gave it; None before the first one."""
         return None if self._session is None else self._session.info
 
+    def preceding(self, partition: int) -> list[int]:
+        """Return the partitions that come before a listed one, drained or not."""
+        return [] if self._session is None else self._session.preceding(partition)
+
     def health(self) -> Health:
         """Return whether the consumer works, and what is wrong. Costs as much as `status`.
 

@@ -113,9 +113,13 @@ class AsyncIO(_IO):
     others = staticmethod(anyio.lowlevel.checkpoint)
 
     def __init__(
-        self, url: str, http: httpx.AsyncClient | None = None, limits: Limits | None = None
+        self,
+        url: str,
+        http: httpx.AsyncClient | None = None,
+        limits: Limits | None = None,
+        verify: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(url, http, limits)
+        super().__init__(url, http, limits, verify)
         self._wire: Fetcher | None = None
         if self.owned and proxy_of(self.site) is None:
             self._wire = Fetcher(

@@ -242,6 +242,12 @@ class Session:
         """The partitions of the last good discovery, those that are selected."""
         return self.driver.planner.graph.partitions
 
+    def preceding(self, partition: int) -> list[int]:
+        """The partitions that come before a listed one; none of one that is not known."""
+        planner = self.driver.planner
+        known = partition in planner.entries and partition in planner.graph
+        return [p for p in planner.preceding(partition) if p in planner.entries] if known else []
+
     def status(self) -> ConsumerStatus:
         """A snapshot. Costs time linear in the number of partitions."""
         return self.driver.status(wait_of if self.driver.iterating else None)

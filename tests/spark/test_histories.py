@@ -9,14 +9,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from feedapi_client.spark.plan import epoch_planner as planning
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.negotiation import negotiate
 from feedapi_client.spark.batch import chains
 from feedapi_client.spark.fetch import FetchResult, Target
-from feedapi_client.spark.plan import epoch_planner as planning
-from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.world import Method, World

@@ -18,8 +18,7 @@ from feedapi_client.errors import (
     FeedUnavailableError,
     ProtocolError,
 )
-from feedapi_client.spark.plan import epoch_planner as planning
-from feedapi_client.spark.plan import polls
+from feedapi_client.spark import feed_watch
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
@@ -180,8 +179,6 @@ def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
     publish(publisher, 50)
     publisher.fail(EmptyPage(moving=False), partition=0, times=None)
     publisher.close(0)
-    planner: Any = engine.reader
-    planner._planner._timer.soon()
     wait(engine, lambda: report_of(engine)["drained"] == 1)
     assert problems(engine.all_rows(), publisher.payloads()) != []
     publisher.heal()
@@ -194,7 +191,7 @@ def test_r06_event_behind_an_end_that_was_none_is_read_late(
     engine = start(discoveryInterval="0.01")
     drain_too_early(engine, publisher)
     wait(engine, lambda: problems(engine.all_rows(), publisher.payloads()) == [])
-    assert "it is read late" in caplog.text
+    assert "it is delivered late" in caplog.text
 
 
 def test_r06_next_run_asks_once_more_behind_such_an_end(start: Start, publisher: Publisher) -> None:
@@ -205,29 +202,6 @@ def test_r06_next_run_asks_once_more_behind_such_an_end(start: Start, publisher:
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_r06_such_ends_are_asked_for_ten_minutes_after_longer_and_longer_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "time", lambda: now)
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    looks = polls.LateLooks({}, 10.0)
-    looks.drained(3)
-    asked = []
-    for _ in range(2000):
-        now += 1.0
-        for partition in looks.due({3}):
-            asked.append(now - 1000)
-            looks.asked(partition, failed=False)
-    assert asked == [10, 30, 70, 150, 310, 630]
-    again = polls.LateLooks({3: 1600.0}, 10.0)
-    assert again.due({3}) == [3]  # by a later run, however late
-    again.asked(3, failed=True)
-    assert 3 in again
-    again.asked(3, failed=False)
-    assert 3 not in again
-
-
 # ---------------------------------------------------------------------- feeds that hang
 
 
@@ -236,7 +210,7 @@ def test_r14_partitions_of_a_feed_that_hangs_are_not_caught_up(
     partitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only sixteen are asked at a time: the others wait for their turn."""
-    monkeypatch.setattr(planning, "_PATIENCE", 0.0)
+    monkeypatch.setattr(feed_watch, "_PATIENCE", 0.0)
     publisher = Publisher(partitions=partitions)
     with publisher.serve():
         options = parse_options({**AT_ONCE, "url": str(publisher.url), "requestTimeout": "600"})
@@ -275,7 +249,7 @@ def test_r14_restart_does_not_wait_for_a_feed_that_is_down(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
     """Spark asks the sources of a query in turn: the others would wait for this one."""
-    monkeypatch.setattr(planning, "_PATIENCE", 0.0)
+    monkeypatch.setattr(feed_watch, "_PATIENCE", 0.0)
     publish(publisher, 30)
     engine = start(requestTimeout="0.3", maxDelay="0.02")
     engine.run()
