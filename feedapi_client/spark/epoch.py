@@ -136,9 +136,7 @@ class State:
         if plan.selected is None:
             check_partitions(options, plan.info)
         elif selected is not None:
-            # One that waited and is no longer listed has no position: there is nothing to read.
-            listed = (p for p in plan.selected if p in plan.info.partitions or p in plan.positions)
-            selected = frozenset(listed) | added
+            selected = frozenset(plan.selected) | added
         return cls(
             plan.info,
             dict(plan.positions),
@@ -151,15 +149,10 @@ class State:
         )
 
     def is_unsaved(self, planned: Mapping[int, Position]) -> bool:
-        """Whether it has positions that no plan holds, and the next run would not find again."""
-        for id, now in self.positions.items():
-            then = planned.get(id)
-            if then is None:
-                unsaved = now.cursor != FIRST
-            else:
-                unsaved = now.status == "superseded" != then.status
-                unsaved |= now.cursor == FIRST != then.cursor
-            if unsaved:
+        """Whether a planned position was transferred, or begins anew, and no plan says so."""
+        for id, then in planned.items():
+            now = self.positions.get(id, then)
+            if now.status == "superseded" != then.status or now.cursor == FIRST != then.cursor:
                 return True
         return False
 

@@ -14,11 +14,13 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
+from feedapi_client.client import FeedClient
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import TransportError
 from feedapi_client.lineage.graph import descendants
@@ -208,14 +210,11 @@ class FeedWatch:
 
     async def _watch(self) -> None:
         state, options = self._known, self._options
-        if state is None:
-            info = await asyncio.to_thread(self._connection.discover)
-            check_partitions(options, info)
-            self._known = state = State(info, selected=options.partitions)
-            self.selected = options.partitions
-            state.known |= info.partitions.keys()
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(client_of_event_loop(options))
+            if state is None or state.selected is not None:
+                state = self._known = await self._selected_anew(http, state)
+                self.selected = state.selected
             self._consumer = consumer = FeedConsumer(
                 options.url,
                 store=self._store,
@@ -234,30 +233,53 @@ class FeedWatch:
                 first = {id: replace(at, replaces=None) for id, at in state.positions.items()}
                 await self._store.save(consumer.key, first)
             stack.enter_context(consumer.subscribe(self._told))
-            await self._enter(stack)
-            if state.added:
-                check_partitions(options, self._info(), state.added)
+            await self._patiently(partial(stack.enter_async_context, consumer))
             self._discovered()
             self._entered = True
             await consumer.delegate(self._read, late=state.late)
 
-    async def _enter(self, stack: AsyncExitStack) -> None:
-        """Enter, however long the feed of a query that starts again is down."""
+    async def _selected_anew(self, http: Any, state: State | None) -> State:
+        """Discover: a new query needs the names of filters, and a selection what it consists of."""
+        options = self._options
+        client = FeedClient(
+            options.url,
+            http=http,
+            v1_partitions=options.v1_partitions,
+            retry=options.retry,
+            limits=options.limits,
+        )
+        async with client:
+            info = await self._patiently(client.discover)
+        if state is None:
+            self._connection.restore(info)
+            check_partitions(options, info)
+            return State(info, known=set(info.partitions), selected=options.partitions)
+        if state.added:
+            check_partitions(options, info, state.added)
+        assert state.selected is not None
+        listed = info.partitions.keys()
+        # One that waited and is no longer listed has no position: there is nothing to read.
+        state.selected = frozenset(
+            p for p in state.selected if p in listed or p in state.positions
+        ) | descendants(info.partitions, state.selected, listed - state.known)
+        state.known |= listed
+        return state
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await a call that may fail for long where a query starts again while its feed is down."""
         give_up_after = self._options.retry.give_up_after
         if give_up_after is None and self._follow:
             give_up_after = math.inf
         backoff = Backoff.of(self._options.retry, give_up_after=give_up_after)
         while True:
             try:
-                await stack.enter_async_context(self._consumer)
+                return await call()
             except TransportError as error:
                 if not self._restored:
                     raise
                 pause = backoff.pause(error)
                 _log.warning("%s; the last topology stays", error)
                 await asyncio.sleep(pause)
-            else:
-                return
 
     def _limits(self, partitions: int) -> Any:
         limits = self._options.limits

@@ -342,10 +342,10 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_unsaved(self, state: State, last: Epoch) -> bool:
         if last == _BEFORE_FIRST:
-            return state.is_unsaved({})
+            # The first event is found again, the present end is not.
+            return self.options.starting_cursors != "first" and bool(state.positions)
         plan = self._plan(last)
-        read = {p: Position(FIRST) for group in plan.groups for p in group}
-        return plan.feed != key_of(self._connect()) or state.is_unsaved({**read, **plan.positions})
+        return plan.feed != key_of(self._connect()) or state.is_unsaved(plan.positions)
 
     def _watch_after(self, last: Epoch) -> FeedWatch:
         """Return the watch with the results of the epoch added."""

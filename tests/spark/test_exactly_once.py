@@ -461,7 +461,9 @@ def test_r10_first_that_is_refused_for_a_while_is_an_error_of_the_feed(
     publish(publisher, 10)
     publisher.fail(400, partition=0, times=None)
     engine = start(refusedFor="0.1")
-    with pytest.raises(ProtocolError, match=r"partition 0.*the cursor _first can't be at fault"):
+    with pytest.raises(
+        ProtocolError, match=r"partition 0.*The cursor can't be at fault, since it is _first"
+    ):
         run_on(engine)
 
 
