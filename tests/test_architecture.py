@@ -81,7 +81,7 @@ RUNTIME_LAYERS = (
     ("late", "request"),
     ("discovery", "fetching", "handlers", "waits"),
     ("delivery", "done_ahead", "entering"),
-    ("by_key",),
+    ("by_key", "delegating"),
     ("watchdog",),
     ("health",),
     ("session",),

@@ -97,6 +97,8 @@ class FeedWatch:
         self._entered = self._over = False
         self._error: BaseException | None = None
         self._unsettled = True
+        self._slow: set[int] = set()
+        """Partitions whose answer was waited for in vain."""
         self._news = threading.Condition()
         self._counts: Counter[str] = Counter()
         self._report: dict[str, Any] = {}
@@ -131,10 +133,12 @@ class FeedWatch:
             if self._error is not None:
                 raise self._error
             elapsed = time.monotonic() - began
-            if self._over or elapsed >= _PATIENCE:
+            if self._over:
                 break
-            if self._unsettled and self._call(self._is_settling()):
-                time.sleep(_LOOK_SECONDS)
+            if self._unsettled and self._call(self._is_settling(patient=elapsed < _PATIENCE)):
+                # To look at thousands of partitions takes a while.
+                taken = time.monotonic() - began - elapsed
+                time.sleep(max(_LOOK_SECONDS, 5 * taken))
                 continue
             with self._news:
                 waits = not (self._waiting or self._over)
@@ -147,7 +151,8 @@ class FeedWatch:
     def advance(self, results: Iterable[FetchResult]) -> bool:
         """Take what the tasks of an epoch came to; returns when the store holds the cursors.
 
-        Return False, and nothing is taken, where somebody does not wait for that.
+        Return False, and nothing is taken, where somebody does not wait for that. Raises what has
+        ended the consumer.
         """
         return self._call(self._advance(list(results)))
 
@@ -266,16 +271,15 @@ class FeedWatch:
         return state
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await a call that may fail for long where a query starts again while its feed is down."""
-        give_up_after = self._options.retry.give_up_after
-        if give_up_after is None and self._follow:
-            give_up_after = math.inf
-        backoff = Backoff.of(self._options.retry, give_up_after=give_up_after)
+        """Await a call, however long it fails where a query starts again while its feed is down."""
+        policy = self._options.retry
+        patient = self._restored and self._follow and policy.give_up_after is None
+        backoff = Backoff.of(policy, give_up_after=math.inf)
         while True:
             try:
                 return await call()
             except TransportError as error:
-                if not self._restored:
+                if not patient:
                     raise
                 pause = backoff.pause(error)
                 _log.warning("%s; the last topology stays", error)
@@ -344,16 +348,20 @@ class FeedWatch:
 
     # ------------------------------------------------------------------ for Spark's thread
 
-    async def _is_settling(self) -> bool:
-        """Whether a partition is being asked that may have news, and was not when last asked."""
-        if not self._over:
-            if not self._entered:
-                return True
-            for one in self._consumer.status().partitions.values():
-                if one.state is PartitionState.READING and one.wait in _UNDER_WAY:
-                    return True
-        self._unsettled = False
-        return False
+    async def _is_settling(self, *, patient: bool) -> bool:
+        """Whether a partition is being asked that may have news, and is worth waiting for (R14)."""
+        if not self._entered:
+            return patient and not self._over
+        asked = {
+            one.partition
+            for one in self._consumer.status().partitions.values()
+            if one.state is PartitionState.READING and one.wait in _UNDER_WAY
+        }
+        self._slow &= asked
+        if not patient:
+            self._slow |= asked
+        self._unsettled = bool(asked - self._slow)
+        return self._unsettled
 
     async def _listed(self) -> list[int]:
         """Return what waits; what is not listed any more is left to the consumer."""
@@ -365,11 +373,9 @@ class FeedWatch:
         return [id for id, (_, found) in self._waiting.items() if not found.done()]
 
     async def _advance(self, results: list[FetchResult]) -> bool:
-        if self._error is not None or any(
-            result.partition not in self._waiting
-            or self._waiting[result.partition][0] != result.start
-            for result in results
-        ):
+        if self._error is not None:
+            raise self._error
+        if any(self._waiting.get(r.partition, ("",))[0] != r.start for r in results):
             return False
         assert self._known is not None
         self._counts.clear()
@@ -395,7 +401,10 @@ class FeedWatch:
         known = self._known
         if known is None or not self._entered:
             return None
-        positions = await self._store.load(self._consumer.key)
+        positions = dict(await self._store.load(self._consumer.key))
+        for id, (cursor, _) in self._waiting.items():
+            if id in positions and positions[id].cursor != cursor:  # behind empty pages
+                positions[id] = positions[id].advance(cursor)
         late = {
             id: until
             for id, until in known.late.items()
@@ -403,7 +412,7 @@ class FeedWatch:
         }
         return replace(
             known,
-            positions=dict(positions),
+            positions=positions,
             known=set(known.known),
             sequences=dict(known.sequences),
             depths=dict(known.depths),

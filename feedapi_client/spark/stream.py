@@ -291,13 +291,13 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         None where there is nothing to plan. Raises `FeedError` where the query can't continue.
         """
-        watch, partitions = self._watch_after(last), list[int]()
         trigger = self._available_now
         while trigger is None or time.monotonic() < trigger.deadline:
             try:
+                watch = self._watch_after(last)
                 ready = watch.ready(_PAUSE)
             except CursorRejectedError as error:
-                watch = self._read_anew(last, error)
+                self._read_anew(last, error)
                 continue
             except Exception:
                 self._let_go()
@@ -306,7 +306,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return None, []
             state = watch.state()
             if state is not None and state.selected != watch.selected:
-                watch = self._watching(state)
+                self._watching(state)
                 continue
             if trigger is not None and state is not None:
                 ready = self._before_ends(trigger, state, ready)
@@ -316,6 +316,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return state, partitions
             if trigger is None or self._is_done(trigger, watch):
                 return None, []
+            time.sleep(_PAUSE / 10)  # what is ready is at its end
         _log.warning(
             "feed %s: availableNowTimeout is over, the rest is left for the next run",
             self._connect().url,
@@ -352,10 +353,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._watch is None or self._current != last:
             return self._restore(last)
         if not self._added:
-            results = self._results(last)
-            if self._available_now is not None and self._planned_here:
-                self._available_now.reached |= {r.partition for r in results if r.reached}
-            if not self._watch.advance(results):
+            if not self._watch.advance(self._results(last)):
                 return self._restore(last)
             self._added = True
         return self._watch
@@ -442,7 +440,10 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         groups = range(len(self._plan(epoch).groups))
         with ThreadPoolExecutor(min(_HEAD_READERS, len(groups) or 1)) as pool:
             heads = list(pool.map(partial(_head, self._objects(epoch.run), epoch.number), groups))
-        return [result for head in heads for result in head]
+        results = [result for head in heads for result in head]
+        if self._available_now is not None and self._planned_here:
+            self._available_now.reached |= {r.partition for r in results if r.reached}
+        return results
 
     def _plan(self, epoch: Epoch) -> EpochPlan:
         if epoch not in self._plans:
