@@ -141,11 +141,9 @@ class FeedWatch:
                 time.sleep(max(_LOOK_SECONDS, 5 * taken))
                 continue
             with self._news:
-                waits = not (self._waiting or self._over)
-                if waits and elapsed < timeout:
-                    self._news.wait(timeout - elapsed)
-                elif not self._unsettled:
+                if self._waiting or self._over or elapsed >= timeout:
                     break
+                self._news.wait(timeout - elapsed)
         return self._call(self._listed())
 
     def advance(self, results: Iterable[FetchResult]) -> bool:
