@@ -180,6 +180,9 @@ def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
     publisher.fail(EmptyPage(moving=False), partition=0, times=None)
     publisher.close(0)
     wait(engine, lambda: report_of(engine)["drained"] == 1)
+    batches = len(engine.rows)
+    publisher.append(1, {"entity": "other", "n": 1})
+    wait(engine, lambda: len(engine.rows) > batches)  # whose plan holds that end
     assert problems(engine.all_rows(), publisher.payloads()) != []
     publisher.heal()
 
