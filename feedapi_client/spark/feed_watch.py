@@ -24,8 +24,9 @@ from feedapi_client.client import FeedClient
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import TransportError
 from feedapi_client.lineage.graph import descendants
-from feedapi_client.model import FeedInfo, Reached
+from feedapi_client.model import FIRST, FeedInfo, Position, Reached
 from feedapi_client.notifications import (
+    BatchCommitted,
     DiscoveryEnded,
     FetchEnded,
     Notification,
@@ -96,6 +97,8 @@ class FeedWatch:
         self._waiting: dict[int, tuple[str, asyncio.Future[Reached]]] = {}
         self._entered = self._over = False
         self._error: BaseException | None = None
+        self._uncommitted: set[int] = set()
+        """Partitions whose results are taken, and not in the store yet."""
         self._unsettled = True
         self._slow: set[int] = set()
         """Partitions whose answer was waited for in vain."""
@@ -313,6 +316,8 @@ class FeedWatch:
             case PartitionStarted(partition=partition):
                 known.late.pop(partition, None)
                 self._unsettled = self.changed = True
+            case BatchCommitted(partition=partition):
+                self._uncommitted.discard(partition)
             case PartitionDrained(partition=partition):
                 self.changed = True
                 listed = self._info().partitions.get(partition)
@@ -378,7 +383,6 @@ class FeedWatch:
         assert self._known is not None
         self._counts.clear()
         self._unsettled, self._report_until = True, -math.inf
-        wanted: dict[int, str] = {}
         for result in results:
             id = result.partition
             _, found = self._waiting.pop(id)
@@ -387,11 +391,8 @@ class FeedWatch:
             self._counts["requests"] += result.requests
             self._counts["retries"] += result.retries
             if result.cursor != result.start:
-                wanted[id] = result.cursor
-        while not self._over:
-            stored = await self._store.load(self._consumer.key)
-            if all(stored[id].cursor == cursor for id, cursor in wanted.items() if id in stored):
-                return True
+                self._uncommitted.add(id)
+        while self._uncommitted and not self._over:
             await asyncio.sleep(0)
         return True
 
@@ -401,8 +402,9 @@ class FeedWatch:
             return None
         positions = dict(await self._store.load(self._consumer.key))
         for id, (cursor, _) in self._waiting.items():
-            if id in positions and positions[id].cursor != cursor:  # behind empty pages
-                positions[id] = positions[id].advance(cursor)
+            stored = positions.get(id)
+            if cursor != (FIRST if stored is None else stored.cursor):  # behind empty pages
+                positions[id] = Position.after(stored, cursor)
         late = {
             id: until
             for id, until in known.late.items()
