@@ -99,6 +99,8 @@ class FeedWatch:
         self._error: BaseException | None = None
         self._uncommitted: set[int] = set()
         """Partitions whose results are taken, and not in the store yet."""
+        self._committed = asyncio.Event()
+        """Set when there is none any more, or never will be."""
         self._unsettled = True
         self._slow: set[int] = set()
         """Partitions whose answer was waited for in vain."""
@@ -210,6 +212,7 @@ class FeedWatch:
         except Exception as error:  # noqa: BLE001 - `ready` raises it in Spark's thread
             self._error = error
         finally:
+            self._committed.set()
             with self._news:
                 self._over, self._entered = True, self._error is None
                 self._news.notify_all()
@@ -318,6 +321,8 @@ class FeedWatch:
                 self._unsettled = self.changed = True
             case BatchCommitted(partition=partition):
                 self._uncommitted.discard(partition)
+                if not self._uncommitted:
+                    self._committed.set()
             case PartitionDrained(partition=partition):
                 self.changed = True
                 listed = self._info().partitions.get(partition)
@@ -392,8 +397,9 @@ class FeedWatch:
             self._counts["retries"] += result.retries
             if result.cursor != result.start:
                 self._uncommitted.add(id)
-        while self._uncommitted and not self._over:
-            await asyncio.sleep(0)
+        if self._uncommitted and not self._over:
+            self._committed.clear()
+            await self._committed.wait()
         return True
 
     async def _state(self) -> State | None:
