@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
+from itertools import filterfalse
 
 from feedapi_client import model
 from feedapi_client.errors import (
@@ -708,11 +709,12 @@ class Planner:
             e.position = position_after(e.position, e.cursor, status, step=step)
             e.saved_at = math.inf
         save = Save({id: e.position for id, e in rows.items() if e.position}, unchanged=rows.keys())
+
+        def begins(action: Action) -> bool:
+            return type(action) is Start and action.partition in rows
+
         # Behind what else is saved of these rows, which it replaces, and before they are read.
-        found: tuple[list[Action], list[Action]] = [], []
-        for action in actions:
-            found[type(action) is Start and action.partition in rows].append(action)
-        actions[:] = [*found[0], save, *found[1]]
+        actions[:] = [*filterfalse(begins, actions), save, *filter(begins, actions)]
 
     def _store_end(self, e: Entry, *, read: bool) -> list[Action]:
         """Save the end of a drained partition, unless it is stored, and tell it (R6).
