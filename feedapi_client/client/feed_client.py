@@ -24,7 +24,7 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import PageDecoder
+from feedapi_client.protocol.decoder import PART_BYTES, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
 from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
@@ -220,8 +220,9 @@ class FetchResponse(Exchange):
         if part is None:
             self._parts = self.reader.parts(await super().__anext__())
             part = next(self._parts, b"")
-        else:  # to read a chunk may take long: the other tasks get their turn within it
-            await self._io.others()
+            if self.reader.kept_bytes < PART_BYTES:
+                return part
+        await self._io.others()  # to read a chunk, or the end of a long line, may take long
         return part
 
     def chunks(self) -> Self:

@@ -110,12 +110,12 @@ class AsyncIO(_IO):
     kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
     now = staticmethod(anyio.current_time)
     sleep = staticmethod(anyio.sleep)
-    others = staticmethod(anyio.lowlevel.checkpoint)
 
     def __init__(
         self, url: str, http: httpx.AsyncClient | None = None, limits: Limits | None = None
     ) -> None:
         super().__init__(url, http, limits)
+        self._turn = anyio.Lock(fast_acquire=True)
         self._wire: Fetcher | None = None
         if self.owned and proxy_of(self.site) is None:
             self._wire = Fetcher(
@@ -131,6 +131,11 @@ class AsyncIO(_IO):
     def wire(self) -> Fetcher | None:
         no_use = self.client.is_closed or is_patched(type(self.client))
         return None if no_use else self._wire
+
+    async def others(self) -> None:
+        """Let other tasks run. Of those that are here one goes on: a loop of 64 would be long."""
+        async with self._turn:
+            await anyio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
         if self.owned:
