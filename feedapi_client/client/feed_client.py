@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, Self
 
@@ -123,11 +124,15 @@ class FeedClient:
         status, body = await self.transport.get("", [], max_bytes=most)
         digest = sha256(b"%d %b" % (status, body)).digest()
         if self._known is None or self._known[0] != digest:
-            info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
-            self.check(info)
-            self._known = digest, info
+            read = partial(self._read, status, body)
+            self._known = digest, await self.transport.io.aside(read, len(body))
         self.info = replace(self._known[1])
         return self.info
+
+    def _read(self, status: int, body: bytes) -> FeedInfo:
+        info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
+        self.check(info)
+        return info
 
     def check(self, info: FeedInfo) -> None:
         """Check a discovery against this client's options.

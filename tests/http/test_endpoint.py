@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import random
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 import feedapi_client
+from feedapi_client.client import FeedClient
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
@@ -23,7 +25,9 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
+from feedapi_client.http.io import AsyncIO
 from feedapi_client.http.transport import Exchange, run_now
+from feedapi_client.model import FeedInfo, Partition
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
 from tests.http.helpers import (
@@ -380,6 +384,45 @@ class TestConnections:
                 assert len(await page_of("http://feed/", sync=False, http=http)) == 1000
                 done = True
         assert turns > 100
+
+    async def test_r16_of_many_responses_one_part_is_read_in_a_turn(self) -> None:
+        """Counted in parts of the responses and in turns of another task."""
+        turns = parts = 0
+        page = b'{"data":{}}\n' * 50_000
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        async def fetch(client: FeedClient, info: FeedInfo, partition: int) -> None:
+            nonlocal parts
+            async with client.open(info, partition, "_first") as response:
+                async for _ in response.chunks():
+                    parts += 1
+
+        http = httpx.AsyncClient(
+            transport=httpx.MockTransport(lambda _: httpx.Response(200, content=page))
+        )
+        info = FeedInfo("v2-draft", {id: Partition(id) for id in range(16)})
+        async with (
+            FeedClient("http://feed/", http=http) as client,
+            anyio.create_task_group() as all,
+        ):
+            all.start_soon(others)
+            async with anyio.create_task_group() as fetches:
+                for partition in info.partitions:
+                    fetches.start_soon(fetch, client, info, partition)
+            all.cancel_scope.cancel()
+        assert parts > 16 * 40
+        assert turns > parts / 2
+
+    async def test_r16_a_long_discovery_is_read_beside_other_tasks(self) -> None:
+        io = AsyncIO("http://feed/")
+        assert await io.aside(threading.get_ident, 1000) == threading.get_ident()
+        assert await io.aside(threading.get_ident, 1 << 20) != threading.get_ident()
+        await io.aclose()
 
 
 ENDLESS_HEADERS = {
