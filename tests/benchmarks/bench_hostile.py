@@ -51,7 +51,7 @@ SHAPES: dict[str, bytes] = {
     "blank lines": b"\n",
     "an event, then 20 `{}`": b"EVENT" + b"{}\n" * 20,
     "one line of escapes": b"\\u0041\\ud800",
-    "one line of keys": b'"DATA":0,',
+    "one line of keys": b'"DATA":{},',
 }
 
 
@@ -61,7 +61,7 @@ def _body(shape: str, dialect: str) -> bytes:
     if shape == "one line of escapes":
         return b'{"data":"\\ud800' + piece * (size // len(piece)) + b'"}\n'
     if shape == "one line of keys":
-        return b"{" + piece * (size // len(piece)) + b'"DATA":0}\n'
+        return b"{" + piece * (size // len(piece)) + b'"DATA":{}}\n'
     return piece * (size // len(piece))
 
 
