@@ -654,7 +654,7 @@ class Planner:
             stays = state is entry.state and not because and not entry.waits_for
             # Of one that stays only its end may still have to be saved, or told.
             if not stays or state is _DRAINED or entry.end is not None or _has(entry, "drained"):
-                if entry.cursor == FIRST and not entry.running:
+                if not entry.running and (entry.cursor == FIRST or entry.waits_for):
                     begun.append(entry)
                 queue.extend(self._move(entry, state, because, actions))
         if begun and self.ordered:
@@ -689,7 +689,7 @@ class Planner:
         return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
 
     def _compare_ends(self, begun: list[Entry], actions: list[Action]) -> None:
-        """Save what begins at its first event, and with it the ends of what comes before (R17).
+        """Save what begins, unread or held back so far, and the ends of what comes before (R17).
 
         These are known from memory. A store that went back lacks them, and would take what follows
         from them all the same, as it compares a row with nothing but its own revision.
