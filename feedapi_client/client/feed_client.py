@@ -206,11 +206,12 @@ class FeedClient:
 class FetchResponse(Exchange):
     """A response, open while it is entered. Feed its chunks to `reader`."""
 
-    __slots__ = ("_info", "_parts", "reader")
+    __slots__ = ("_info", "_parts", "_since", "reader")
 
     def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
         super().__init__(*request)
         self._parts: Iterator[bytes] = iter(())
+        self._since = 0.0
         self.reader, self._info = reader, info
 
     async def __aenter__(self) -> Self:
@@ -226,8 +227,11 @@ class FetchResponse(Exchange):
             self._parts = self.reader.parts(await super().__anext__())
             part = next(self._parts, b"")
             if self.reader.kept_bytes < PART_BYTES:
+                self._since = self._io.now()
                 return part
-        await self._io.others()  # to read a chunk, or the end of a long line, may take long
+            self._since = 0.0
+        await self._io.others(self._since)  # to read a chunk, or a long line, may take long
+        self._since = self._io.now()
         return part
 
     def chunks(self) -> Self:

@@ -139,10 +139,15 @@ class AsyncIO(_IO):
         """Return what `work` on so many bytes returns; on many it runs in a thread (R16)."""
         return await to_thread.run_sync(work) if size >= _LONG else work()
 
-    async def others(self) -> None:
-        """Let other tasks run. Of those that are here one goes on: a loop of 64 would be long."""
-        async with self._turn:
+    async def others(self, since: float = math.inf) -> None:
+        """Let other tasks run. Of those that worked for long `since` then, one goes on in a turn of
+        the loop: a turn of 64 would be long, too.
+        """
+        if anyio.current_time() < since + _SLICE / 2:
             await anyio.lowlevel.checkpoint()
+        else:
+            async with self._turn:
+                await anyio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
         if self.owned:
@@ -248,7 +253,7 @@ class BlockingIO(_IO):
     async def aside(self, work: Callable[[], T], _size: int) -> T:
         return work()  # threads need none of this
 
-    async def others(self) -> None:
+    async def others(self, since: float = math.inf) -> None:
         """See `aside`."""
 
     async def attempt(

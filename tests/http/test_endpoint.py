@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import random
 import threading
 from collections.abc import Iterable
@@ -14,7 +15,6 @@ import httpx
 import pytest
 
 import feedapi_client
-from feedapi_client.client import FeedClient
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
@@ -27,7 +27,6 @@ from feedapi_client.errors import (
 )
 from feedapi_client.http.io import AsyncIO
 from feedapi_client.http.transport import Exchange, run_now
-from feedapi_client.model import FeedInfo, Partition
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
 from tests.http.helpers import (
@@ -385,38 +384,32 @@ class TestConnections:
                 done = True
         assert turns > 100
 
-    async def test_r16_of_many_responses_one_part_is_read_in_a_turn(self) -> None:
-        """Counted in parts of the responses and in turns of another task."""
-        turns = parts = 0
-        page = b'{"data":{}}\n' * 50_000
+    @pytest.mark.parametrize(("worked", "in_a_turn"), [("long", 1), ("for a moment", 16)])
+    async def test_r16_of_those_that_work_for_long_one_goes_on_in_a_turn(
+        self, worked: str, in_a_turn: int
+    ) -> None:
+        """Counted in turns of another task."""
+        io, turns, went_on = AsyncIO("http://feed/"), 0, 0
+
+        async def work() -> None:
+            nonlocal went_on
+            for _ in range(20):
+                await io.others(since=-math.inf if worked == "long" else math.inf)
+                went_on += 1
 
         async def others() -> None:
             nonlocal turns
-            while True:
+            while went_on < 16 * 20:
                 turns += 1
                 await anyio.lowlevel.checkpoint()
 
-        async def fetch(client: FeedClient, info: FeedInfo, partition: int) -> None:
-            nonlocal parts
-            async with client.open(info, partition, "_first") as response:
-                async for _ in response.chunks():
-                    parts += 1
-
-        http = httpx.AsyncClient(
-            transport=httpx.MockTransport(lambda _: httpx.Response(200, content=page))
-        )
-        info = FeedInfo("v2-draft", {id: Partition(id) for id in range(16)})
-        async with (
-            FeedClient("http://feed/", http=http) as client,
-            anyio.create_task_group() as all,
-        ):
-            all.start_soon(others)
-            async with anyio.create_task_group() as fetches:
-                for partition in info.partitions:
-                    fetches.start_soon(fetch, client, info, partition)
-            all.cancel_scope.cancel()
-        assert parts > 16 * 40
-        assert turns > parts / 2
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others)
+            for _ in range(16):
+                tasks.start_soon(work)
+        assert turns * in_a_turn >= went_on
+        assert turns <= 3 * went_on / in_a_turn
+        await io.aclose()
 
     async def test_r16_a_long_discovery_is_read_beside_other_tasks(self) -> None:
         io = AsyncIO("http://feed/")
