@@ -11,31 +11,26 @@ import anyio
 import httpx
 import orjson
 
-from feedapi_client.model import DialectName
 from feedapi_client.testing.publisher import Publisher, SplitMethod
 from feedapi_client.testing.simulator.oracle import Trace
 
 FEED = "http://simulated/feed"
 FAULTS = {
-    "500": "are answered 500",
-    "503": "are answered 503",
-    "429": "are answered 429",
     "404": "are answered 404",
-    "html": "are answered with HTML",
+    "429": "are answered 429",
+    "503": "are answered 503",
     "connect": "find no connection",
     "stall": "are never answered",
-    "slow": "are answered slowly",
     "torn": "are answered with a body that breaks off",
-    "error-text": "are answered with an error in the middle of the body",
     "reset": "lose their connection in the middle of the body",
-    "lag": "are answered by a replica that is some seconds behind",
+    "lag": "are answered by a replica that lags",
 }
 """What can go wrong, and how it is told."""
-Target = Literal["discovery", "fetch", "both"]
+Target = Literal["discoveries", "fetches", "requests"]
 
 _REQUEST_SECONDS = 30.0
 _TOKEN = "token"  # noqa: S105 - of a topology
-_MIDWAY = ("torn", "error-text", "reset")
+_LAG_SECONDS = 3.0
 _OK, _BAD_REQUEST = 200, 400
 
 Change = Callable[[Publisher], object]
@@ -47,32 +42,18 @@ class Fault:
 
     Attributes:
         kind: one of `FAULTS`.
-        on: the requests that it hits, and `share` the part of them, from 0 to 1.
+        on: the requests that it hits, and `part` the part of them, from 0 to 1.
         until: the virtual time at which it ends.
-        behind: how many seconds old the replica is that answers ("lag").
     """
 
     kind: str
     on: Target
-    share: float
+    part: float
     until: float
-    behind: float = 0.0
-
-    def hits(self, target: Target, random: Random) -> bool:
-        """Return whether it hits a request."""
-        return self.on in (target, "both") and random.random() < self.share
-
-
-@dataclass(slots=True)
-class Replica:
-    """A publisher to which the changes of the feed come some time after they were made."""
-
-    publisher: Publisher
-    applied: int = 0
 
 
 class Feed:
-    """The feed of a history: its publisher, the replicas that lag behind it, and all faults.
+    """The feed of a history: its publisher, replicas that lag behind it, and all faults.
 
     Arguments:
         make: makes a publisher without an event. All that are made answer alike.
@@ -92,13 +73,15 @@ class Feed:
         self.faults: list[Fault] = []
         self.published: dict[int, int] = {}
         self.parents: dict[int, int] = {}
+        self.latency = latency
         self.random = random
         self.trace = trace
-        self.latency = latency
+        self.now = trace.now
         self._make = make
-        self._publisher = make()
+        self._publisher = self._new_publisher()
         self._changes: list[tuple[float, Change]] = []
-        self._replicas: dict[float, Replica] = {}
+        self._replica, self._replicated = self._new_publisher(), 0
+        """A publisher that lags, and how many changes have come to it."""
 
     # ------------------------------------------------------------------ what happens to the feed
 
@@ -127,63 +110,45 @@ class Feed:
 
     def _change(self, change: Change) -> None:
         change(self._publisher)
-        self._changes.append((self.trace.now(), change))
+        self._changes.append((self.now(), change))
+
+    def _new_publisher(self) -> Publisher:
+        publisher = self._make()
+        publisher.token = _TOKEN
+        return publisher
 
     # ------------------------------------------------------------------ requests
 
     def fault(self, target: Target, *, lag: bool) -> Fault | None:
         """Return what goes wrong with a request: a fault, or with `lag` a replica that lags."""
-        now = self.trace.now()
         for fault in self.faults:
-            wanted = now < fault.until and (fault.kind == "lag") is lag
-            if wanted and fault.hits(target, self.random):
+            there = self.now() < fault.until and (fault.kind == "lag") is lag
+            if there and fault.on in (target, "requests") and self.random.random() < fault.part:
                 return fault
         return None
 
     async def answer(self, request: httpx.Request, target: Target) -> tuple[int, bytes]:
         """Return status and body of a response, perhaps those of a replica."""
-        lag = self.fault(target, lag=True)
-        if lag is None:
+        if self.fault(target, lag=True) is None:
             return await _answer(self._publisher, request)
-        status, body = await _answer(self._replica(lag.behind), request)
+        # What the feed began with is on every replica.
+        until = max(0.0, self.now() - _LAG_SECONDS)
+        for made_at, change in self._changes[self._replicated :]:
+            if made_at <= until:
+                change(self._replica)
+                self._replicated += 1
+        status, body = await _answer(self._replica, request)
         cursor = request.url.params.get("cursor")
         if status == _BAD_REQUEST and cursor is not None:
             # The cursor is ahead of the replica: it has nothing new, and says so.
             return _OK, orjson.dumps({"cursor": cursor}) + b"\n"
         return status, body
 
-    def _replica(self, behind: float) -> Publisher:
-        if behind not in self._replicas:
-            self._replicas[behind] = Replica(self._make())
-        replica = self._replicas[behind]
-        for made_at, change in self._changes[replica.applied :]:
-            # What the feed began with is on every replica.
-            if made_at > max(0.0, self.trace.now() - behind):
-                break
-            change(replica.publisher)
-            replica.applied += 1
-        return replica.publisher
-
 
 async def _answer(publisher: Publisher, request: httpx.Request) -> tuple[int, bytes]:
-    """Return what a publisher answers. This is all that is needed of one to serve it."""
+    """Return what a publisher answers. Nothing else of it is needed to serve it."""
     response = await httpx.ASGITransport(publisher.asgi).handle_async_request(request)
     return response.status_code, await response.aread()
-
-
-def new_publisher(
-    partitions: int, dialect: DialectName, page_size: int, checkpoint_every: int, seed: int | None
-) -> Publisher:
-    """Return a publisher without events. With a `seed` it cuts each page differently."""
-    publisher = Publisher(
-        partitions,
-        dialect=dialect,
-        page_size=page_size,
-        checkpoint_every=checkpoint_every,
-        seed=seed,
-    )
-    publisher.token = _TOKEN
-    return publisher
 
 
 class Network(httpx.AsyncBaseTransport):
@@ -201,7 +166,7 @@ class Network(httpx.AsyncBaseTransport):
         feed, random = self._feed, self._feed.random
         if self.dead:
             raise httpx.ConnectError("simulated: the process is gone", request=request)
-        target: Target = "fetch" if request.url.query else "discovery"
+        target: Target = "fetches" if request.url.query else "discoveries"
         name = request.url.raw_path.decode()
         await anyio.sleep(random.uniform(0.001, feed.latency))
         fault = feed.fault(target, lag=False)
@@ -211,45 +176,27 @@ class Network(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("simulated: connection refused", request=request)
         if kind == "stall":
             feed.trace.add("GET {} -> stalls", name)
-            await anyio.sleep(_timeout(request))
+            await anyio.sleep(request.extensions["timeout"]["read"] or _REQUEST_SECONDS)
             raise httpx.ReadTimeout("simulated: silence", request=request)
         if kind.isdecimal():
             status, body, headers = int(kind), b"simulated failure", {"retry-after": "1"}
-        elif kind == "html":
-            status, body, headers = _OK, b"<html>under maintenance</html>", {}
         else:
             (status, body), headers = await feed.answer(request, target), {}
         text = kind or f"{len(body.splitlines())} lines"
         feed.trace.add("GET {} -> {} {}", name, status, text)
-        sent = _Body(body, kind, request, random)
-        return httpx.Response(status, headers=headers, stream=sent, request=request)
+        if kind in ("torn", "reset"):
+            body = body[: random.randint(1, len(body) or 1)]
+        return httpx.Response(status, headers=headers, stream=_Body(body, reset=kind == "reset"))
 
 
 class _Body(httpx.AsyncByteStream):
-    """Sends a body, with the fault that it has."""
+    """Sends a body, and with `reset` breaks the connection then."""
 
-    def __init__(self, body: bytes, kind: str, request: httpx.Request, random: Random) -> None:
+    def __init__(self, body: bytes, *, reset: bool) -> None:
         self._body = body
-        self._kind = kind
-        self._request = request
-        self._random = random
+        self._reset = reset
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        kind, body = self._kind, self._body
-        if kind in _MIDWAY and body:
-            body = body[: self._random.randint(1, len(body))]
-        if kind == "slow":
-            for line in body.splitlines(keepends=True):
-                await anyio.sleep(self._random.uniform(0.0, 1.0))
-                yield line
-            return
-        yield body
-        if kind == "error-text":
-            yield b"Internal server error"
-        elif kind == "reset":
+        yield self._body
+        if self._reset:
             raise httpx.RemoteProtocolError("simulated: the connection is gone")
-
-
-def _timeout(request: httpx.Request) -> float:
-    timeout = request.extensions.get("timeout", {}).get("read")
-    return _REQUEST_SECONDS if timeout is None else float(timeout)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, cast
 
-from feedapi_client import CursorStore, FeedKey, FencedError, Position
+from feedapi_client import Batch, CursorStore, FeedKey, FencedError, Position
 
 Delivery = Literal["exactly-once", "at-least-once"]
 Found = Iterable[tuple[int, int]] | Mapping[int, int]
@@ -39,6 +39,16 @@ class ViolationError(AssertionError):
         self.rule = rule
 
 
+class Call:
+    """One call of the handler: what the library delivered, and which events that is."""
+
+    def __init__(self, process: int, batch: Batch) -> None:
+        self.process = process
+        self.batch = batch
+        self.events = [(found["entity"], found["n"]) for found in (e.json() for e in batch.events)]
+        self.handled = False
+
+
 class Oracle:
     """Checks what the handler is done with, and what took effect.
 
@@ -51,15 +61,17 @@ class Oracle:
         trace: gets a line for each violation.
 
     Attributes:
-        handled: how many events of each entity the handler is done with.
+        calls: the last call of the handler for each partition, over all lives of the process.
     """
 
     def __init__(self, published: Mapping[int, int], delivery: Delivery, trace: Trace) -> None:
         self.violations: list[ViolationError] = []
-        self.handled: dict[int, int] = {}
+        self.calls: dict[int, Call] = {}
         self._published = published
         self._delivery = delivery
         self._trace = trace
+        self._done: dict[int, int] = {}
+        """How many events of each entity the handler is done with."""
         self._last: dict[tuple[int, int], int] = {}
         """The last event of each entity that each process was done with."""
 
@@ -82,19 +94,33 @@ class Oracle:
                 "parent-first", f"partition {partition} is delivered before {parent} is drained"
             )
 
-    def handle(self, process: int, entity: int, n: int) -> None:
-        """The handler is done with an event: in order, and in each process once."""
-        done, last = self.handled.get(entity, 0), self._last.get((process, entity))
+    def handled(self, call: Call) -> None:
+        """The handler is done with events: it returned, or it committed them."""
+        if not call.handled:
+            call.handled = True
+            for entity, n in call.events:
+                self._handle(call.process, entity, n)
+
+    def saved(self, partition: int, position: Position) -> None:
+        """A position is durable, and with it the batch that it belongs to."""
+        self._trace.add("saved {}: {}", partition, position)
+        call = self.calls.get(partition)
+        if call is not None and call.batch.cursor == position.cursor:
+            self.handled(call)
+
+    def _handle(self, process: int, entity: int, n: int) -> None:
+        """An event is handled: in order, and in each process once."""
+        done, last = self._done.get(entity, 0), self._last.get((process, entity))
         if not (n <= done + 1 if last is None else n == last + 1):
             known = "handled already" if n <= done else f"expected {done + 1}"
             rule = "exactly-once" if n <= done else "order"
             self.violated(rule, f"event {n} of entity {entity}: {known}")
         self._last[process, entity] = n
-        self.handled[entity] = max(done, n)
+        self._done[entity] = max(done, n)
 
     def left(self) -> int:
         """Return how many events the handler is not done with."""
-        return sum(self._published.values()) - sum(self.handled.values())
+        return sum(self._published.values()) - sum(self._done.values())
 
     # ------------------------------------------------------------------ what took effect
 
@@ -103,7 +129,7 @@ class Oracle:
         numbers = _numbers_by_entity(found)
         for entity, of_entity in numbers.items():
             self._check_entity(entity, of_entity)
-        for entity, handled in self.handled.items():
+        for entity, handled in self._done.items():
             reached = max(numbers.get(entity, ()), default=0)
             if reached < handled:
                 self.violated(
@@ -147,19 +173,13 @@ class StoreModel:
     whose end was not seen. The next `loaded` decides.
 
     Arguments:
-        oracle: gets the violations.
-        saved: is called with each position that became durable.
-        trace: gets a line for each of them.
+        oracle: gets the violations, and each position that became durable.
     """
 
-    def __init__(
-        self, oracle: Oracle, saved: Callable[[int, Position], None], trace: Trace
-    ) -> None:
+    def __init__(self, oracle: Oracle) -> None:
         self.stored: dict[int, Position] = {}
         """The positions that the store must hold, without the open ones."""
         self._oracle = oracle
-        self._saved = saved
-        self._trace = trace
         self._open: list[Positions] = []
 
     def began(self, positions: Positions) -> None:
@@ -217,8 +237,7 @@ class StoreModel:
     def _apply(self, positions: Positions) -> None:
         self.stored.update(positions)
         for partition, position in positions.items():
-            self._trace.add("saved {}: {}", partition, position)
-            self._saved(partition, position)
+            self._oracle.saved(partition, position)
 
     def _stale(self, positions: Positions) -> int | None:
         """Return a partition of which another revision is stored than the one to be replaced."""

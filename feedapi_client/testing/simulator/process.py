@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import anyio
 import httpx
@@ -26,13 +26,21 @@ from feedapi_client import (
 )
 from feedapi_client.model import make_event
 from feedapi_client.testing.simulator.network import FEED, Feed, Network
-from feedapi_client.testing.simulator.oracle import Found, Oracle, Positions, StoreModel, Trace
+from feedapi_client.testing.simulator.oracle import (
+    Call,
+    Found,
+    Oracle,
+    Positions,
+    StoreModel,
+    Trace,
+)
 
 Handler = Callable[[Batch], Awaitable[object]]
 Start = Callable[[Any], Handler | AbstractAsyncContextManager[Handler]]
 Applied = Callable[[Any], Found | Awaitable[Found]]
 Payload = Callable[[int, int], Any]
 Moment = Literal["before the commit", "after the commit", "after the handler"]
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 _STALL_SECONDS = 60.0
 """The longest time that an operation takes while the store stalls."""
@@ -46,14 +54,17 @@ class Killed(BaseException):
     """The process is gone. Not an `Exception`, because no handler of errors runs in such a case."""
 
 
-def is_simulated(error: BaseException | None) -> bool:
+def is_simulated(error: BaseException) -> bool:
     """Return whether an error goes back to a failure that the simulation has caused."""
-    while error is not None:
-        if isinstance(error, (ConnectionLostError, Killed)):
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if isinstance(each, (ConnectionLostError, Killed)):
             return True
-        if isinstance(error, BaseExceptionGroup):
-            return any(map(is_simulated, error.exceptions))
-        error = error.__cause__ or error.__context__
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            left += (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
     return False
 
 
@@ -64,14 +75,13 @@ class Trouble:
     """What goes wrong at the store, whichever process asks it.
 
     Attributes:
-        failing: the part of the operations that fail until the virtual time `failing_until`; half
-            of them take effect before.
-        stalled_until: until this virtual time operations take up to a minute.
-        failures: how often an operation failed or stalled.
+        kind: "fails" (half of the operations that fail take effect before) or "stalls".
+        part: the part of the operations that it hits, until the virtual time `until`.
+        failures: how often it has hit one.
     """
 
     def __init__(self, *, latency: float, random: Random, trace: Trace) -> None:
-        self.failing = self.failing_until = self.stalled_until = 0.0
+        self.kind, self.part, self.until = "", 0.0, 0.0
         self.failures = 0
         self._latency = latency
         self._random = random
@@ -80,8 +90,7 @@ class Trouble:
     async def before(self) -> None:
         """Take the time of a request to the store, or fail."""
         await anyio.sleep(self._random.uniform(0.0, self._latency))
-        if self._trace.now() < self.stalled_until:
-            self.failures += 1  # a save that is given up may fence the next one
+        if self._hits("stalls", self.part):
             await anyio.sleep(self._random.uniform(0.0, _STALL_SECONDS))
         self.fail("the store fails")
 
@@ -92,11 +101,15 @@ class Trouble:
 
     def fail(self, how: str) -> None:
         """Raise `ConnectionLostError`, as often as drawn."""
-        fails = self._trace.now() < self.failing_until
-        if fails and self._random.random() < self.failing / 2:
-            self.failures += 1
+        if self._hits("fails", self.part / 2):
             self._trace.add(how)
             raise ConnectionLostError
+
+    def _hits(self, kind: str, part: float) -> bool:
+        there = self.kind == kind and self._trace.now() < self.until
+        hit = there and self._random.random() < part
+        self.failures += hit
+        return hit
 
 
 class Flaky:
@@ -201,37 +214,6 @@ def _is_handler(given: Any) -> bool:
     return inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(called)
 
 
-class Call:
-    """One call of the handler: what the library delivered, and which events that is."""
-
-    def __init__(self, process: int, batch: Batch) -> None:
-        self.process = process
-        self.batch = batch
-        self.events = [(found["entity"], found["n"]) for found in (e.json() for e in batch.events)]
-        self.handled = False
-
-
-class Calls:
-    """The last call of the handler for each partition, over all lives of the process."""
-
-    def __init__(self, oracle: Oracle) -> None:
-        self.last: dict[int, Call] = {}
-        self._oracle = oracle
-
-    def handled(self, call: Call) -> None:
-        """Record that the handler is done with the events: it returned, or committed them."""
-        if not call.handled:
-            call.handled = True
-            for entity, n in call.events:
-                self._oracle.handle(call.process, entity, n)
-
-    def saved(self, partition: int, position: Position) -> None:
-        """Record that a position is durable, and with it the batch that it belongs to."""
-        call = self.last.get(partition)
-        if call is not None and call.batch.cursor == position.cursor:
-            self.handled(call)
-
-
 # ---------------------------------------------------------------------- the process
 
 
@@ -240,13 +222,11 @@ class World:
     """What is around a process: the same for all processes of a history."""
 
     application: Application
-    feed: Feed
     store: CursorStore
+    feed: Feed
+    oracle: Oracle
     model: StoreModel
     trouble: Trouble
-    oracle: Oracle
-    calls: Calls
-    trace: Trace
     limits: Limits
     max_concurrency: int
     handling: float
@@ -333,27 +313,27 @@ class Process:
         parent = world.feed.parents.get(partition)
         world.oracle.delivered(partition, parent, world.model.stored)
         await anyio.sleep(world.feed.random.uniform(0.0, world.handling))
-        await anyio.sleep(max(0.0, self.paused_until - world.trace.now()))
-        call = world.calls.last[partition] = Call(self._number, batch)
+        await anyio.sleep(max(0.0, self.paused_until - world.feed.now()))
+        call = world.oracle.calls[partition] = Call(self._number, batch)
         payloads = (world.application.event(entity, n) for entity, n in call.events)
         events = [make_event(partition, orjson.dumps(payload)) for payload in payloads]
         await handler(Batch(partition, events, batch.cursor, self._commit))
         self._store.joined(partition)
-        world.calls.handled(call)
+        world.oracle.handled(call)
         self._may_die("after the handler")
 
     async def _commit(self, batch: Batch, transaction: Any) -> None:
         """Commit what was delivered: the handler has called ``batch.commit``."""
-        call = self._world.calls.last[batch.partition]
+        call = self._world.oracle.calls[batch.partition]
         self._may_die("before the commit")
         await call.batch.commit(transaction)
         if transaction is None:
-            self._world.calls.handled(call)
+            self._world.oracle.handled(call)
         self._may_die("after the commit")
 
     def _may_die(self, moment: Moment) -> None:
         if self.dies == moment and not self.dead:
-            self._world.trace.add("the process is killed {}", moment)
+            self._world.feed.trace.add("the process is killed {}", moment)
             self.kill()
         if self.dead:
             raise Killed

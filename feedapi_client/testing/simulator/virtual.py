@@ -9,7 +9,6 @@ import secrets
 from asyncio import BaseEventLoop
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from heapq import heappop
 from itertools import count
 from random import Random
@@ -25,8 +24,8 @@ Backend = Literal["asyncio", "trio"]
 
 MAX_TURNS_AT_ONE_TIME = 100_000
 """Turns of the loop without virtual time passing after which a program counts as a busy loop."""
-LONGEST_CALL = 0.004
-"""Longest virtual time of a function that is called in a thread, in seconds."""
+_LONGEST_CALL = 0.004
+"""Twice this is the longest virtual time of a function that is called in a thread."""
 _FOR_EVER = 10_000_000.0
 _TIE_SECONDS = 1e-9
 _INNER_NAMES = ("_run_once", "_write_to_self", "_process_events")
@@ -98,23 +97,9 @@ class VirtualLoop(BaseEventLoop):
         return super().call_at(when + self._draws.random() * _TIE_SECONDS, *rest, **context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:
-        """Call a function in this thread, a few virtual milliseconds from now.
-
-        `executor` is not used: the clock would not wait for its threads.
-        """
+        """Call a function in this thread: the clock would not wait for those of `executor`."""
         del executor
-        future: asyncio.Future[T] = self.create_future()
-
-        def call() -> None:
-            try:
-                outcome = partial(future.set_result, func(*args))
-            except BaseException as error:  # noqa: BLE001 - belongs to the caller
-                outcome = partial(future.set_exception, error)
-            if not future.cancelled():
-                outcome()
-
-        self.call_later(self._draws.uniform(0.0, LONGEST_CALL), call)
-        return future
+        return self.create_task(anyio.to_thread.run_sync(func, *args))
 
     def _note(self, _: object, context: dict[str, Any]) -> None:
         self.unhandled.append(f"{context['message']}: {context.get('exception')!r}")
@@ -244,9 +229,9 @@ def _threads_in_virtual_time(random: Random) -> Iterator[None]:
             # As with a real thread: a call that has begun is finished, and its result may come
             # after its caller was cancelled.
             with anyio.CancelScope(shield=not abandoned):
-                await anyio.sleep(random.uniform(0.0, LONGEST_CALL))
+                await anyio.sleep(random.uniform(0.0, _LONGEST_CALL))
                 result = func(*args)
-                await anyio.sleep(random.uniform(0.0, LONGEST_CALL))
+                await anyio.sleep(random.uniform(0.0, _LONGEST_CALL))
                 return result
         raise AssertionError("unreachable: nothing here cancels these scopes")
 

@@ -1,0 +1,211 @@
+"""A history as data: what a seed generates, what is told of it, and how it is made smaller.
+
+A class whose methods are marked with `step` says what can happen, and a dataclass whose fields are
+`drawn` what stays the same meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from random import Random
+from typing import Any, TypeVar
+
+from feedapi_client.testing.simulator.virtual import Backend
+
+Draw = Callable[[Random], Any]
+Method = TypeVar("Method", bound=Callable[..., object])
+
+_PAUSES = (0.0, 0.02, 0.02, 0.3, 0.3, 2.0, 2.0, 10.0)
+_STEPS = 4, 14
+
+
+def one_of(*values: Any) -> Draw:
+    """Return what draws one of the values."""
+    return lambda random: random.choice(values)
+
+
+def between(low: int, high: int) -> Draw:
+    """Return what draws a number, both ends included."""
+    return lambda random: random.randint(low, high)
+
+
+def drawn(plain: Any, *choices: Any) -> Any:
+    """Return a field of settings: its value in the plain history, and what is drawn in others."""
+    return field(default=plain, metadata={"choices": choices})
+
+
+class Count(int):
+    """A number that is told as ``{count:event is|events are}``: with what there is one of."""
+
+    def __format__(self, words: str) -> str:
+        one, _, many = words.partition("|")
+        return f"{int(self)} {one if self == 1 else many}" if words else str(int(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKind:
+    """Something that can happen.
+
+    Attributes:
+        text: tells it: a format of the arguments.
+        weight: how often it is drawn, relative to the others.
+        share: the part of the histories in which it may happen at all. With all kinds of trouble
+            at once, one would hide another.
+        words: how values of arguments are told that are no words.
+        draws: draws each argument.
+    """
+
+    text: str
+    weight: float
+    share: float
+    words: Mapping[object, str]
+    draws: dict[str, Draw]
+
+    def tell(self, how: Mapping[str, Any]) -> str:
+        """Return what happens with these arguments, in words."""
+        told = {name: self.words.get(value, value) for name, value in how.items()}
+        counted = {k: Count(v) if isinstance(v, int) else v for k, v in told.items()}
+        return self.text.format(**counted)
+
+
+def step(
+    text: str,
+    *,
+    weight: float,
+    share: float = 1.0,
+    words: Mapping[object, str] | None = None,
+    **draws: Draw,
+) -> Callable[[Method], Method]:
+    """Mark a method as a step of histories: see `StepKind`."""
+    kind = StepKind(text=text, weight=weight, share=share, words=words or {}, draws=draws)
+
+    def mark(method: Method) -> Method:
+        method.__dict__["step"] = kind
+        return method
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that happens, some seconds after the step before it.
+
+    Attributes:
+        after: seconds since the step before.
+        do: the name of a method.
+        how: its arguments.
+    """
+
+    after: float
+    do: str
+    how: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.do}({', '.join(f'{name}={value!r}' for name, value in self.how.items())})"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A whole history. `seed` draws what the steps leave open: times, orders, pages.
+
+    Attributes:
+        settings: what stays the same, an instance of a dataclass of `drawn` fields.
+        kind: the class whose methods the steps are.
+    """
+
+    seed: str
+    backend: Backend
+    settings: Any
+    steps: tuple[Step, ...]
+    kind: type
+
+    def __str__(self) -> str:
+        """Return the settings that are not the plain ones and the steps: a line each."""
+        given = [f"{name}={value!r}" for name, value, plain in _settings(self) if value != plain]
+        lines, time = [f"settings: {', '.join(given) or 'the defaults'}"], 0.0
+        for number, each in enumerate(self.steps, 1):
+            time += each.after
+            text = _kinds(self.kind)[each.do].tell(each.how)
+            lines.append(f"{number:3}. at {time:.3f} s {text}")
+        return "\n".join(lines)
+
+
+def _kinds(kind: type) -> dict[str, StepKind]:
+    marked = {name: getattr(method, "step", None) for name, method in vars(kind).items()}
+    return {name: found for name, found in marked.items() if isinstance(found, StepKind)}
+
+
+def _settings(scenario: Scenario) -> Iterator[tuple[str, Any, Any]]:
+    for each in fields(scenario.settings):
+        yield each.name, getattr(scenario.settings, each.name), each.default
+
+
+def generate(seed: int, backend: Backend, settings: type[Any], kind: type) -> Scenario:
+    """Return the scenario of a seed. Its first step is the first one of `kind`."""
+    random = Random(f"scenario {seed}")
+    chosen = {
+        each.name: random.choice(each.metadata["choices"] or (each.default,))
+        for each in fields(settings)
+    }
+    kinds = _kinds(kind)
+    first = next(iter(kinds))
+    there = [name for name, each in kinds.items() if random.random() < each.share]
+    weights = [kinds[name].weight for name in there]
+    names = [first, *random.choices(there, weights, k=random.randint(*_STEPS))]
+    steps = tuple(
+        Step(
+            round(random.choice(_PAUSES) * random.random(), 3) if number else 0.0,
+            name,
+            {argument: draw(random) for argument, draw in kinds[name].draws.items()},
+        )
+        for number, name in enumerate(names)
+    )
+    return Scenario(str(seed), backend, settings(**chosen), steps, kind)
+
+
+# ---------------------------------------------------------------------- shrinking
+
+
+def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, max_runs: int) -> Scenario:
+    """Return the smallest scenario found for which `fails` is still true.
+
+    `fails` should be true for the same failure only, so that another one, found on the way, does
+    not take its place. Tried are: all settings plain, fewer steps, plainer settings, smaller steps.
+    """
+    runs, improved = 0, True
+    while improved:
+        improved = False
+        for smaller in _smaller(scenario):
+            if runs >= max_runs:
+                return scenario
+            runs += 1
+            if fails(smaller):
+                scenario, improved = smaller, True
+                break
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    plain = {name: value for name, given, value in _settings(scenario) if given != value}
+    if len(plain) > 1:
+        yield replace(scenario, settings=replace(scenario.settings, **plain))
+    steps = scenario.steps
+    size = len(steps) // 2
+    while size:  # leave out halves, quarters, and so on down to single steps
+        for start in range(0, len(steps), size):
+            yield replace(scenario, steps=steps[:start] + steps[start + size :])
+        size //= 2
+    for name, value in plain.items():
+        yield replace(scenario, settings=replace(scenario.settings, **{name: value}))
+    for number, each in enumerate(steps):
+        for smaller in _smaller_steps(each):
+            yield replace(scenario, steps=(*steps[:number], smaller, *steps[number + 1 :]))
+
+
+def _smaller_steps(each: Step) -> Iterator[Step]:
+    if each.after:
+        yield replace(each, after=0.0)
+    count = each.how.get("count", 1)
+    for fewer in sorted({1, count // 2, count - 1}) if count > 1 else ():
+        yield replace(each, how={**each.how, "count": fewer})
