@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import get_args
 
 import anyio
 
@@ -14,22 +12,28 @@ from feedapi_client import (
     CursorStore,
     FeedError,
     FencedError,
-    Limits,
     LineageError,
 )
 from feedapi_client.testing.publisher import Publisher, SplitMethod
-from feedapi_client.testing.simulator.network import FAULTS, Fault, Feed, Target
+from feedapi_client.testing.simulator.network import (
+    FAULTS,
+    STORE_FAULTS,
+    Fault,
+    Faults,
+    Feed,
+    Target,
+)
 from feedapi_client.testing.simulator.oracle import Delivery, Oracle, StoreModel, Trace
 from feedapi_client.testing.simulator.process import (
     MOMENTS,
     Application,
     Moment,
     Process,
-    Trouble,
+    Settings,
     World,
     is_simulated,
 )
-from feedapi_client.testing.simulator.scenario import Scenario, between, drawn, one_of, step
+from feedapi_client.testing.simulator.scenario import Scenario, between, one_of, step
 
 _SETTLE_SECONDS = 600
 """Virtual time after the last fault, or after an event, within which the next one must come."""
@@ -41,7 +45,6 @@ _DOWN_SECONDS = 30.0
 _NEVER_RIGHT = (CommitOrderError, LineageError)
 """Errors that no failure of the simulation justifies."""
 _METHODS = {"starts-after": "start after it", "cursor-from": "take over its cursor"}
-_STORE = {"fails": "fail", "stalls": "take up to a minute"}
 _LIFE = {
     "kill": "is killed",
     "rest": f"is killed, and starts again after {_DOWN_SECONDS:g} s",
@@ -51,47 +54,15 @@ _LIFE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What stays the same during a history. The first value is that of the plainest one.
-
-    Attributes:
-        partitions: how many the feed has at the start.
-        page_size, checkpoint_every, vary: see `Publisher`.
-        latency: longest time of a request without a fault, in seconds.
-        store_latency: longest time of a request to the store, and of its reply.
-        handling: longest time until the handler is called with a batch.
-        max_concurrency: see `FeedConsumer.run`.
-        batch_events, batch_bytes: `Limits.max_batch_events` and `Limits.max_batch_bytes`.
-    """
-
-    partitions: int = drawn(1, 1, 1, 2, 3, 4, 12)
-    page_size: int = drawn(20, 1, 5, 20, 100)
-    checkpoint_every: int = drawn(4, 1, 4, 30)
-    vary: bool = drawn(False, False, True)
-    latency: float = drawn(0.02, 0.005, 0.02, 0.3)
-    store_latency: float = drawn(0.002, 0.001, 0.01, 0.2)
-    handling: float = drawn(0.0, 0.0, 0.01, 0.3, 1.0)
-    max_concurrency: int = drawn(3, 1, 3, 20)
-    batch_events: int | None = drawn(None, None, None, 1, 7)
-    batch_bytes: int = drawn(1024 * 1024, 1, 1_000, 1024 * 1024)
-
-
 class History:
-    """One run of a scenario. A step of a scenario is one of the methods that are marked.
-
-    Attributes:
-        trace: everything that happened.
-        error: the exception that a process ended with, where that is the failure.
-    """
+    """One run of a scenario. A step of a scenario is one of the methods that are marked."""
 
     def __init__(
         self, scenario: Scenario, application: Application, store: CursorStore, delivery: Delivery
     ) -> None:
         settings: Settings = scenario.settings
         random, began = Random(f"history {scenario.seed}"), anyio.current_time()
-        self.error: BaseException | None = None
-        self.trace = trace = Trace(lambda: anyio.current_time() - began)
+        self.trace = Trace(lambda: anyio.current_time() - began)
         make = partial(
             Publisher,
             settings.partitions,
@@ -99,24 +70,20 @@ class History:
             checkpoint_every=settings.checkpoint_every,
             seed=random.randrange(2**32) if settings.vary else None,
         )
-        feed = Feed(make, latency=settings.latency, random=random, trace=trace)
-        self._oracle = Oracle(feed.published, delivery, trace)
+        self._faults = Faults(random, self.trace)
+        self._feed = Feed(make, self._faults, latency=settings.latency)
+        self._oracle = Oracle(self._feed.published, delivery, self.trace)
         self._world = World(
             application=application,
             store=store,
-            feed=feed,
+            feed=self._feed,
+            faults=self._faults,
             oracle=self._oracle,
             model=StoreModel(self._oracle),
-            trouble=Trouble(latency=settings.store_latency, random=random, trace=trace),
-            limits=Limits(
-                max_batch_events=settings.batch_events, max_batch_bytes=settings.batch_bytes
-            ),
-            max_concurrency=settings.max_concurrency,
-            handling=settings.handling,
+            settings=settings,
         )
-        self._steps = scenario.steps
+        self._scenario = scenario
         self._process: Process | None = None
-        self._processes = 0
         self._down_until = 0.0
         self._calm_since = float("inf")
 
@@ -131,7 +98,7 @@ class History:
     def publish(self, count: int, entities: int) -> None:
         """Publish events, one for each entity in turn."""
         for number in range(count):
-            self._world.feed.publish(number * 7 % entities)
+            self._feed.publish(number * 7 % entities)
 
     @step(
         "a partition (number {which} of the open ones) is split into {parts} that {method}",
@@ -143,7 +110,7 @@ class History:
     )
     def split(self, which: int, parts: int, method: SplitMethod) -> None:
         """Split one of the open partitions."""
-        self._world.feed.split(which, parts, method)
+        self._feed.split(which, parts, method)
 
     @step(
         "{part:.0%} of the {on} {kind}, for {seconds:g} s",
@@ -151,27 +118,26 @@ class History:
         share=0.6,
         words=FAULTS,
         kind=one_of(*FAULTS),
-        on=one_of(*get_args(Target)),
+        on=one_of("discoveries", "fetches", "requests"),
         part=one_of(0.2, 0.5, 1.0),
         seconds=one_of(0.1, 2.0, 2.0, 10.0, 10.0, 100.0),
     )
     def fault(self, kind: str, on: Target, part: float, seconds: float) -> None:
         """Begin a fault of the network or the publisher."""
-        self._world.feed.faults.append(Fault(kind, on, part, self.trace.now() + seconds))
+        self._faults.active.append(Fault(kind, on, part, self.trace.now() + seconds))
 
     @step(
         "{part:.0%} of the store's operations {kind}, for {seconds:g} s",
         weight=8,
         share=0.5,
-        words=_STORE,
-        kind=one_of("fails", "fails", "stalls"),
+        words=STORE_FAULTS,
+        kind=one_of(*STORE_FAULTS),
         part=one_of(0.1, 0.5, 1.0),
         seconds=one_of(0.1, 3.0, 20.0),
     )
-    def store(self, kind: str, part: float, seconds: float) -> None:
+    def store_fault(self, kind: str, part: float, seconds: float) -> None:
         """Let operations of the store go wrong for some time."""
-        trouble = self._world.trouble
-        trouble.kind, trouble.part, trouble.until = kind, part, self.trace.now() + seconds
+        self.fault(kind, "operations", part, seconds)
 
     @step("the process is killed {moment} of the next batch", weight=18, moment=one_of(*MOMENTS))
     def kill(self, moment: Moment) -> None:
@@ -202,9 +168,9 @@ class History:
         """Run the scenario. Raises `ViolationError`."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._live)
-            for each in self._steps:
+            for each in self._scenario.steps:
                 await anyio.sleep(each.after)
-                self.trace.add("{}", each)
+                self.trace.add("{}", self._scenario.tell(each))
                 getattr(self, each.do)(**each.how)
             await self._settle()
             tasks.cancel_scope.cancel()
@@ -228,8 +194,8 @@ class History:
 
     async def _one_life(self, *, follow: bool) -> bool:
         """Run one process. Return whether it ended by itself and without an error."""
-        self._processes += 1
-        process = self._process = Process(self._world, self._processes, follow=follow)
+        self._oracle.began()
+        process = self._process = Process(self._world, follow=follow)
         self.trace.add("a process starts")
         ended = await process.run()
         self._process = None
@@ -244,18 +210,16 @@ class History:
     def _judge(self, error: BaseException, *, dead: bool) -> None:
         self.trace.add("the process ends with {}: {}", type(error).__name__, error)
         # A save whose reply was lost, or that was given up, may fence the next one.
-        fenced = isinstance(error, FencedError) and not self._world.trouble.failures
+        fenced = isinstance(error, FencedError) and not self._faults.hits.keys() & STORE_FAULTS
         of_the_feed = isinstance(error, FeedError) and not isinstance(error, _NEVER_RIGHT)
         expected = is_simulated(error) or (of_the_feed and not fenced)
         late = self.trace.now() > self._calm_since + _GRACE_SECONDS
         if not dead and (late or not expected):
-            self.error = self.error or error
-            self._oracle.violated("error", f"{type(error).__name__}: {error}")
+            self._oracle.violated("error", f"{type(error).__name__}: {error}", error)
 
     async def _settle(self) -> None:
         """End all faults, and wait until every event is handled."""
-        self._world.feed.faults.clear()
-        self._world.trouble.kind = ""
+        self._faults.active.clear()
         self._calm_since = self.trace.now()
         self.trace.add("all faults have ended")
         waited, left = 0, self._oracle.left()
@@ -266,6 +230,6 @@ class History:
         self._check_progress()
 
     def _check_progress(self) -> None:
-        left, total = self._oracle.left(), sum(self._world.feed.published.values())
+        left, total = self._oracle.left(), sum(self._feed.published.values())
         if left:
             self._oracle.violated("progress", f"{left} of {total} events were never handled")

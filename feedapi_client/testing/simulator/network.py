@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -25,8 +26,9 @@ FAULTS = {
     "reset": "lose their connection in the middle of the body",
     "lag": "are answered by a replica that lags",
 }
-"""What can go wrong, and how it is told."""
-Target = Literal["discoveries", "fetches", "requests"]
+"""What can go wrong with requests, and how it is told."""
+STORE_FAULTS = {"store fails": "fail", "store stalls": "take up to a minute"}
+Target = Literal["discoveries", "fetches", "requests", "operations"]
 
 _REQUEST_SECONDS = 30.0
 _TOKEN = "token"  # noqa: S105 - of a topology
@@ -41,8 +43,8 @@ class Fault:
     """Something that goes wrong for some time.
 
     Attributes:
-        kind: one of `FAULTS`.
-        on: the requests that it hits, and `part` the part of them, from 0 to 1.
+        kind: one of `FAULTS` or `STORE_FAULTS`.
+        on: what it hits, and `part` the part of these, from 0 to 1.
         until: the virtual time at which it ends.
     """
 
@@ -52,31 +54,51 @@ class Fault:
     until: float
 
 
+class Faults:
+    """What goes wrong at present.
+
+    Attributes:
+        active: those that have begun.
+        hits: how often each kind has hit something.
+        random, trace: decide what is hit, and tell it.
+    """
+
+    def __init__(self, random: Random, trace: Trace) -> None:
+        self.active: list[Fault] = []
+        self.hits: Counter[str] = Counter()
+        self.random = random
+        self.trace = trace
+
+    def pick(self, target: Target, kinds: Collection[str], share: float = 1.0) -> str:
+        """Return which of these kinds hits a target, with a `share` of its usual odds; or ""."""
+        for fault in self.active:
+            there = fault.kind in kinds and fault.on in (target, "requests")
+            alive = self.trace.now() < fault.until
+            if there and alive and self.random.random() < fault.part * share:
+                self.hits[fault.kind] += 1
+                return fault.kind
+        return ""
+
+
 class Feed:
     """The feed of a history: its publisher, replicas that lag behind it, and all faults.
 
     Arguments:
         make: makes a publisher without an event. All that are made answer alike.
+        faults: what goes wrong with requests.
         latency: the longest time that a request takes without a fault, in seconds.
-        random: decides what fails, and how long everything takes.
-        trace: gets a line for each request.
 
     Attributes:
-        faults: what goes wrong at present.
         published: how many events each entity has.
         parents: the parent of each partition that starts after another one.
     """
 
-    def __init__(
-        self, make: Callable[[], Publisher], *, latency: float, random: Random, trace: Trace
-    ) -> None:
-        self.faults: list[Fault] = []
+    def __init__(self, make: Callable[[], Publisher], faults: Faults, *, latency: float) -> None:
         self.published: dict[int, int] = {}
         self.parents: dict[int, int] = {}
+        self.faults = faults
         self.latency = latency
-        self.random = random
-        self.trace = trace
-        self.now = trace.now
+        self._now = faults.trace.now
         self._make = make
         self._publisher = self._new_publisher()
         self._changes: list[tuple[float, Change]] = []
@@ -110,7 +132,7 @@ class Feed:
 
     def _change(self, change: Change) -> None:
         change(self._publisher)
-        self._changes.append((self.now(), change))
+        self._changes.append((self._now(), change))
 
     def _new_publisher(self) -> Publisher:
         publisher = self._make()
@@ -119,20 +141,12 @@ class Feed:
 
     # ------------------------------------------------------------------ requests
 
-    def fault(self, target: Target, *, lag: bool) -> Fault | None:
-        """Return what goes wrong with a request: a fault, or with `lag` a replica that lags."""
-        for fault in self.faults:
-            there = self.now() < fault.until and (fault.kind == "lag") is lag
-            if there and fault.on in (target, "requests") and self.random.random() < fault.part:
-                return fault
-        return None
-
     async def answer(self, request: httpx.Request, target: Target) -> tuple[int, bytes]:
         """Return status and body of a response, perhaps those of a replica."""
-        if self.fault(target, lag=True) is None:
+        if not self.faults.pick(target, ["lag"]):
             return await _answer(self._publisher, request)
         # What the feed began with is on every replica.
-        until = max(0.0, self.now() - _LAG_SECONDS)
+        until = max(0.0, self._now() - _LAG_SECONDS)
         for made_at, change in self._changes[self._replicated :]:
             if made_at <= until:
                 change(self._replica)
@@ -163,19 +177,18 @@ class Network(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request in virtual time."""
-        feed, random = self._feed, self._feed.random
+        feed, random, trace = self._feed, self._feed.faults.random, self._feed.faults.trace
         if self.dead:
             raise httpx.ConnectError("simulated: the process is gone", request=request)
         target: Target = "fetches" if request.url.query else "discoveries"
         name = request.url.raw_path.decode()
         await anyio.sleep(random.uniform(0.001, feed.latency))
-        fault = feed.fault(target, lag=False)
-        kind = "" if fault is None else fault.kind
+        kind = feed.faults.pick(target, FAULTS.keys() - {"lag"})
         if kind == "connect":
-            feed.trace.add("GET {} -> no connection", name)
+            trace.add("GET {} -> no connection", name)
             raise httpx.ConnectError("simulated: connection refused", request=request)
         if kind == "stall":
-            feed.trace.add("GET {} -> stalls", name)
+            trace.add("GET {} -> stalls", name)
             await anyio.sleep(request.extensions["timeout"]["read"] or _REQUEST_SECONDS)
             raise httpx.ReadTimeout("simulated: silence", request=request)
         if kind.isdecimal():
@@ -183,20 +196,15 @@ class Network(httpx.AsyncBaseTransport):
         else:
             (status, body), headers = await feed.answer(request, target), {}
         text = kind or f"{len(body.splitlines())} lines"
-        feed.trace.add("GET {} -> {} {}", name, status, text)
+        trace.add("GET {} -> {} {}", name, status, text)
         if kind in ("torn", "reset"):
             body = body[: random.randint(1, len(body) or 1)]
-        return httpx.Response(status, headers=headers, stream=_Body(body, reset=kind == "reset"))
+        content = _sent(body, reset=kind == "reset")
+        return httpx.Response(status, headers=headers, content=content)
 
 
-class _Body(httpx.AsyncByteStream):
-    """Sends a body, and with `reset` breaks the connection then."""
-
-    def __init__(self, body: bytes, *, reset: bool) -> None:
-        self._body = body
-        self._reset = reset
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._body
-        if self._reset:
-            raise httpx.RemoteProtocolError("simulated: the connection is gone")
+async def _sent(body: bytes, *, reset: bool) -> AsyncIterator[bytes]:
+    """Send a body, and with `reset` break the connection then."""
+    yield body
+    if reset:
+        raise httpx.RemoteProtocolError("simulated: the connection is gone")

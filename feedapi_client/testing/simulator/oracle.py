@@ -32,18 +32,19 @@ class ViolationError(AssertionError):
 
     Attributes:
         rule: the name of what was violated; the same for all histories with the same defect.
+        trace: everything that happened up to then.
     """
 
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
+    def __init__(self, rule: str, text: str, trace: Trace) -> None:
+        super().__init__(text)
         self.rule = rule
+        self.trace = trace.lines.copy()
 
 
 class Call:
     """One call of the handler: what the library delivered, and which events that is."""
 
-    def __init__(self, process: int, batch: Batch) -> None:
-        self.process = process
+    def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.events = [(found["entity"], found["n"]) for found in (e.json() for e in batch.events)]
         self.handled = False
@@ -72,13 +73,15 @@ class Oracle:
         self._trace = trace
         self._done: dict[int, int] = {}
         """How many events of each entity the handler is done with."""
-        self._last: dict[tuple[int, int], int] = {}
-        """The last event of each entity that each process was done with."""
+        self._last: dict[int, int] = {}
+        """The last event of each entity that the present process was done with."""
 
-    def violated(self, rule: str, text: str) -> None:
-        """Record a violation."""
-        self.violations.append(ViolationError(rule, text))
+    def violated(self, rule: str, text: str, error: BaseException | None = None) -> None:
+        """Record a violation, with the error that a process ended with, where that is it."""
         self._trace.add("violated: {}: {}", rule, text)
+        failure = ViolationError(rule, f"{rule}: {text}", self._trace)
+        failure.__cause__ = error
+        self.violations.append(failure)
 
     def check(self) -> None:
         """Raise the first violation."""
@@ -86,6 +89,10 @@ class Oracle:
             raise self.violations[0]
 
     # ------------------------------------------------------------------ what is handled
+
+    def began(self) -> None:
+        """A process starts: it is given again what was not committed."""
+        self._last.clear()
 
     def delivered(self, partition: int, parent: int | None, stored: Positions) -> None:
         """A batch came: the parent of its partition must be drained before."""
@@ -99,7 +106,7 @@ class Oracle:
         if not call.handled:
             call.handled = True
             for entity, n in call.events:
-                self._handle(call.process, entity, n)
+                self._handle(entity, n)
 
     def saved(self, partition: int, position: Position) -> None:
         """A position is durable, and with it the batch that it belongs to."""
@@ -108,14 +115,14 @@ class Oracle:
         if call is not None and call.batch.cursor == position.cursor:
             self.handled(call)
 
-    def _handle(self, process: int, entity: int, n: int) -> None:
+    def _handle(self, entity: int, n: int) -> None:
         """An event is handled: in order, and in each process once."""
-        done, last = self._done.get(entity, 0), self._last.get((process, entity))
+        done, last = self._done.get(entity, 0), self._last.get(entity)
         if not (n <= done + 1 if last is None else n == last + 1):
             known = "handled already" if n <= done else f"expected {done + 1}"
             rule = "exactly-once" if n <= done else "order"
             self.violated(rule, f"event {n} of entity {entity}: {known}")
-        self._last[process, entity] = n
+        self._last[entity] = n
         self._done[entity] = max(done, n)
 
     def left(self) -> int:

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from random import Random
 from typing import Any, Literal, get_args
 
 import anyio
@@ -20,20 +19,19 @@ from feedapi_client import (
     FeedConsumer,
     FeedKey,
     FencedError,
-    Limits,
     Position,
     Retry,
 )
 from feedapi_client.model import make_event
-from feedapi_client.testing.simulator.network import FEED, Feed, Network
+from feedapi_client.testing.simulator.network import FEED, Faults, Feed, Network
 from feedapi_client.testing.simulator.oracle import (
     Call,
     Found,
     Oracle,
     Positions,
     StoreModel,
-    Trace,
 )
+from feedapi_client.testing.simulator.scenario import drawn
 
 Handler = Callable[[Batch], Awaitable[object]]
 Start = Callable[[Any], Handler | AbstractAsyncContextManager[Handler]]
@@ -71,58 +69,19 @@ def is_simulated(error: BaseException) -> bool:
 # ---------------------------------------------------------------------- the store
 
 
-class Trouble:
-    """What goes wrong at the store, whichever process asks it.
-
-    Attributes:
-        kind: "fails" (half of the operations that fail take effect before) or "stalls".
-        part: the part of the operations that it hits, until the virtual time `until`.
-        failures: how often it has hit one.
-    """
-
-    def __init__(self, *, latency: float, random: Random, trace: Trace) -> None:
-        self.kind, self.part, self.until = "", 0.0, 0.0
-        self.failures = 0
-        self._latency = latency
-        self._random = random
-        self._trace = trace
-
-    async def before(self) -> None:
-        """Take the time of a request to the store, or fail."""
-        await anyio.sleep(self._random.uniform(0.0, self._latency))
-        if self._hits("stalls", self.part):
-            await anyio.sleep(self._random.uniform(0.0, _STALL_SECONDS))
-        self.fail("the store fails")
-
-    async def after(self) -> None:
-        """Take the time of a reply, or lose it."""
-        await anyio.sleep(self._random.uniform(0.0, self._latency))
-        self.fail("the store's reply is lost")
-
-    def fail(self, how: str) -> None:
-        """Raise `ConnectionLostError`, as often as drawn."""
-        if self._hits("fails", self.part / 2):
-            self._trace.add(how)
-            raise ConnectionLostError
-
-    def _hits(self, kind: str, part: float) -> bool:
-        there = self.kind == kind and self._trace.now() < self.until
-        hit = there and self._random.random() < part
-        self.failures += hit
-        return hit
-
-
 class Flaky:
     """The connection of one process to the application's store: a `CursorStore`.
 
-    In a process that was killed, which is `dead`, nothing goes on.
+    Operations take time and fail: half of those that fail take effect before. In a process that was
+    killed, which is `dead`, nothing goes on.
     """
 
-    def __init__(self, store: CursorStore, model: StoreModel, trouble: Trouble) -> None:
+    def __init__(self, world: World) -> None:
         self.dead = False
-        self._store = store
-        self._model = model
-        self._trouble = trouble
+        self._store = world.store
+        self._model = world.model
+        self._faults = world.faults
+        self._latency = world.settings.store_latency
         self._joined: dict[int, Position] = {}
         """What the handler has saved in its own transactions."""
 
@@ -142,11 +101,11 @@ class Flaky:
             await self._before()
             await self._saved(self._store.save(feed, positions), positions)
             self._model.succeeded(positions)
-            await self._trouble.after()
+            await self._sleep(self._latency)
+            self._may_fail("the store's reply is lost")
         else:
             # Without a pause: SQLite has one writer at a time, and it would keep others waiting.
-            self._check_alive()
-            self._trouble.fail("the store fails")
+            self._may_fail("the store fails")
             await self._saved(self._store.save(feed, positions, transaction=transaction), positions)
             self._joined |= positions
 
@@ -164,13 +123,20 @@ class Flaky:
             self._model.succeeded({partition: self._joined.pop(partition)})
 
     async def _before(self) -> None:
-        self._check_alive()
-        await self._trouble.before()
-        self._check_alive()
+        await self._sleep(self._latency)
+        if self._faults.pick("operations", ["store stalls"]):
+            await self._sleep(_STALL_SECONDS)
+        self._may_fail("the store fails")
 
-    def _check_alive(self) -> None:
+    async def _sleep(self, longest: float) -> None:
+        await anyio.sleep(self._faults.random.uniform(0.0, longest))
+
+    def _may_fail(self, how: str) -> None:
         if self.dead:
             raise Killed
+        if self._faults.pick("operations", ["store fails"], share=0.5):
+            self._faults.trace.add(how)
+            raise ConnectionLostError
 
 
 # ---------------------------------------------------------------------- the application
@@ -218,19 +184,39 @@ def _is_handler(given: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What stays the same during a history. The first value is that of the plainest one.
+
+    Attributes:
+        partitions: how many the feed has at the start.
+        page_size, checkpoint_every, vary: see `Publisher`.
+        latency: longest time of a request without a fault, in seconds.
+        store_latency: longest time of a request to the store, and of its reply.
+        handling: longest time until the handler is called with a batch.
+        max_concurrency: see `FeedConsumer.run`.
+    """
+
+    partitions: int = drawn(1, 1, 1, 2, 3, 4, 12)
+    page_size: int = drawn(20, 1, 5, 20, 100)
+    checkpoint_every: int = drawn(4, 1, 4, 30)
+    vary: bool = drawn(False, False, True)
+    latency: float = drawn(0.02, 0.005, 0.02, 0.3)
+    store_latency: float = drawn(0.002, 0.001, 0.01, 0.2)
+    handling: float = drawn(0.0, 0.0, 0.01, 0.3, 1.0)
+    max_concurrency: int = drawn(3, 1, 3, 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """What is around a process: the same for all processes of a history."""
 
     application: Application
     store: CursorStore
     feed: Feed
+    faults: Faults
     oracle: Oracle
     model: StoreModel
-    trouble: Trouble
-    limits: Limits
-    max_concurrency: int
-    handling: float
-    """The longest time until the handler is called with a batch, in seconds."""
+    settings: Settings
 
 
 class Process:
@@ -243,19 +229,16 @@ class Process:
         error: what it ended with, unless the simulation has caused that.
     """
 
-    def __init__(self, world: World, number: int, *, follow: bool) -> None:
+    def __init__(self, world: World, *, follow: bool) -> None:
         self.dies: Moment | None = None
         self.paused_until = 0.0
         self.scope = anyio.CancelScope()
         self.error: BaseException | None = None
         self._world = world
-        self._number = number
         self._network = Network(world.feed)
-        self._store = Flaky(world.store, world.model, world.trouble)
+        self._store = Flaky(world)
         self._http = httpx.AsyncClient(transport=self._network, trust_env=False)
-        self._consumer = FeedConsumer(
-            FEED, store=self._store, follow=follow, limits=world.limits, http=self._http
-        )
+        self._consumer = FeedConsumer(FEED, store=self._store, follow=follow, http=self._http)
 
     @property
     def dead(self) -> bool:
@@ -273,27 +256,24 @@ class Process:
 
     async def run(self) -> bool:
         """Consume until it ends. Return whether it ended by itself and without an error."""
-        others = _tasks()
+        others, ended = _tasks(), False
         with self.scope:
             try:
                 await self._run()
+                ended = not self.dead
+            except Exception as error:  # noqa: BLE001 - whatever ends a process is judged
+                self.error = error
             except Killed:
                 pass
             except BaseExceptionGroup as group:
-                rest = group.split(Killed)[1]
-                if isinstance(rest, Exception):
-                    self.error = rest
-                elif rest is not None:
+                rest = group.split((Killed, Exception))[1]  # other failures of a killed process
+                if rest is not None:
                     raise rest from None
-            except Exception as error:  # noqa: BLE001 - whatever ends a process is judged
-                self.error = error
-            else:
-                return not self.dead
             finally:
                 # What the application leaves behind ends with its process.
                 for task in _tasks() - others:
                     task.cancel()
-        return False
+        return ended
 
     async def _run(self) -> None:
         application = self._world.application
@@ -305,16 +285,16 @@ class Process:
             await self._consumer.run(
                 handle,
                 on_failure=application.on_failure,
-                max_concurrency=application.max_concurrency or self._world.max_concurrency,
+                max_concurrency=application.max_concurrency or self._world.settings.max_concurrency,
             )
 
     async def _handle(self, handler: Handler, batch: Batch) -> None:
         world, partition = self._world, batch.partition
         parent = world.feed.parents.get(partition)
         world.oracle.delivered(partition, parent, world.model.stored)
-        await anyio.sleep(world.feed.random.uniform(0.0, world.handling))
-        await anyio.sleep(max(0.0, self.paused_until - world.feed.now()))
-        call = world.oracle.calls[partition] = Call(self._number, batch)
+        await anyio.sleep(world.faults.random.uniform(0.0, world.settings.handling))
+        await anyio.sleep(max(0.0, self.paused_until - world.faults.trace.now()))
+        call = world.oracle.calls[partition] = Call(batch)
         payloads = (world.application.event(entity, n) for entity, n in call.events)
         events = [make_event(partition, orjson.dumps(payload)) for payload in payloads]
         await handler(Batch(partition, events, batch.cursor, self._commit))
@@ -333,7 +313,7 @@ class Process:
 
     def _may_die(self, moment: Moment) -> None:
         if self.dies == moment and not self.dead:
-            self._world.feed.trace.add("the process is killed {}", moment)
+            self._world.faults.trace.add("the process is killed {}", moment)
             self.kill()
         if self.dead:
             raise Killed

@@ -59,7 +59,7 @@ class StepKind:
     text: str
     weight: float
     share: float
-    words: Mapping[object, str]
+    words: Mapping[Any, str]
     draws: dict[str, Draw]
 
     def tell(self, how: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def step(
     *,
     weight: float,
     share: float = 1.0,
-    words: Mapping[object, str] | None = None,
+    words: Mapping[Any, str] | None = None,
     **draws: Draw,
 ) -> Callable[[Method], Method]:
     """Mark a method as a step of histories: see `StepKind`."""
@@ -101,9 +101,6 @@ class Step:
     do: str
     how: dict[str, Any]
 
-    def __str__(self) -> str:
-        return f"{self.do}({', '.join(f'{name}={value!r}' for name, value in self.how.items())})"
-
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -126,9 +123,12 @@ class Scenario:
         lines, time = [f"settings: {', '.join(given) or 'the defaults'}"], 0.0
         for number, each in enumerate(self.steps, 1):
             time += each.after
-            text = _kinds(self.kind)[each.do].tell(each.how)
-            lines.append(f"{number:3}. at {time:.3f} s {text}")
+            lines.append(f"{number:3}. at {time:.3f} s {self.tell(each)}")
         return "\n".join(lines)
+
+    def tell(self, each: Step) -> str:
+        """Return what happens in a step, in words."""
+        return _kinds(self.kind)[each.do].tell(each.how)
 
 
 def _kinds(kind: type) -> dict[str, StepKind]:
@@ -199,13 +199,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     for name, value in plain.items():
         yield replace(scenario, settings=replace(scenario.settings, **{name: value}))
     for number, each in enumerate(steps):
-        for smaller in _smaller_steps(each):
-            yield replace(scenario, steps=(*steps[:number], smaller, *steps[number + 1 :]))
-
-
-def _smaller_steps(each: Step) -> Iterator[Step]:
-    if each.after:
-        yield replace(each, after=0.0)
-    count = each.how.get("count", 1)
-    for fewer in sorted({1, count // 2, count - 1}) if count > 1 else ():
-        yield replace(each, how={**each.how, "count": fewer})
+        count = each.how.get("count", 1)
+        fewer = sorted({1, count // 2, count - 1} - {0, count})
+        smaller = [replace(each, how={**each.how, "count": count}) for count in fewer]
+        for other in [replace(each, after=0.0), *smaller] if each.after else smaller:
+            yield replace(scenario, steps=(*steps[:number], other, *steps[number + 1 :]))

@@ -8,7 +8,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -16,9 +15,16 @@ from unittest import mock
 import anyio
 
 from feedapi_client import CursorStore, MemoryCursorStore, Retry
-from feedapi_client.testing.simulator.history import History, Settings
+from feedapi_client.testing.simulator.history import History
 from feedapi_client.testing.simulator.oracle import Delivery, ViolationError
-from feedapi_client.testing.simulator.process import Application, Applied, Handler, Payload, Start
+from feedapi_client.testing.simulator.process import (
+    Application,
+    Applied,
+    Handler,
+    Payload,
+    Settings,
+    Start,
+)
 from feedapi_client.testing.simulator.scenario import Scenario, generate, shrink
 from feedapi_client.testing.simulator.virtual import Backend, run_in_virtual_time
 
@@ -45,11 +51,11 @@ class SimulationError(AssertionError):
     """
 
     def __init__(
-        self, seed: int, scenario: Scenario, failure: Failure, replay: str, hint: str = ""
+        self, seed: int, scenario: Scenario, failure: ViolationError, replay: str, hint: str = ""
     ) -> None:
-        last = "\n".join(_up_to_the_violation(failure.trace)[-_LINES_SHOWN:])
+        last = "\n".join(failure.trace[-_LINES_SHOWN:])
         super().__init__(
-            f"seed {seed} on {scenario.backend}: {failure.text}{hint}\n\n"
+            f"seed {seed} on {scenario.backend}: {failure}{hint}\n\n"
             f"What happened, without what need not happen:\n{scenario}\n\n"
             f"The last of it:\n{last}\n\n"
             f"Repeat it: {replay}"
@@ -58,23 +64,6 @@ class SimulationError(AssertionError):
         self.rule = failure.rule
         self.scenario = scenario
         self.trace = failure.trace
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a history violated.
-
-    Attributes:
-        rule: the name of the rule; the same for all histories with the same defect.
-        text: what happened.
-        error: the exception that a process ended with, where that is the failure.
-        trace: everything that happened, with its virtual time.
-    """
-
-    rule: str
-    text: str
-    error: BaseException | None
-    trace: list[str]
 
 
 def _in_memory(_: Path) -> CursorStore:
@@ -166,7 +155,7 @@ def simulate(
         max_concurrency=max_concurrency,
     )
 
-    def run(scenario: Scenario) -> Failure | None:
+    def run(scenario: Scenario) -> ViolationError | None:
         return _failure(scenario, application, store, delivery)
 
     for seed in range(first, first + seeds):
@@ -177,7 +166,7 @@ def simulate(
             hint = _THREADS if any(thread.is_alive() for thread in begun) else ""
             scenario, failure = _shrunk(scenario, failure, run)
             text = replay.format(seed=seed, backend=backend)
-            raise SimulationError(seed, scenario, failure, text, hint) from failure.error
+            raise SimulationError(seed, scenario, failure, text, hint) from failure.__cause__
 
 
 # ---------------------------------------------------------------------- one history
@@ -185,7 +174,7 @@ def simulate(
 
 def _failure(
     scenario: Scenario, application: Application, make_store: MakeStore, delivery: Delivery
-) -> Failure | None:
+) -> ViolationError | None:
     """Run a scenario, and return what it has violated. Two runs are the same, step by step."""
     histories: list[History] = []
 
@@ -200,27 +189,26 @@ def _failure(
                 with anyio.CancelScope(shield=True):
                     await store.aclose()
 
-    with _silenced(), _folder() as folder:
+    base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    with _silenced(), tempfile.TemporaryDirectory(prefix="feedapi-", dir=base) as folder:
         try:
-            run_in_virtual_time(
-                lambda: main(folder), backend=scenario.backend, seed=f"run {scenario.seed}"
-            )
+            seed = f"run {scenario.seed}"
+            run_in_virtual_time(lambda: main(Path(folder)), backend=scenario.backend, seed=seed)
         except ViolationError as violation:
-            history = histories[0]
-            error = history.error if violation.rule == "error" else None
-            return Failure(violation.rule, str(violation), error, history.trace.lines)
+            return violation
         except Exception as error:
             if not histories:
                 raise  # the user's own factory of stores
             text = "".join(traceback.format_exception(error))
-            rule = f"crash {type(error).__name__}"
-            return Failure(rule, text, error, histories[0].trace.lines)
+            failure = ViolationError(f"crash {type(error).__name__}", text, histories[0].trace)
+            failure.__cause__ = error
+            return failure
     return None
 
 
 def _shrunk(
-    scenario: Scenario, failure: Failure, run: Callable[[Scenario], Failure | None]
-) -> tuple[Scenario, Failure]:
+    scenario: Scenario, failure: ViolationError, run: Callable[[Scenario], ViolationError | None]
+) -> tuple[Scenario, ViolationError]:
     """Return a smaller scenario with the same failure, and what it came to."""
     found = [failure]
 
@@ -232,20 +220,6 @@ def _shrunk(
         return True
 
     return shrink(scenario, fails, max_runs=_SHRINK_RUNS), found[-1]
-
-
-def _up_to_the_violation(trace: list[str]) -> list[str]:
-    """Return the lines of a trace up to the first violation; all without one."""
-    found = (number for number, line in enumerate(trace, 1) if "  violated: " in line)
-    return trace[: next(found, len(trace))]
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Give an empty directory for one history, where possible in memory."""
-    base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="feedapi-", dir=base) as folder:
-        yield Path(folder)
 
 
 @contextmanager

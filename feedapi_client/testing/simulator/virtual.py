@@ -35,10 +35,6 @@ class StuckError(Exception):
     """A simulation can't go on: nothing will ever run again, or time does not pass any more."""
 
 
-class UnhandledError(Exception):
-    """A task or a callback failed, or was dropped unfinished, and nobody was told."""
-
-
 class NumberedTask(asyncio.Task[Any]):
     """A task whose hash is its number.
 
@@ -53,9 +49,6 @@ class NumberedTask(asyncio.Task[Any]):
     def __hash__(self) -> int:
         return self.number
 
-    def __repr__(self) -> str:
-        return f"<task {self.number}>"  # anyio shows it in the reason of each cancellation
-
 
 class VirtualLoop(BaseEventLoop):
     """asyncio's own loop, whose clock jumps to the next timer when nothing can run.
@@ -66,7 +59,6 @@ class VirtualLoop(BaseEventLoop):
 
     Attributes:
         now: the virtual time, in seconds.
-        unhandled: what asyncio would log: an exception that nobody was told of.
     """
 
     # Names of asyncio's that it does not document: see `_INNER_NAMES`.
@@ -79,30 +71,29 @@ class VirtualLoop(BaseEventLoop):
             if not hasattr(super(), name) and name not in vars(self):
                 raise RuntimeError(f"asyncio of this Python has no BaseEventLoop.{name}")
         self.now = 0.0
-        self.unhandled: list[str] = []
         self._draws = random
         self._turns = 0
         numbers = count(1)
         self.set_task_factory(
             lambda loop, coro, **options: NumberedTask(coro, next(numbers), loop=loop, **options)
         )
-        self.set_exception_handler(self._note)
 
     def time(self) -> float:
         """Return the virtual time in seconds."""
         return self.now
 
-    def call_at(self, when: float, *rest: Any, **context: Any) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, *rest: Any, **context: Any
+    ) -> asyncio.TimerHandle:
         """Schedule a callback for a virtual time."""
         return super().call_at(when + self._draws.random() * _TIE_SECONDS, *rest, **context)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Task[T]:
         """Call a function in this thread: the clock would not wait for those of `executor`."""
         del executor
         return self.create_task(anyio.to_thread.run_sync(func, *args))
-
-    def _note(self, _: object, context: dict[str, Any]) -> None:
-        self.unhandled.append(f"{context['message']}: {context.get('exception')!r}")
 
     def _write_to_self(self) -> None:
         """Wake nothing: the loop never waits for a selector."""
@@ -158,7 +149,6 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]], *, backend: Backend, s
 
     Raises:
         StuckError: nothing can go on.
-        UnhandledError: a task or a callback failed and nobody was told (asyncio).
         Exception: what `main` raises.
     """
     with _seeded(seed), _threads_in_virtual_time(Random(f"threads {seed}")):
@@ -168,11 +158,8 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]], *, backend: Backend, s
 def _on_asyncio(main: Callable[[], Awaitable[T]], seed: str) -> T:
     # For type checkers the class is abstract: it lacks what needs sockets or processes.
     kind: type[Any] = VirtualLoop
-    loop: VirtualLoop = kind(Random(f"loop {seed}"))
-    result = anyio.run(main, backend="asyncio", backend_options={"loop_factory": lambda: loop})
-    if loop.unhandled:
-        raise UnhandledError("; ".join(loop.unhandled))
-    return result
+    options = {"loop_factory": lambda: kind(Random(f"loop {seed}"))}
+    return anyio.run(main, backend="asyncio", backend_options=options)
 
 
 def _on_trio(main: Callable[[], Awaitable[T]], seed: str) -> T:
@@ -217,23 +204,21 @@ def _threads_in_virtual_time(random: Random) -> Iterator[None]:
     """Run what is passed to `anyio.to_thread.run_sync` inline, at a time drawn from `random`."""
 
     async def run_sync(
-        func: Callable[..., Any],
+        func: Callable[..., T],
         *args: Any,
-        abandon_on_cancel: bool = False,
-        cancellable: bool | None = None,
         limiter: anyio.CapacityLimiter | None = None,
-    ) -> Any:
-        abandoned = abandon_on_cancel or bool(cancellable)
+        **options: Any,
+    ) -> T:
         await anyio.lowlevel.checkpoint()
+        # As with a real thread: a call that has begun is finished, and its result may come after
+        # its caller was cancelled.
+        shielded = not (options.get("abandon_on_cancel") or options.get("cancellable"))
         async with limiter or anyio.Lock():
-            # As with a real thread: a call that has begun is finished, and its result may come
-            # after its caller was cancelled.
-            with anyio.CancelScope(shield=not abandoned):
+            with anyio.CancelScope(shield=shielded):
                 await anyio.sleep(random.uniform(0.0, _LONGEST_CALL))
                 result = func(*args)
                 await anyio.sleep(random.uniform(0.0, _LONGEST_CALL))
-                return result
-        raise AssertionError("unreachable: nothing here cancels these scopes")
+        return result
 
     with mock.patch.object(anyio.to_thread, "run_sync", run_sync):
         yield
