@@ -7,13 +7,7 @@ from random import Random
 
 import anyio
 
-from feedapi_client import (
-    CommitOrderError,
-    CursorStore,
-    FeedError,
-    FencedError,
-    LineageError,
-)
+from feedapi_client import CommitOrderError, CursorStore, FeedError, FencedError, LineageError
 from feedapi_client.testing.publisher import Publisher, SplitMethod
 from feedapi_client.testing.simulator.network import (
     FAULTS,
@@ -77,7 +71,6 @@ class History:
             application=application,
             store=store,
             feed=self._feed,
-            faults=self._faults,
             oracle=self._oracle,
             model=StoreModel(self._oracle),
             settings=settings,
@@ -158,7 +151,7 @@ class History:
         elif what == "cancel":
             process.scope.cancel()
         elif what == "stop":
-            process.stop()
+            process.consumer.stop()
         else:
             process.paused_until = self.trace.now() + _PAUSE_SECONDS
 
@@ -182,7 +175,6 @@ class History:
             ended = await self._one_life(follow=False)
         if not ended:
             self._oracle.violated("end", "a consumer without follow does not end")
-        self._check_progress()
         self._oracle.check()
 
     async def _live(self) -> None:
@@ -210,7 +202,8 @@ class History:
     def _judge(self, error: BaseException, *, dead: bool) -> None:
         self.trace.add("the process ends with {}: {}", type(error).__name__, error)
         # A save whose reply was lost, or that was given up, may fence the next one.
-        fenced = isinstance(error, FencedError) and not self._faults.hits.keys() & STORE_FAULTS
+        store_failed = any(each.do == "store_fault" for each in self._scenario.steps)
+        fenced = isinstance(error, FencedError) and not store_failed
         of_the_feed = isinstance(error, FeedError) and not isinstance(error, _NEVER_RIGHT)
         expected = is_simulated(error) or (of_the_feed and not fenced)
         late = self.trace.now() > self._calm_since + _GRACE_SECONDS
@@ -227,9 +220,6 @@ class History:
             await anyio.sleep(1.0)
             before, left = left, self._oracle.left()
             waited = waited + 1 if left == before else 0
-        self._check_progress()
-
-    def _check_progress(self) -> None:
-        left, total = self._oracle.left(), sum(self._feed.published.values())
         if left:
+            total = sum(self._feed.published.values())
             self._oracle.violated("progress", f"{left} of {total} events were never handled")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from random import Random
@@ -59,13 +58,11 @@ class Faults:
 
     Attributes:
         active: those that have begun.
-        hits: how often each kind has hit something.
         random, trace: decide what is hit, and tell it.
     """
 
     def __init__(self, random: Random, trace: Trace) -> None:
         self.active: list[Fault] = []
-        self.hits: Counter[str] = Counter()
         self.random = random
         self.trace = trace
 
@@ -75,7 +72,6 @@ class Faults:
             there = fault.kind in kinds and fault.on in (target, "requests")
             alive = self.trace.now() < fault.until
             if there and alive and self.random.random() < fault.part * share:
-                self.hits[fault.kind] += 1
                 return fault.kind
         return ""
 
@@ -166,19 +162,16 @@ async def _answer(publisher: Publisher, request: httpx.Request) -> tuple[int, by
 
 
 class Network(httpx.AsyncBaseTransport):
-    """The connections of one process to the feed.
+    """The connections of one process to the feed, while it is `alive`."""
 
-    A process that was killed is `dead`: whatever it still asks reaches nobody.
-    """
-
-    def __init__(self, feed: Feed) -> None:
-        self.dead = False
+    def __init__(self, feed: Feed, alive: Callable[[], bool]) -> None:
         self._feed = feed
+        self._alive = alive
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request in virtual time."""
         feed, random, trace = self._feed, self._feed.faults.random, self._feed.faults.trace
-        if self.dead:
+        if not self._alive():
             raise httpx.ConnectError("simulated: the process is gone", request=request)
         target: Target = "fetches" if request.url.query else "discoveries"
         name = request.url.raw_path.decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, cast
+from typing import Literal
 
 from feedapi_client import Batch, CursorStore, FeedKey, FencedError, Position
 
@@ -165,8 +165,7 @@ class Oracle:
 def _numbers_by_entity(found: Found) -> dict[int, list[int]]:
     """Return the numbers of each entity's events that took effect, in their order."""
     if isinstance(found, Mapping):
-        counts = cast("Mapping[int, int]", found)
-        return {entity: list(range(1, count + 1)) for entity, count in counts.items()}
+        return {entity: list(range(1, count + 1)) for entity, count in found.items()}
     numbers: defaultdict[int, list[int]] = defaultdict(list)
     for entity, n in found:
         numbers[entity].append(n)

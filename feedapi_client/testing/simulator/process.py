@@ -13,24 +13,10 @@ import anyio
 import httpx
 import orjson
 
-from feedapi_client import (
-    Batch,
-    CursorStore,
-    FeedConsumer,
-    FeedKey,
-    FencedError,
-    Position,
-    Retry,
-)
+from feedapi_client import Batch, CursorStore, FeedConsumer, FeedKey, FencedError, Position, Retry
 from feedapi_client.model import make_event
-from feedapi_client.testing.simulator.network import FEED, Faults, Feed, Network
-from feedapi_client.testing.simulator.oracle import (
-    Call,
-    Found,
-    Oracle,
-    Positions,
-    StoreModel,
-)
+from feedapi_client.testing.simulator.network import FEED, Feed, Network
+from feedapi_client.testing.simulator.oracle import Call, Found, Oracle, Positions, StoreModel
 from feedapi_client.testing.simulator.scenario import drawn
 
 Handler = Callable[[Batch], Awaitable[object]]
@@ -73,14 +59,14 @@ class Flaky:
     """The connection of one process to the application's store: a `CursorStore`.
 
     Operations take time and fail: half of those that fail take effect before. In a process that was
-    killed, which is `dead`, nothing goes on.
+    killed nothing goes on.
     """
 
-    def __init__(self, world: World) -> None:
-        self.dead = False
+    def __init__(self, world: World, process: Process) -> None:
+        self._process = process
         self._store = world.store
         self._model = world.model
-        self._faults = world.faults
+        self._faults = world.feed.faults
         self._latency = world.settings.store_latency
         self._joined: dict[int, Position] = {}
         """What the handler has saved in its own transactions."""
@@ -132,7 +118,7 @@ class Flaky:
         await anyio.sleep(self._faults.random.uniform(0.0, longest))
 
     def _may_fail(self, how: str) -> None:
-        if self.dead:
+        if self._process.dead:
             raise Killed
         if self._faults.pick("operations", ["store fails"], share=0.5):
             self._faults.trace.add(how)
@@ -142,7 +128,7 @@ class Flaky:
 # ---------------------------------------------------------------------- the application
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Application:
     """What the user gave: see `simulate`."""
 
@@ -213,7 +199,6 @@ class World:
     application: Application
     store: CursorStore
     feed: Feed
-    faults: Faults
     oracle: Oracle
     model: StoreModel
     settings: Settings
@@ -223,6 +208,8 @@ class Process:
     """One process, from its start to its end.
 
     Attributes:
+        consumer: what it consumes with.
+        dead: whether it was killed: whatever it still does has no effect.
         dies: when it is killed during the next call of the handler.
         paused_until: the virtual time up to which it hangs.
         scope: cancelling it cancels the process.
@@ -230,29 +217,21 @@ class Process:
     """
 
     def __init__(self, world: World, *, follow: bool) -> None:
+        self.dead = False
         self.dies: Moment | None = None
         self.paused_until = 0.0
         self.scope = anyio.CancelScope()
         self.error: BaseException | None = None
         self._world = world
-        self._network = Network(world.feed)
-        self._store = Flaky(world)
-        self._http = httpx.AsyncClient(transport=self._network, trust_env=False)
-        self._consumer = FeedConsumer(FEED, store=self._store, follow=follow, http=self._http)
-
-    @property
-    def dead(self) -> bool:
-        """Whether it was killed: whatever it still does has no effect."""
-        return self._store.dead
+        self._store = Flaky(world, self)
+        network = Network(world.feed, lambda: not self.dead)
+        self._http = httpx.AsyncClient(transport=network, trust_env=False)
+        self.consumer = FeedConsumer(FEED, store=self._store, follow=follow, http=self._http)
 
     def kill(self) -> None:
         """End it at once."""
-        self._store.dead = self._network.dead = True
+        self.dead = True
         self.scope.cancel()
-
-    def stop(self) -> None:
-        """End it after the batches in flight."""
-        self._consumer.stop()
 
     async def run(self) -> bool:
         """Consume until it ends. Return whether it ended by itself and without an error."""
@@ -266,7 +245,7 @@ class Process:
             except Killed:
                 pass
             except BaseExceptionGroup as group:
-                rest = group.split((Killed, Exception))[1]  # other failures of a killed process
+                rest = group.split((Killed, Exception))[1]  # errors beside it are results of it
                 if rest is not None:
                     raise rest from None
             finally:
@@ -277,12 +256,12 @@ class Process:
 
     async def _run(self) -> None:
         application = self._world.application
-        async with application.started(self._world.store) as handler, self._http, self._consumer:
+        async with application.started(self._world.store) as handler, self._http, self.consumer:
 
             async def handle(batch: Batch) -> None:
                 await self._handle(handler, batch)
 
-            await self._consumer.run(
+            await self.consumer.run(
                 handle,
                 on_failure=application.on_failure,
                 max_concurrency=application.max_concurrency or self._world.settings.max_concurrency,
@@ -292,8 +271,8 @@ class Process:
         world, partition = self._world, batch.partition
         parent = world.feed.parents.get(partition)
         world.oracle.delivered(partition, parent, world.model.stored)
-        await anyio.sleep(world.faults.random.uniform(0.0, world.settings.handling))
-        await anyio.sleep(max(0.0, self.paused_until - world.faults.trace.now()))
+        await anyio.sleep(world.feed.faults.random.uniform(0.0, world.settings.handling))
+        await anyio.sleep(max(0.0, self.paused_until - world.feed.faults.trace.now()))
         call = world.oracle.calls[partition] = Call(batch)
         payloads = (world.application.event(entity, n) for entity, n in call.events)
         events = [make_event(partition, orjson.dumps(payload)) for payload in payloads]
@@ -313,17 +292,14 @@ class Process:
 
     def _may_die(self, moment: Moment) -> None:
         if self.dies == moment and not self.dead:
-            self._world.faults.trace.add("the process is killed {}", moment)
+            self._world.feed.faults.trace.add("the process is killed {}", moment)
             self.kill()
         if self.dead:
             raise Killed
 
 
 def _tasks() -> set[asyncio.Task[Any]]:
-    """Return the tasks of this event loop that are not done; none on trio.
-
-    trio's tasks end with the block that has started them.
-    """
+    """Return the tasks of asyncio that are not done. trio's end with the block of their parent."""
     try:
         return asyncio.all_tasks()
     except RuntimeError:

@@ -147,13 +147,7 @@ def simulate(
     ):
         raise ValueError(f"on_failure must be 'raise', 'retry' or a Retry, not {on_failure!r}")
     _refuse_a_running_loop()
-    application = Application(
-        handler=handler,
-        applied=applied,
-        event=event,
-        on_failure=on_failure,
-        max_concurrency=max_concurrency,
-    )
+    application = Application(handler, applied, event, on_failure, max_concurrency)
 
     def run(scenario: Scenario) -> ViolationError | None:
         return _failure(scenario, application, store, delivery)

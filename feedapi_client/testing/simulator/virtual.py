@@ -28,7 +28,6 @@ _LONGEST_CALL = 0.004
 """Twice this is the longest virtual time of a function that is called in a thread."""
 _FOR_EVER = 10_000_000.0
 _TIE_SECONDS = 1e-9
-_INNER_NAMES = ("_run_once", "_write_to_self", "_process_events")
 
 
 class StuckError(Exception):
@@ -61,13 +60,13 @@ class VirtualLoop(BaseEventLoop):
         now: the virtual time, in seconds.
     """
 
-    # Names of asyncio's that it does not document: see `_INNER_NAMES`.
+    # Names of asyncio's that it does not document: the constructor looks for them.
     _ready: Any
     _scheduled: Any
 
     def __init__(self, random: Random) -> None:
         super().__init__()
-        for name in (*_INNER_NAMES, "_ready", "_scheduled"):
+        for name in ("_run_once", "_write_to_self", "_process_events", "_ready", "_scheduled"):
             if not hasattr(super(), name) and name not in vars(self):
                 raise RuntimeError(f"asyncio of this Python has no BaseEventLoop.{name}")
         self.now = 0.0
