@@ -7,6 +7,6 @@ Everything runs on virtual time, and a seed decides everything that is random::
 
 from __future__ import annotations
 
-from feedapi_client.testing.simulator.simulate import SimulationError, simulate
+from feedapi_client.testing.simulator.simulation import SimulationError, simulate
 
 __all__ = ["SimulationError", "simulate"]

@@ -25,11 +25,6 @@ def one_of(*values: Any) -> Draw:
     return lambda random: random.choice(values)
 
 
-def between(low: int, high: int) -> Draw:
-    """Return what draws a number, both ends included."""
-    return lambda random: random.randint(low, high)
-
-
 def drawn(plain: Any, *choices: Any) -> Any:
     """Return a field of settings: its value in the plain history, and what is drawn in others."""
     return field(default=plain, metadata={"choices": choices})

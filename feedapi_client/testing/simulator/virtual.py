@@ -124,17 +124,13 @@ class VirtualLoop(BaseEventLoop):
 
     def _in_drawn_order(self, due: list[Any]) -> list[Any]:
         """Shuffle the steps of tasks among the places that they have."""
-        steps: dict[int, Any] = {}
-        for place, handle in enumerate(due):
-            task = getattr(handle._callback, "__self__", None)
-            if isinstance(task, NumberedTask):
-                steps[place] = task.number, place, handle
-        if len(steps) > 1:
-            # Sorted: the order of scheduling can depend on addresses of objects.
-            drawn = sorted(steps.values())
-            self._draws.shuffle(drawn)
-            for place, (_, _, handle) in zip(steps, drawn, strict=True):
-                due[place] = handle
+        tasks: list[Any] = [getattr(handle._callback, "__self__", None) for handle in due]
+        places = [place for place, task in enumerate(tasks) if isinstance(task, NumberedTask)]
+        # Sorted: the order of scheduling can depend on addresses of objects.
+        steps = [due[place] for place in sorted(places, key=lambda place: tasks[place].number)]
+        self._draws.shuffle(steps)
+        for place, step in zip(places, steps, strict=True):
+            due[place] = step
         return due
 
 

@@ -163,9 +163,6 @@ def simulate(
             raise SimulationError(seed, scenario, failure, text, hint) from failure.__cause__
 
 
-# ---------------------------------------------------------------------- one history
-
-
 def _failure(
     scenario: Scenario, application: Application, make_store: MakeStore, delivery: Delivery
 ) -> ViolationError | None:
