@@ -20,9 +20,9 @@ from feedapi_client.testing.simulator.network import (
     FAULTS,
     FEED,
     STORE_FAULTS,
-    Fault,
     Faults,
-    Feed,
+    InjectedFault,
+    SimulatedFeed,
     Target,
 )
 from feedapi_client.testing.simulator.oracle import Delivery, Oracle, StoreModel, Trace
@@ -73,7 +73,7 @@ class History:
             seed=random.randrange(2**32) if settings.vary else None,
         )
         self._faults = Faults(random, self.trace)
-        self._feed = Feed(make, self._faults, latency=settings.latency)
+        self._feed = SimulatedFeed(make, self._faults, latency=settings.latency)
         self._oracle = Oracle(self._feed.published, delivery, self.trace)
         self._world = World(
             application=application,
@@ -125,7 +125,7 @@ class History:
     )
     def fault(self, kind: str, on: Target, part: float, seconds: float) -> None:
         """Begin a fault of the network or the publisher."""
-        self._faults.active.append(Fault(kind, on, part, self.trace.now() + seconds))
+        self._faults.active.append(InjectedFault(kind, on, part, self.trace.now() + seconds))
 
     @step(
         "{part:.0%} of the store's operations {kind}, for {seconds:g} s",

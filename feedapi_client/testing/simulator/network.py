@@ -38,7 +38,7 @@ Change = Callable[[Publisher], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """Something that goes wrong for some time.
 
     Attributes:
@@ -62,7 +62,7 @@ class Faults:
     """
 
     def __init__(self, random: Random, trace: Trace) -> None:
-        self.active: list[Fault] = []
+        self.active: list[InjectedFault] = []
         self.random = random
         self.trace = trace
 
@@ -76,7 +76,7 @@ class Faults:
         return ""
 
 
-class Feed:
+class SimulatedFeed:
     """The feed of a history: its publisher, replicas that lag behind it, and all faults.
 
     Arguments:
@@ -164,7 +164,7 @@ async def _answer(publisher: Publisher, request: httpx.Request) -> tuple[int, by
 class Network(httpx.AsyncBaseTransport):
     """The connections of one process to the feed, while it is `alive`."""
 
-    def __init__(self, feed: Feed, alive: Callable[[], bool]) -> None:
+    def __init__(self, feed: SimulatedFeed, alive: Callable[[], bool]) -> None:
         self._feed = feed
         self._alive = alive
 

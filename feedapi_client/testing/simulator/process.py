@@ -15,7 +15,7 @@ import orjson
 
 from feedapi_client import Batch, CursorStore, FeedConsumer, FeedKey, FencedError, Position, Retry
 from feedapi_client.model import make_event
-from feedapi_client.testing.simulator.network import FEED, Feed, Network
+from feedapi_client.testing.simulator.network import FEED, Network, SimulatedFeed
 from feedapi_client.testing.simulator.oracle import Call, Found, Oracle, Positions, StoreModel
 from feedapi_client.testing.simulator.scenario import drawn
 
@@ -198,7 +198,7 @@ class World:
 
     application: Application
     store: CursorStore
-    feed: Feed
+    feed: SimulatedFeed
     oracle: Oracle
     model: StoreModel
     settings: Settings
