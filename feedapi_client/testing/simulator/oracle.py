@@ -165,7 +165,8 @@ class Oracle:
 def _numbers_by_entity(found: Found) -> dict[int, list[int]]:
     """Return the numbers of each entity's events that took effect, in their order."""
     if isinstance(found, Mapping):
-        return {entity: list(range(1, count + 1)) for entity, count in found.items()}
+        counts = cast("Mapping[int, int]", found)
+        return {entity: list(range(1, count + 1)) for entity, count in counts.items()}
     numbers: defaultdict[int, list[int]] = defaultdict(list)
     for entity, n in found:
         numbers[entity].append(n)

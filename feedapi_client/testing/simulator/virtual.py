@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from heapq import heappop
 from itertools import count
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 from unittest import mock
 
 import anyio
@@ -208,12 +208,13 @@ def _threads_in_virtual_time(random: Random) -> Iterator[None]:
         # As with a real thread: a call that has begun is finished, and its result may come after
         # its caller was cancelled.
         shielded = not (options.get("abandon_on_cancel") or options.get("cancellable"))
+        result: Any = None
         async with limiter or anyio.Lock():
             with anyio.CancelScope(shield=shielded):
                 await anyio.sleep(random.uniform(0.0, _LONGEST_CALL))
                 result = func(*args)
                 await anyio.sleep(random.uniform(0.0, _LONGEST_CALL))
-        return result
+        return cast("T", result)
 
     with mock.patch.object(anyio.to_thread, "run_sync", run_sync):
         yield
