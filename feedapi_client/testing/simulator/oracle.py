@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, cast
 
 from feedapi_client import Batch, CursorStore, FeedKey, FencedError, Position
 
