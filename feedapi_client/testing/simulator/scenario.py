@@ -16,8 +16,8 @@ from feedapi_client.testing.simulator.virtual import Backend
 Draw = Callable[[Random], Any]
 Method = TypeVar("Method", bound=Callable[..., object])
 
-_PAUSES = (0.0, 0.02, 0.02, 0.3, 0.3, 2.0, 2.0, 10.0)
-_STEPS = 4, 14
+_PAUSES = (0.0, 0.02, 0.02, 0.3, 0.3, 2.0)
+_STEPS = 3, 12
 
 
 def one_of(*values: Any) -> Draw:
