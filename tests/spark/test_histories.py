@@ -18,8 +18,8 @@ from feedapi_client.spark.fetch import FetchResult, Target
 from feedapi_client.spark.plan import epoch_planner as planning
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 from feedapi_client.spark.source_options import parse_options
-from feedapi_client.testing.simulator import wire
-from feedapi_client.testing.simulator.world import Method, World
+from tests.simulation import wire
+from tests.simulation.world import Method, World
 
 URL = "http://simulated/feed"
 STYLE = wire.PageStyle(size=5, checkpoint_every=3)
