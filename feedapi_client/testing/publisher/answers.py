@@ -275,7 +275,7 @@ def _authorize(feed: Publisher, request: Request) -> None:
 def discovery(feed: Publisher, moment: Moment) -> dict[str, Any]:
     """Return the discovery object in the dialect of the feed."""
     found: dict[str, Any] = {"token": moment.token} if feed.dialect == "v2-token" else {}
-    found["partitions"] = [_entry(feed, log, moment) for log in feed.listed(moment)]
+    found["partitions"] = [_entry(feed, feed.log(id), moment) for id in moment.closed]
     found["exactlyOnce"] = feed.exactly_once
     if feed.stream:
         found["stream"] = True

@@ -45,6 +45,8 @@ EntityKey = Callable[[Any], object]
 """A function from a decoded payload to the entity that the event belongs to."""
 Filter = Callable[[Any, str], bool]
 """A filter of dialect v2-draft: payload and value of the query argument in, whether it fits out."""
+Headers = Mapping[str, str]
+"""The headers of an event, in dialect v1."""
 StoredEvent = tuple[int, int, bytes | None]
 """Sequence number, hash of the entity, and payload of an event; without payload it is internal."""
 
@@ -201,8 +203,7 @@ class Publisher:
         self.bearer = bearer
         self.require_query: dict[str, str] = {}
         self.type_field = "type"
-        self.event_headers: dict[int, Mapping[str, str]] = {}
-        """Event headers (dialect v1) by the sequence number of the event."""
+        self.event_headers: dict[int, Headers] = {}
         self.rate_limit: RateLimit | None = None
         self.counters: Counter[str] = Counter()
         self.in_flight = self.max_in_flight = self.bytes_sent = 0
@@ -226,7 +227,7 @@ class Publisher:
         partition: int,
         payload: Payload,
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         entity: object = None,
     ) -> str:
         """Append an event and return the cursor after it.
@@ -244,7 +245,7 @@ class Publisher:
         return self._append(partition, [(0, None)] * count)
 
     def publish(
-        self, entity: object, payload: Payload, *, headers: Mapping[str, str] | None = None
+        self, entity: object, payload: Payload, *, headers: Headers | None = None
     ) -> tuple[int, str]:
         """Append to the partition where events of the entity go now.
 
@@ -295,10 +296,15 @@ class Publisher:
         """The token in discovery, in dialect v2-token."""
         return self._topologies[-1].token
 
+    @token.setter
+    def token(self, token: str) -> None:
+        self._changed(self._topologies[-1].closed, token)
+
     def rotate_token(self) -> str:
         """Make all tokens given out so far stale (dialect v2-token), and return the new one."""
         with self.lock:
-            return self._changed(self._topologies[-1].closed, _new_token())
+            self.token = _new_token()
+            return self.token
 
     @property
     def dialect(self) -> DialectName:
@@ -322,11 +328,11 @@ class Publisher:
     def partitions(self) -> dict[int, Partition]:
         """The listed partitions."""
         with self.lock:
-            return {log.id: self._partition(log) for log in self.listed(self._topologies[-1])}
-
-    def _partition(self, log: Log) -> Partition:
-        closed, end = self._topologies[-1].closed[log.id], self.end_cursor(log.id)
-        return Partition(log.id, closed, end, log.starts_after, log.cursor_from)
+            found = {}
+            for id, closed in self._topologies[-1].closed.items():
+                log, end = self._logs[id], self.end_cursor(id)
+                found[id] = Partition(id, closed, end, log.starts_after, log.cursor_from)
+            return found
 
     def open_partitions(self) -> list[int]:
         """Return the listed partitions that take events."""
@@ -348,11 +354,7 @@ class Publisher:
             closed[self._listed(partition).id] = False
 
     def split(
-        self,
-        partition: int,
-        into: int | Iterable[int] = 2,
-        *,
-        method: SplitMethod = "starts-after",
+        self, partition: int, into: int | Iterable[int] = 2, *, method: SplitMethod = "starts-after"
     ) -> tuple[int, ...]:
         """Split a partition into so many new ones, or into these ids; return the ids.
 
@@ -579,10 +581,6 @@ class Publisher:
         topology = next(since, self._topologies[0])
         return topology._replace(now=now, next_seq=bisect_right(self._times, now))
 
-    def listed(self, moment: Moment) -> list[Log]:
-        """Return the listed partitions."""
-        return [log for id, log in self._logs.items() if id in moment.closed]
-
     def log(self, partition: int) -> Log:
         """Return a partition, listed or not."""
         return self._logs[partition]
@@ -603,7 +601,7 @@ class Publisher:
         self,
         partition: int,
         events: Sequence[tuple[int, bytes | None]],
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
     ) -> str:
         with self.lock:
             log = self._listed(partition)
@@ -625,9 +623,8 @@ class Publisher:
             yield closed
             self._changed(closed, self.token if self.quirks.keep_token else _new_token())
 
-    def _changed(self, closed: dict[int, bool], token: str) -> str:
+    def _changed(self, closed: dict[int, bool], token: str) -> None:
         self._topologies.append(Moment(self.clock(), token, closed))
-        return token
 
     def _new(
         self,
