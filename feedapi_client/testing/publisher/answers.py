@@ -352,23 +352,27 @@ def _stream(feed: Publisher, reader: _Reader, argument: str, began: Moment) -> E
     milliseconds = _number(argument)
     if argument != "y" and milliseconds is None:
         raise RefusedError(400, "stream is neither y nor a number of milliseconds")
-    dialect, behind = feed.dialect, feed.clock() - began.now
+    # The stream of a replica stays as far behind as it began.
+    id, dialect, behind = reader.log.id, feed.dialect, feed.clock() - began.now
     first = True
+    nothing_new: tuple[Any, ...] | None = None
 
     def next_lines() -> tuple[bytes, bool]:
-        nonlocal first
+        nonlocal first, nothing_new
         with feed.lock:
-            # The stream of a replica stays as far behind as it began.
-            moment, id = feed.at(feed.clock() - behind), reader.log.id
+            moment = feed.at(feed.clock() - behind)
             stale = dialect == "v2-token" and moment.token != began.token
             if id not in moment.closed or feed.dialect != dialect or stale:
                 return b"", True
+            if nothing_new == moment[1:]:  # looking must cost little: hundreds of streams do
+                return b"", False
             before = reader.position
             lines, at_end = reader.next_page(moment)
             if reader.position == before and not first:
                 lines = b""  # the checkpoint of an empty page is sent only once
-            first = False
-            return lines, at_end and moment.closed[id]
+            ended = at_end and moment.closed[id]
+            first, nothing_new = False, None if lines or ended else moment[1:]
+            return lines, ended
 
     return EventStream(next_lines, None if milliseconds is None else milliseconds / 1000)
 

@@ -367,7 +367,7 @@ class Rewrite:
 
             def changed() -> tuple[bytes, bool]:
                 lines, ended = next_lines()
-                return self.change(lines), ended
+                return self.change(lines) if lines else lines, ended
 
             response.stream.next_lines = changed
         return response
