@@ -378,8 +378,7 @@ async def test_r06_empty_pages_whose_cursor_moves_are_progress_and_not_the_end(
     if empty == "pages":
         feed.fail(faults.EmptyPage(), times=12)
     else:
-        feed.scan_limit = 10
-        feed.append_internal(0, 300)
+        feed.append_internal(0, 30_000)
     feed.numbers(0, 1)
     if closed:
         feed.close(0)
