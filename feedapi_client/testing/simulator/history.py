@@ -175,7 +175,7 @@ class History:
                 getattr(self, each.do)(**each.how)
             await self._settle()
             tasks.cancel_scope.cancel()
-        self._process = None
+        self._calm_since = -_GRACE_SECONDS  # no error is justified any more
         await self._look()
         self._oracle.check()
         ended = False
