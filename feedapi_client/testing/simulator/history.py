@@ -140,7 +140,7 @@ class History:
         """Let operations of the store go wrong for some time."""
         self.fault(kind, "operations", part, seconds)
 
-    @step("the process is killed {moment} of the next batch", weight=18, moment=one_of(*MOMENTS))
+    @step("the process is killed {moment} of the next batch", weight=30, moment=one_of(*MOMENTS))
     def kill(self, moment: Moment) -> None:
         """Kill the process at a moment of its next batch."""
         if self._process is not None:
@@ -175,7 +175,7 @@ class History:
                 getattr(self, each.do)(**each.how)
             await self._settle()
             tasks.cancel_scope.cancel()
-        self._process = None
+        self._calm_since = -_GRACE_SECONDS  # no error is justified any more
         await self._look()
         self._oracle.check()
         ended = False
