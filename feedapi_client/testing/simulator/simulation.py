@@ -25,6 +25,7 @@ from feedapi_client.testing.simulator.process import (
     Settings,
     Start,
 )
+from feedapi_client.testing.simulator.progress import progress
 from feedapi_client.testing.simulator.scenario import Scenario, generate, shrink
 from feedapi_client.testing.simulator.virtual import Backend, run_in_virtual_time
 
@@ -152,15 +153,17 @@ def simulate(
     def run(scenario: Scenario) -> ViolationError | None:
         return _failure(scenario, application, store, delivery)
 
-    for seed in range(first, first + seeds):
-        scenario = generate(seed, backend, Settings, History)
-        with _threads_begun() as begun:
-            failure = run(scenario)
-        if failure is not None:
-            hint = _THREADS if any(thread.is_alive() for thread in begun) else ""
-            scenario, failure = _shrunk(scenario, failure, run)
-            text = replay.format(seed=seed, backend=backend)
-            raise SimulationError(seed, scenario, failure, text, hint) from failure.__cause__
+    with progress("simulating", seeds) as advance:
+        for seed in range(first, first + seeds):
+            scenario = generate(seed, backend, Settings, History)
+            with _threads_begun() as begun:
+                failure = run(scenario)
+            if failure is not None:
+                hint = _THREADS if any(thread.is_alive() for thread in begun) else ""
+                scenario, failure = _shrunk(scenario, failure, run)
+                text = replay.format(seed=seed, backend=backend)
+                raise SimulationError(seed, scenario, failure, text, hint) from failure.__cause__
+            advance()
 
 
 def _failure(
