@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Generator, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, Self
 
@@ -25,7 +26,7 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import PageDecoder
+from feedapi_client.protocol.decoder import PART_BYTES, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
 from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
@@ -124,11 +125,15 @@ class FeedClient:
         status, body = await self.transport.get("", [], max_bytes=most)
         digest = sha256(b"%d %b" % (status, body)).digest()
         if self._known is None or self._known[0] != digest:
-            info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
-            self.check(info)
-            self._known = digest, info
+            read = partial(self._read, status, body)
+            self._known = digest, await self.transport.io.aside(read, len(body))
         self.info = replace(self._known[1])
         return self.info
+
+    def _read(self, status: int, body: bytes) -> FeedInfo:
+        info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
+        self.check(info)
+        return info
 
     def check(self, info: FeedInfo) -> None:
         """Check a discovery against this client's options.
@@ -212,11 +217,12 @@ class FeedClient:
 class FetchResponse(Exchange):
     """A response, open while it is entered. Feed its chunks to `reader`."""
 
-    __slots__ = ("_info", "_parts", "reader")
+    __slots__ = ("_info", "_parts", "_since", "reader")
 
     def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
         super().__init__(*request)
         self._parts: Iterator[bytes] = iter(())
+        self._since = 0.0
         self.reader, self._info = reader, info
 
     async def __aenter__(self) -> Self:
@@ -231,8 +237,12 @@ class FetchResponse(Exchange):
         if part is None:
             self._parts = self.reader.parts(await super().__anext__())
             part = next(self._parts, b"")
-        else:  # to read a chunk may take long: the other tasks get their turn within it
-            await self._io.others()
+            if self.reader.kept_bytes < PART_BYTES:
+                self._since = self._io.now()
+                return part
+            self._since = 0.0
+        await self._io.others(self._since)  # to read a chunk, or a long line, may take long
+        self._since = self._io.now()
         return part
 
     def chunks(self) -> Self:

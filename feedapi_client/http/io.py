@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.request import getproxies
@@ -17,6 +17,7 @@ from urllib.request import getproxies
 import anyio
 import anyio.lowlevel
 import httpx
+from anyio import to_thread
 
 from feedapi_client.arguments import check_instance
 from feedapi_client.causes import failure_of
@@ -40,6 +41,8 @@ _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
 _SLICE = 0.001
 """Seconds that a response may be worked on until other tasks get their turn."""
+_LONG = 64 * 1024
+"""Bytes that take a millisecond or two to read: a discovery of a thousand partitions."""
 _LONGEST = 86_400.0
 """Seconds of a read that is not limited."""
 
@@ -110,7 +113,6 @@ class AsyncIO(_IO):
     kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
     now = staticmethod(anyio.current_time)
     sleep = staticmethod(anyio.sleep)
-    others = staticmethod(anyio.lowlevel.checkpoint)
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class AsyncIO(_IO):
         verify: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(url, http, limits, verify)
+        self._turn = anyio.Lock(fast_acquire=True)
         self._wire: Fetcher | None = None
         if self.owned and proxy_of(self.site) is None:
             self._wire = Fetcher(
@@ -135,6 +138,20 @@ class AsyncIO(_IO):
     def wire(self) -> Fetcher | None:
         no_use = self.client.is_closed or is_patched(type(self.client))
         return None if no_use else self._wire
+
+    async def aside(self, work: Callable[[], T], size: int) -> T:
+        """Return what `work` on so many bytes returns; on many it runs in a thread (R16)."""
+        return await to_thread.run_sync(work) if size >= _LONG else work()
+
+    async def others(self, since: float = math.inf) -> None:
+        """Let other tasks run. Of those that worked for long `since` then, one goes on in a turn of
+        the loop: a turn of 64 would be long, too.
+        """
+        if anyio.current_time() < since + _SLICE / 2:
+            await anyio.lowlevel.checkpoint()
+        else:
+            async with self._turn:
+                await anyio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
         if self.owned:
@@ -237,8 +254,11 @@ class BlockingIO(_IO):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs it
 
-    async def others(self) -> None:
-        """Threads need none of this."""
+    async def aside(self, work: Callable[[], T], _size: int) -> T:
+        return work()  # threads need none of this
+
+    async def others(self, since: float = math.inf) -> None:
+        """See `aside`."""
 
     async def attempt(
         self, call: Awaitable[T], silence: ReadTimeout, deadline: Deadline

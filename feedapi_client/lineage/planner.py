@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
+from itertools import filterfalse
 
 from feedapi_client import model
 from feedapi_client.errors import (
@@ -653,7 +654,7 @@ class Planner:
             stays = state is entry.state and not because and not entry.waits_for
             # Of one that stays only its end may still have to be saved, or told.
             if not stays or state is _DRAINED or entry.end is not None or _has(entry, "drained"):
-                if entry.cursor == FIRST and not entry.running:
+                if not entry.running and (entry.cursor == FIRST or entry.waits_for):
                     begun.append(entry)
                 queue.extend(self._move(entry, state, because, actions))
         if begun and self.ordered:
@@ -688,7 +689,7 @@ class Planner:
         return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
 
     def _compare_ends(self, begun: list[Entry], actions: list[Action]) -> None:
-        """Save what begins at its first event, and with it the ends of what comes before (R17).
+        """Save what begins, unread or held back so far, and the ends of what comes before (R17).
 
         These are known from memory. A store that went back lacks them, and would take what follows
         from them all the same, as it compares a row with nothing but its own revision.
@@ -708,11 +709,12 @@ class Planner:
             e.position = position_after(e.position, e.cursor, status, step=step)
             e.saved_at = math.inf
         save = Save({id: e.position for id, e in rows.items() if e.position}, unchanged=rows.keys())
+
+        def begins(action: Action) -> bool:
+            return type(action) is Start and action.partition in rows
+
         # Behind what else is saved of these rows, which it replaces, and before they are read.
-        found: tuple[list[Action], list[Action]] = [], []
-        for action in actions:
-            found[type(action) is Start and action.partition in rows].append(action)
-        actions[:] = [*found[0], save, *found[1]]
+        actions[:] = [*filterfalse(begins, actions), save, *filter(begins, actions)]
 
     def _store_end(self, e: Entry, *, read: bool) -> list[Action]:
         """Save the end of a drained partition, unless it is stored, and tell it (R6).

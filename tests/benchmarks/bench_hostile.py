@@ -51,6 +51,7 @@ SHAPES: dict[str, bytes] = {
     "blank lines": b"\n",
     "an event, then 20 `{}`": b"EVENT" + b"{}\n" * 20,
     "one line of escapes": b"\\u0041\\ud800",
+    "one line of keys": b'"DATA":{},',
 }
 
 
@@ -59,6 +60,8 @@ def _body(shape: str, dialect: str) -> bytes:
     size = MEGABYTES << 20
     if shape == "one line of escapes":
         return b'{"data":"\\ud800' + piece * (size // len(piece)) + b'"}\n'
+    if shape == "one line of keys":
+        return b"{" + piece * (size // len(piece)) + b'"DATA":{}}\n'
     return piece * (size // len(piece))
 
 

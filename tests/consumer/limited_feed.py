@@ -13,8 +13,8 @@ import httpx
 
 from feedapi_client import FeedConsumer, FeedError
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.simulator.clock import Backend, run_in_virtual_time
 from tests.consumer.helpers import n_of, numbers
+from tests.simulation.clock import Backend, run_in_virtual_time
 
 LATENCY = 0.02
 """Mean seconds of an answer."""

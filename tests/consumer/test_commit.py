@@ -378,8 +378,7 @@ async def test_r06_empty_pages_whose_cursor_moves_are_progress_and_not_the_end(
     if empty == "pages":
         feed.fail(faults.EmptyPage(), times=12)
     else:
-        feed.scan_limit = 10
-        feed.append_internal(0, 300)
+        feed.append_internal(0, 30_000)
     feed.numbers(0, 1)
     if closed:
         feed.close(0)
@@ -596,7 +595,7 @@ async def test_r17_async_for_and_run_end_with_fenced_error(way: str) -> None:
             await (reader.consumer.run(rival) if way == "run" else loop(reader))
 
 
-@pytest.mark.parametrize("child", ["stored", "listed later"])
+@pytest.mark.parametrize("child", ["stored", "listed later", "its cursor was given"])
 async def test_r17_nothing_begins_behind_an_end_that_the_store_has_lost(child: str) -> None:
     feed = LocalFeed()
     feed.numbers(0, 0, 1)
@@ -604,10 +603,12 @@ async def test_r17_nothing_begins_behind_an_end_that_the_store_has_lost(child: s
     if child == "listed later":
         await feed.enter()
         rows = await feed.store.positions()
+    start = {0: "_first"}
     for successor in feed.split(0, method="starts-after"):
+        start[successor] = feed.numbers(successor, 9)
         feed.numbers(successor, 2, 3)
-    if child == "stored":
-        await feed.enter()
+    if child != "listed later":
+        await feed.enter(start="first" if child == "stored" else start)
         rows = await feed.store.positions()
 
     async def fail_over(_: object) -> None:
@@ -627,7 +628,8 @@ async def test_r17_nothing_begins_behind_an_end_that_the_store_has_lost(child: s
     with pytest.raises(FencedError, match="the store went back"):
         await feed.run(handle)
     assert handled == [0, 1]
-    assert await feed.read() == [0, 1, 2, 3, 2, 3]
+    rest = [2, 3] if child == "its cursor was given" else [9, 2, 3]
+    assert await feed.read() == [0, 1, *rest, *rest]
 
 
 async def test_r17_of_two_consumers_that_bootstrap_at_once_one_is_fenced() -> None:

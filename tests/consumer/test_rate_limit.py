@@ -9,7 +9,6 @@ import anyio
 import pytest
 
 from feedapi_client import FeedUnavailableError, Limits, RetryPolicy
-from feedapi_client.testing.simulator.clock import Backend
 from tests.consumer.limited_feed import (
     AtOnce,
     FixedWindow,
@@ -18,6 +17,7 @@ from tests.consumer.limited_feed import (
     TokenBucket,
     consume_behind,
 )
+from tests.simulation.clock import Backend
 
 MINUTE = 60.0
 LONG = pytest.mark.slow

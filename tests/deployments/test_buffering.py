@@ -15,13 +15,13 @@ import pytest
 from feedapi_client import FeedConsumer, FetchOptions, Limits
 from feedapi_client.runtime.streaming import MOST_POLLED_SECONDS, POLLED_SECONDS, Streaming
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.simulator.manners import Manners
-from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
-from feedapi_client.testing.simulator.simulation import run
 from tests import nginx
 from tests.consumer.helpers import RETRY, limits, n_of, numbers, take, wait_until
 from tests.consumer.test_fairness import HEAD, Feed, Send, serving
 from tests.deployments.application import port_of
+from tests.simulation.manners import Manners
+from tests.simulation.scenario import Scenario, Settings, Step
+from tests.simulation.simulation import run
 from tests.testing.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.anyio

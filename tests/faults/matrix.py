@@ -82,9 +82,12 @@ _HELD = """## Nonsense
 What one response brings is decoded in parts of at most 64 KiB and 1,024 lines, with other tasks in
 between. A response may hold 524,288 lines that say nothing, and 16 more for each line that is an
 event or a checkpoint and for each piece in which it comes: heartbeats of a stream are never too
-many. Then it is a `TornResponseError`. Neither blank lines nor the cursor asked with count. A line
-of several megabytes is decoded at once, and so is a discovery: with 32,768 partitions it and the
-planning of them hold other tasks up for up to a second, at most once in
+many. Then it is a `TornResponseError`. Neither blank lines nor the cursor asked with count. Of
+several responses one part is decoded in a turn of the event loop.
+
+Two things are done at once. A line is decoded in one call: a megabyte that is nothing but keys
+takes up to 30 ms, and `Limits.max_line_bytes` is the bound. A discovery is read in a thread and
+planned at once: that of 32,768 partitions takes 0.4 to 0.6 s, at most once in
 `Limits.discovery_interval`.
 
 The longest time that a task (beside `SyncFeedConsumer`: a thread) waited for its turn, in

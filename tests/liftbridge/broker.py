@@ -14,7 +14,13 @@ import anyio.to_thread
 import grpc
 import orjson
 
-from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Message, Stream
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    LiftbridgeError,
+    LiftbridgePublisher,
+    Message,
+    Stream,
+)
 from feedapi_client.testing.liftbridge import LiftbridgeServer
 from tests import components
 from tests.http.certificates import Certificate
@@ -110,8 +116,21 @@ class Broker:
         await anyio.to_thread.run_sync(self.server.kill)
 
     async def start(self) -> None:
-        """Start the broker that was killed."""
+        """Start the broker that was killed, and wait until it knows the test's stream again.
+
+        It answers before it has read its log of streams.
+        """
         await anyio.to_thread.run_sync(self.server.start)
+        if (self.server.data() / "streams" / self.name).exists():
+            with anyio.fail_after(SAFETY_NET):
+                while not await self._is_known():  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+
+    async def _is_known(self) -> bool:
+        try:
+            return bool((await self.api.partition_metadata(self.name)).leader)
+        except LiftbridgeError:
+            return False
 
     async def crash(self) -> None:
         """Kill the broker and start it again, before it wrote down its high watermarks."""

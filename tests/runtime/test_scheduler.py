@@ -12,8 +12,8 @@ from feedapi_client.errors import FeedUnavailableError
 from feedapi_client.options import RetryPolicy
 from feedapi_client.pace import Pace
 from feedapi_client.runtime.scheduler import Scheduler
-from feedapi_client.testing.simulator.clock import Backend, run_in_virtual_time
 from tests.runtime.helpers import safety_limit
+from tests.simulation.clock import Backend, run_in_virtual_time
 
 pytestmark = pytest.mark.anyio
 

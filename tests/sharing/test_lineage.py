@@ -69,7 +69,7 @@ async def test_r04_a_child_elsewhere_waits_for_the_commit_of_its_parent(
             await until(partial(known, one, children[0], PartitionState.WAITING))
         # All that does not descend from partition 0 is handled meanwhile.
         free = set(publisher.open_partitions()) - set(children)
-        expected = sum(len(log.seqs) for log in map(publisher.log_of, free) if log)
+        expected = sum(len(publisher.payloads(id)) for id in free)
         await until(lambda: len([1 for p, _ in instances.effects if p in free]) >= expected)
         assert not [p for p, _ in instances.effects if p in children]
         gate.open.set()

@@ -65,10 +65,10 @@ async def test_a_lost_lease_is_a_warning(
         first = instances.start()
         await instances.balanced(first, partitions=2)
         key: FeedKey = first.consumer.key
-        await shared_store.beat(key, "another", 60)
         epoch = (await shared_store.look(key)).leases[1].epoch
-        await shared_store.put(key, first.name, [Lease(1, None, epoch)])  # as if it had expired
-        assert await shared_store.put(key, "another", [Lease(1, "another", epoch + 1)])
+        # In one step, and before the other is seen: to that it would give the lease by itself.
+        assert await shared_store.put(key, first.name, [Lease(1, "another", epoch)])
+        await shared_store.beat(key, "another", 60)
         await until(lambda: any("lost" in text for text in changes(caplog, first)))
     # What happens to a batch that was in flight is a record of its own.
     told = [record for record in caplog.records if record.name.startswith("feedapi_client.sharing")]

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql.functions import lit
 
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.publisher.faults.response_faults import Rewrite
+from feedapi_client.testing.publisher.faults import Rewrite
 from tests.spark.micro_batches import problems
 from tests.spark.slow_workers import despite_slow_workers
 

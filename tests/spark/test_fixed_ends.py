@@ -29,10 +29,10 @@ class GrowingFeed(Publisher):
     growth = 0
     published = 0
 
-    def record_request(self, request: Any, **given: Any) -> Any:
+    def respond(self, request: Any) -> Any:
         if request.kind == "fetch":
             self.grow(self.growth)
-        return super().record_request(request, **given)
+        return super().respond(request)
 
     def grow(self, count: int) -> None:
         for n in range(self.published, self.published + count):
@@ -121,14 +121,14 @@ def test_batch_read_that_is_faster_than_a_feed_in_another_order_each_time_ends()
 
 def no_page_sizes(publisher: GrowingFeed) -> None:
     """Ignore page sizes, as publishers may."""
-    respond = publisher.record_request
+    respond = publisher.respond
 
-    def record(request: Any, **given: Any) -> Any:
+    def without(request: Any) -> Any:
         for name in ("pagesizehint", "pageSizeHint"):
             request.query.pop(name, None)
-        return respond(request, **given)
+        return respond(request)
 
-    publisher.record_request = record  # type: ignore[method-assign]
+    publisher.respond = without  # type: ignore[method-assign]
 
 
 def test_batch_read_that_is_faster_than_its_feed_ends_without_page_sizes(

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.spark.ingest import IngestError, read_table
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.publisher.faults.response_faults import Rewrite
+from feedapi_client.testing.publisher.faults import Rewrite
 from tests.spark.slow_workers import run
 from tests.spark.test_dataframe import TOO_DEEP
 from tests.spark.test_ingest import job

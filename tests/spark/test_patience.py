@@ -22,10 +22,16 @@ from feedapi_client.spark import feed_watch
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
-from feedapi_client.testing.publisher.faults import Lag
-from feedapi_client.testing.publisher.faults.connection_faults import Hang, Trickle
-from feedapi_client.testing.publisher.faults.lines import EmptyPage
-from feedapi_client.testing.publisher.faults.response_faults import Both, Redirect, Replace, Status
+from feedapi_client.testing.publisher.faults import (
+    Both,
+    EmptyPage,
+    Hang,
+    Lag,
+    Redirect,
+    Replace,
+    Status,
+    Trickle,
+)
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
 pytestmark = pytest.mark.slow

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -25,16 +24,9 @@ def make_feed(
 
 
 class Clock:
-    """The seconds that publishers read as the present time."""
+    """The `clock` of a publisher: it stands still until a test moves it."""
 
     now = 1000.0
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock of all publishers that stands still until a test moves it."""
-    clock = Clock()
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("feedapi_client.testing.publisher") and hasattr(module, "monotonic"):
-            monkeypatch.setattr(module, "monotonic", lambda: clock.now)
-    return clock
+    def __call__(self) -> float:
+        return self.now

@@ -132,8 +132,7 @@ def test_internal_events_move_the_cursor_without_an_event(make_feed: MakeFeed) -
     feed = make_feed(quirks=Quirks(empty_page="echo"))
     end = feed.publisher.append_internal(0, 3)
     assert [feed.read(0, cursor) for cursor in ("_first", end)] == [([], end)] * 2
-    feed.publisher.scan_limit = feed.publisher.page_size = 10
-    feed.publisher.append_internal(0, 22)
+    feed.publisher.append_internal(0, 2200)
     end = feed.publisher.append(0, {"n": 1})
     cursor, pages = "_first", []
     while cursor != end:

@@ -283,7 +283,8 @@ def test_heal_removes_all_faults(token_feed: ServedFeed) -> None:
     assert token_feed.fetch().status_code == 200
 
 
-def test_a_fault_lasts_for_some_seconds(token_feed: ServedFeed, clock: Clock) -> None:
+def test_a_fault_lasts_for_some_seconds(token_feed: ServedFeed) -> None:
+    token_feed.publisher.clock = clock = Clock()
     token_feed.publisher.fail(503, seconds=60.0)
     for seconds, status in ((0.0, 503), (59.0, 503), (2.0, 200)):
         clock.now += seconds

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.testing import Publisher, faults
+from feedapi_client.testing import faults
 from tests.testing.conftest import Clock
 from tests.testing.served_feed import ServedFeed, parse
 
@@ -19,9 +19,10 @@ MakeFeed = Callable[..., ServedFeed]
     [("echo", 200, "end"), ("tail", 200, "tail"), ("silent", 200, None), ("refused", 400, None)],
 )
 def test_a_replica_lacks_the_newest_events(
-    make_feed: MakeFeed, clock: Clock, ahead: Any, status: int, answer: str | None
+    make_feed: MakeFeed, ahead: Any, status: int, answer: str | None
 ) -> None:
     feed = make_feed()
+    feed.publisher.clock = clock = Clock()
     tail = feed.publisher.extend(0, [{"n": 1}, {"n": 2}])
     clock.now += 10
     end = feed.publisher.append(0, {"n": 3})
@@ -38,11 +39,9 @@ def test_a_replica_lacks_the_newest_events(
 
 
 @pytest.mark.parametrize("ahead", ["echo", "tail"])  # the others name no place
-def test_no_answer_of_a_replica_is_past_what_was_read(
-    make_feed: MakeFeed, clock: Clock, ahead: Any
-) -> None:
-    """A page may hold late events of one entity, and none of another one."""
+def test_no_answer_of_a_replica_is_past_what_was_read(make_feed: MakeFeed, ahead: Any) -> None:
     feed = make_feed(vary=True, checkpoint_every=2)
+    feed.publisher.clock = clock = Clock()
     for n in range(12):
         clock.now += 1.0
         feed.publisher.publish(f"e{n % 7}", {"n": n})
@@ -60,8 +59,9 @@ def test_no_answer_of_a_replica_is_past_what_was_read(
             assert {*read, *(event["n"] for event in some + rest)} == {*range(12)}, behind
 
 
-def test_a_replica_lists_an_older_topology(make_feed: MakeFeed, clock: Clock) -> None:
+def test_a_replica_lists_an_older_topology(make_feed: MakeFeed) -> None:
     feed = make_feed(2)
+    feed.publisher.clock = clock = Clock()
     before = feed.discover()
     clock.now += 10
     feed.publisher.split(0, (2, 3))
@@ -72,7 +72,21 @@ def test_a_replica_lists_an_older_topology(make_feed: MakeFeed, clock: Clock) ->
     assert {entry["id"] for entry in feed.partitions} == {"0", "2", "3", "4"}
 
 
-def test_what_a_publisher_was_made_with_is_on_every_replica() -> None:
-    publisher = Publisher(partitions=2)
-    assert list(publisher.replica(60.0).partitions) == [0, 1]
-    assert publisher.replica(60.0).token == publisher.token
+def test_a_stream_of_a_replica_stays_behind(make_feed: MakeFeed) -> None:
+    feed = make_feed(dialect="v2-draft", stream=True)
+    feed.publisher.clock = clock = Clock()
+    cursors = [feed.publisher.append(0, {"n": 0})]
+    clock.now += 10
+    cursors.append(feed.publisher.append(0, {"n": 1}))
+    feed.publisher.fail(faults.Lag(5.0))
+    with feed.stream() as lines:
+        assert [next(lines), next(lines)] == [{"event": {"n": 0}}, {"cursor": cursors[0]}]
+        clock.now += 5
+        assert [next(lines), next(lines)] == [{"event": {"n": 1}}, {"cursor": cursors[1]}]
+
+
+def test_what_a_publisher_was_made_with_is_on_every_replica(make_feed: MakeFeed) -> None:
+    feed = make_feed(2)
+    before = feed.discover()
+    feed.publisher.fail(faults.Lag(1e9), on="any")
+    assert feed.discover() == before

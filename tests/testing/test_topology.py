@@ -158,18 +158,6 @@ def test_publish_follows_the_entity_through_splits() -> None:
     assert targets <= set(publisher.open_partitions())
 
 
-def test_a_split_by_another_key(make_feed: MakeFeed) -> None:
-    feed = make_feed()
-    feed.publisher.extend(0, [{"entity": n, "country": n % 5} for n in range(50)])
-    children = feed.publisher.split(
-        0, into=2, method="cursor-from", key=lambda payload: payload["country"]
-    )
-    countries = [{event["country"] for event in feed.read_all(child)} for child in children]
-    assert not countries[0] & countries[1]
-    target = feed.publisher.publish(7, {"entity": 7, "country": 3})[0]
-    assert 3 in countries[children.index(target)]
-
-
 def test_merge_joins_the_histories(make_feed: MakeFeed) -> None:
     feed = make_feed(2)
     for n in range(10):

@@ -14,7 +14,7 @@ import httpx
 import trio.testing
 
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.simulator.loop import new_loop
+from tests.simulation.loop import new_loop
 
 HOUR = 3600.0
 

@@ -1,46 +1,171 @@
-"""A feed in memory: its settings, events, cursors and pages, without anything that serves it."""
+"""A feed in memory: its events, its topology and its past, and the traffic that it has had."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from copy import copy
+import secrets
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from math import inf
+from operator import itemgetter
 from random import Random
+from threading import RLock
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import anyio
 import orjson
 
-from feedapi_client.model import FIRST, LAST, DialectName
-from feedapi_client.testing.publisher.log_position import LogPosition, decode, encode
-from feedapi_client.testing.publisher.pages import (
-    EventFilter,
-    LogPage,
-    PageLimits,
-    ordered_page,
-    varied_page,
+from feedapi_client.model import FIRST, LAST, MAX_PARTITION, DialectName, Partition
+from feedapi_client.testing.publisher.answers import (
+    Quirks,
+    Request,
+    Response,
+    answer,
+    decode_cursor,
+    discovery,
+    encode_cursor,
+    text_response,
 )
-from feedapi_client.testing.publisher.partition_log import PartitionLog
-from feedapi_client.testing.publisher.quirks import Quirks
-from feedapi_client.testing.publisher.routing import (
-    EntityKey,
-    Payload,
-    decoded,
-    default_key,
-    hash_of,
-)
-from feedapi_client.testing.publisher.topology import Topology
-from feedapi_client.testing.publisher.wire_format import discovery
+from feedapi_client.testing.publisher.asgi import serve_request
+from feedapi_client.testing.publisher.faults import Fault, FaultRule, FaultTarget, as_fault
 
-_MOMENT_SECONDS = 0.01
-_KEPT_MOMENTS = 100_000
+if TYPE_CHECKING:
+    from feedapi_client.testing.publisher.server import Serving
 
+SplitMethod = Literal["starts-after", "cursor-from"]
+Payload = Mapping[str, Any] | str | bytes
+"""The data of an event: a JSON value, or bytes of JSON that are sent verbatim."""
+EntityKey = Callable[[Any], object]
+"""A function from a decoded payload to the entity that the event belongs to."""
 Filter = Callable[[Any, str], bool]
 """A filter of dialect v2-draft: payload and value of the query argument in, whether it fits out."""
+Headers = Mapping[str, str]
+"""The headers of an event, in dialect v1."""
+StoredEvent = tuple[int, int, bytes | None]
+"""Sequence number, hash of the entity, and payload of an event; without payload it is internal."""
+
+DIALECTS: tuple[DialectName, ...] = ("v1", "v2-draft", "v2-token")
+KEPT_REQUESTS = 20_000
+_KEPT_TOPOLOGIES = 100
 
 
-class Feed(Topology):
-    """The feed that a `Publisher` serves. See `Publisher` for its arguments."""
+def default_key(payload: Any) -> object:
+    """Return the entity of a payload: its field ``entity``, else ``id``, else None."""
+    if not isinstance(payload, Mapping):
+        return None
+    entity = payload.get("entity")
+    return payload.get("id") if entity is None else entity
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """So many requests a second are answered, of all clients together; the others are refused.
+
+    Attributes:
+        per_second: requests a second.
+        burst: how many may come at once after a pause.
+        status: of a refusal, usually 429 or 503.
+        retry_after: the header ``Retry-After`` of a refusal, None for none.
+    """
+
+    per_second: float
+    burst: int = 1
+    status: int = 429
+    retry_after: int | str | None = None
+    _left: float = field(default=inf, repr=False)
+    _since: float = field(default=0.0, repr=False)
+
+    def refusal(self, now: float) -> Response | None:
+        """Count a request; return its refusal when it is one too many."""
+        grown = self._left + (now - self._since) * self.per_second
+        self._left, self._since = min(grown, float(self.burst)), now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return None
+        response = text_response(self.status, "too many requests")
+        if self.retry_after is not None:
+            response.headers["retry-after"] = str(self.retry_after)
+        return response
+
+
+class Moment(NamedTuple):
+    """What a feed is at a time: all that an answer depends on, beside its settings."""
+
+    now: float
+    token: str
+    closed: dict[int, bool]
+    """Of each listed partition, whether it is closed."""
+    next_seq: float = inf
+    """All events with lower sequence numbers are there."""
+
+
+class Log:
+    """A partition: its lineage, and its events in the order of their sequence numbers."""
+
+    def __init__(self, id: int, starts_after: int | None, cursor_from: Iterable[int]) -> None:
+        self.id = id
+        self.starts_after = starts_after
+        self.cursor_from = tuple(cursor_from)
+        self.split_into: tuple[int, ...] = ()
+        self.split_before: tuple[int, ...] = ()
+        """What it was split into before the split was rolled back."""
+        self.seqs: array[int] = array("Q")
+        self.hashes: array[int] = array("I")
+        self.payloads: list[bytes | None] = []
+        self.has_internal = False
+
+    def stop(self, next_seq: float = inf) -> int:
+        """Return the number of events below a sequence number."""
+        return bisect_left(self.seqs, next_seq)
+
+    def end(self, next_seq: float = inf) -> int:
+        """Return the sequence number after the last event below another one, 0 without events."""
+        stop = self.stop(next_seq)
+        return self.seqs[stop - 1] + 1 if stop else 0
+
+    def events(self, since: int = 0) -> Iterator[StoredEvent]:
+        """Give the events from a sequence number on."""
+        first = self.stop(since)
+        return zip(self.seqs[first:], self.hashes[first:], self.payloads[first:], strict=True)
+
+    def add(self, seq: int, hash: int, payload: bytes | None) -> None:
+        """Append an event."""
+        self.seqs.append(seq)
+        self.hashes.append(hash)
+        self.payloads.append(payload)
+        self.has_internal |= payload is None
+
+
+class Publisher:
+    """A feed in memory, in any of the three dialects.
+
+    The page of `feedapi_client.testing.publisher` shows the whole interface on one screen.
+
+    Arguments:
+        partitions: The number of partitions, or their ids.
+        dialect: ``v1``, ``v2-draft`` or ``v2-token``.
+        page_size: Maximum number of events in a response, unless the request has a hint.
+        checkpoint_every: Number of events between two checkpoints.
+        vary: Let two requests from one cursor differ: page size, checkpoints, and how the entities
+            between two checkpoints are interleaved. The order within an entity is kept.
+        seed: Make `vary` reproducible. Implies `vary`.
+        stream: Offer streamed responses.
+        exactly_once: What discovery says about it.
+        filters: Filters of dialect v2-draft: names of payload fields, or functions by name.
+        key: Finds the entity of a payload. By default the field ``entity``, else ``id``. Payloads
+            without either all count as one entity.
+        quirks: Deviations of real publishers.
+        bearer: Bearer token that requests need.
+
+    Concurrency: all methods may be called from any thread, and from the event loop that serves the
+    publisher. None of them blocks on I/O.
+    """
 
     def __init__(
         self,
@@ -60,83 +185,86 @@ class Feed(Topology):
     ) -> None:
         if page_size < 1 or checkpoint_every < 1:
             raise ValueError("page_size and checkpoint_every must be at least 1")
-        super().__init__(partitions, dialect=dialect, quirks=quirks or Quirks())
         if not isinstance(filters, Mapping):
             filters = {name: _field_equals(name) for name in filters}
+        self.lock = RLock()
+        self.clock: Callable[[], float] = monotonic
+        self.url: str | None = None
         self.path = "/feed"
         self.page_size = page_size
         self.checkpoint_every = checkpoint_every
-        self.scan_limit = 1000
         self.vary = vary or seed is not None
+        self.random = Random(seed)
         self.stream = stream
         self.exactly_once = exactly_once
         self.filters: Mapping[str, Filter] = filters
         self.key = key or default_key
+        self.quirks = quirks or Quirks()
         self.bearer = bearer
         self.require_query: dict[str, str] = {}
         self.type_field = "type"
-        self.event_headers: dict[int, Mapping[str, str]] = {}
-        self._next_seq = 0
-        self._moments: deque[tuple[float, int]] = deque(maxlen=_KEPT_MOMENTS)
-        """What the next sequence number was when: for `replica`."""
-        self._moment_began = float("-inf")
-        self._random = Random(seed)
+        self.event_headers: dict[int, Headers] = {}
+        self.rate_limit: RateLimit | None = None
+        self.counters: Counter[str] = Counter()
+        self.in_flight = self.max_in_flight = self.bytes_sent = 0
+        self._rules: list[FaultRule] = []
+        self._requests: deque[Request] = deque(maxlen=KEPT_REQUESTS)
         self._nonce = 0
+        self._times: array[float] = array("d")
+        """When the event of each sequence number was appended."""
+        self._logs: dict[int, Log] = {}
+        roots = range(partitions) if isinstance(partitions, int) else tuple(partitions)
+        self._roots = self._new(roots) if roots else ()
+        # What a publisher was made with it has always had.
+        first = Moment(-inf, _new_token(), dict.fromkeys(self._roots, False))
+        self._topologies = deque([first], maxlen=_KEPT_TOPOLOGIES)
+        self.dialect = dialect
+
+    # Events
 
     def append(
         self,
         partition: int,
         payload: Payload,
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         entity: object = None,
     ) -> str:
         """Append an event and return the cursor after it.
 
         Raises ValueError when the partition is not listed or closed.
         """
-        raw, hash = self._prepare(payload, entity)
-        with self.lock:
-            log = self._writable(partition)
-            if headers:
-                self.event_headers[self._next_seq] = headers
-            log.add(self._next_seq, hash, raw)
-            self._advance(1)
-            self.changes.notify(partition)
-            return self._cursor_at(partition, self._next_seq)
+        return self._append(partition, [self._encoded(payload, entity)], headers)
 
     def extend(self, partition: int, payloads: Iterable[Payload]) -> str:
         """Append many events and return the cursor after the last one."""
-        prepared = [self._prepare(payload, None) for payload in payloads]
-        with self.lock:
-            log = self._writable(partition)
-            log.seqs.extend(range(self._next_seq, self._next_seq + len(prepared)))
-            log.hashes.extend([hash for _, hash in prepared])
-            log.payloads.extend([raw for raw, _ in prepared])
-            self._advance(len(prepared))
-            self.changes.notify(partition)
-            return self.end_cursor(partition)
+        return self._append(partition, [self._encoded(payload) for payload in payloads])
 
     def append_internal(self, partition: int, count: int = 1) -> str:
         """Append events that are never shown. They only move the cursor."""
-        with self.lock:
-            log = self._writable(partition)
-            for _ in range(count):
-                log.add(self._next_seq, 0, None)
-                self._advance(1)
-            self.changes.notify(partition)
-            return self.end_cursor(partition)
+        return self._append(partition, [(0, None)] * count)
 
     def publish(
-        self, entity: object, payload: Payload, *, headers: Mapping[str, str] | None = None
+        self, entity: object, payload: Payload, *, headers: Headers | None = None
     ) -> tuple[int, str]:
         """Append to the partition where events of the entity go now.
 
         Returns: the partition, and the cursor after the event.
         """
         with self.lock:
-            partition = self.route(entity, payload)
+            partition = self.route(entity)
             return partition, self.append(partition, payload, headers=headers, entity=entity)
+
+    def route(self, entity: object) -> int:
+        """Return the partition where events of the entity go now."""
+        if not self._roots:
+            raise ValueError("route: the publisher was made without partitions")
+        hash = _hash(entity)
+        with self.lock:
+            id = _choose(hash, self._roots, salt=-1)
+            while children := self._logs[id].split_into:
+                id = _choose(hash, children, salt=id)
+            return id
 
     def payloads(self, partition: int | None = None) -> list[Any]:
         """Return the decoded payloads of a partition, or of the feed in the order of publication.
@@ -144,120 +272,415 @@ class Feed(Topology):
         Internal events have none.
         """
         with self.lock:
-            if partition is not None:
-                stored = self._logs[partition].payloads
-                return [orjson.loads(raw) for raw in stored if raw is not None]
+            logs = self._logs.values() if partition is None else [self._logs[partition]]
             # A cursor-from split leaves an event in the successors and in the removed ancestor.
-            by_seq = {
-                seq: raw
-                for log in self._logs.values()
-                for seq, raw in zip(log.seqs, log.payloads, strict=True)
-                if raw is not None
-            }
-        return [orjson.loads(by_seq[seq]) for seq in sorted(by_seq)]
+            stored = {seq: raw for log in logs for seq, _, raw in log.events() if raw is not None}
+        return [orjson.loads(stored[seq]) for seq in sorted(stored)]
 
-    def discovery(self) -> dict[str, Any]:
-        """Return the discovery object as it is sent in the present dialect."""
-        partitions = list(self.partitions.values())
-        return discovery(
-            self.dialect,
-            partitions,
-            token=self.token,
-            exactly_once=self.exactly_once,
-            stream=self.stream,
-            filters=tuple(self.filters),
-            quirks=self.quirks,
-        )
-
-    # For request handling; the caller holds the lock
-
-    def replica(self, behind: float) -> Feed:
-        """Return a copy of the feed as it was some seconds ago, to answer one request.
-
-        A replica that lags has fewer events and an older topology, with its token. What it was
-        made with it always has.
-        """
-        time = max(monotonic() - behind, self._began)
-        replica = copy(self)
-        earlier = (seq for at, seq in reversed(self._moments) if at <= time)
-        replica._next_seq = next(earlier, 0)
-        replica._logs = {id: log.as_of(time, replica._next_seq) for id, log in self._logs.items()}
-        replica._listed_count = None
-        replica._token = self._token_at(time)
-        return replica
-
-    def is_ahead(self, cursor: str) -> bool:
-        """Return whether a cursor stands behind an event that the feed doesn't have.
-
-        Raises ValueError for text that is no cursor.
-        """
-        position = decode(cursor)
-        return max(position.base, *position.ahead.values(), 0) > self._next_seq
-
-    def encode(self, position: LogPosition) -> str:
-        """Return the cursor of a position."""
-        return encode(position, awkward=self.quirks.awkward_cursors)
+    def end_cursor(self, partition: int) -> str:
+        """Return the cursor after the last event of the partition."""
+        return self.cursor(partition, self._logs[partition].end())
 
     def another_cursor(self, partition: int, cursor: str) -> str:
         """Return a cursor that differs from `cursor` and stands for the same position."""
-        self._nonce += 1
-        position = self.position_of(self._logs[partition], cursor)
-        return encode(position, nonce=self._nonce, awkward=self.quirks.awkward_cursors)
+        with self.lock:
+            seq = {FIRST: 0, LAST: self._logs[partition].end()}.get(cursor)
+            seq = decode_cursor(cursor)[1] if seq is None else seq
+            self._nonce += 1
+            return encode_cursor(partition, seq, self.quirks, self._nonce)
 
-    def position_of(self, log: PartitionLog, cursor: str) -> LogPosition:
-        """Return what a cursor, ``_first`` and ``_last`` included, means in a partition.
+    # Topology
 
-        Raises ValueError for a cursor that isn't valid there.
+    @property
+    def token(self) -> str:
+        """The token in discovery, in dialect v2-token."""
+        return self._topologies[-1].token
+
+    @token.setter
+    def token(self, token: str) -> None:
+        self._changed(self._topologies[-1].closed, token)
+
+    def rotate_token(self) -> str:
+        """Make all tokens given out so far stale (dialect v2-token), and return the new one."""
+        with self.lock:
+            self.token = _new_token()
+            return self.token
+
+    @property
+    def dialect(self) -> DialectName:
+        """The dialect spoken. Assign another one at any time; cursors carry over."""
+        return self._dialect
+
+    @dialect.setter
+    def dialect(self, dialect: DialectName) -> None:
+        listed = list(self._topologies[-1].closed)
+        if dialect not in DIALECTS:
+            raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}, not {dialect!r}")
+        if dialect == "v1" and sorted(listed) != list(range(len(listed))):
+            raise ValueError(f"dialect v1 has partitions 0..n-1, this feed has {listed}")
+        self._dialect: DialectName = dialect
+
+    def upgrade(self, dialect: DialectName) -> None:
+        """Continue in another dialect."""
+        self.dialect = dialect
+
+    @property
+    def partitions(self) -> dict[int, Partition]:
+        """The listed partitions."""
+        with self.lock:
+            found = {}
+            for id, closed in self._topologies[-1].closed.items():
+                log, end = self._logs[id], self.end_cursor(id)
+                found[id] = Partition(id, closed, end, log.starts_after, log.cursor_from)
+            return found
+
+    def open_partitions(self) -> list[int]:
+        """Return the listed partitions that take events."""
+        return [id for id, partition in self.partitions.items() if not partition.closed]
+
+    def discovery(self) -> dict[str, Any]:
+        """Return the discovery object as it is sent in the present dialect."""
+        with self.lock:
+            return discovery(self, self._topologies[-1])
+
+    def close(self, partition: int) -> None:
+        """Take no more events for the partition."""
+        with self._change() as closed:
+            closed[self._listed(partition).id] = True
+
+    def reopen(self, partition: int) -> None:
+        """Take events again, which no correct publisher does."""
+        with self._change() as closed:
+            closed[self._listed(partition).id] = False
+
+    def split(
+        self, partition: int, into: int | Iterable[int] = 2, *, method: SplitMethod = "starts-after"
+    ) -> tuple[int, ...]:
+        """Split a partition into so many new ones, or into these ids; return the ids.
+
+        ``starts-after`` closes the partition and opens children for the events to come.
+        ``cursor-from`` replaces it by successors that share its whole history by the hash of the
+        entity.
+
+        Raises: ValueError for ids in use, for a partition that was split before, and in dialect v1.
         """
-        if cursor in (FIRST, LAST):
-            return LogPosition(log.id, 0 if cursor == FIRST else log.end, {})
-        position = decode(cursor)
-        if self.is_ahead(cursor):
-            raise ValueError("not a cursor of this feed")
-        if not log.accepts_cursors_of(position.partition):
-            raise ValueError(f"not a cursor of partition {log.id}")
-        return position
+        with self._change() as closed:
+            if self._dialect == "v1":
+                raise ValueError("dialect v1 has no splits: upgrade first")
+            parent = self._unsplit(partition)
+            if method == "starts-after":
+                ids = self._new(into, starts_after=partition)
+                closed |= {partition: True, **dict.fromkeys(ids, False)}
+            elif method == "cursor-from":
+                ids = self._new(into, cursor_from=(partition, *parent.cursor_from))
+                closed |= dict.fromkeys(ids, closed.pop(partition))
+                self._inherit(ids, [parent])
+            else:
+                raise ValueError(f"method must be starts-after or cursor-from, not {method!r}")
+            parent.split_into = ids
+            return ids
 
-    def page(
-        self, log: PartitionLog, start: LogPosition, limits: PageLimits, wanted: EventFilter | None
-    ) -> LogPage:
-        """Return what a request from a position gets.
+    def merge(self, partitions: Iterable[int], into: int | None = None) -> int:
+        """Replace partitions by one that holds the history of all of them; return its id."""
+        with self._change() as closed:
+            parents = [self._unsplit(id) for id in partitions]
+            ancestors = [parent.id for parent in parents]
+            ancestors += [ancestor for parent in parents for ancestor in parent.cursor_from]
+            ids = self._new(1 if into is None else (into,), cursor_from=dict.fromkeys(ancestors))
+            self._inherit(ids, parents)
+            closed[ids[0]] = all(closed[parent.id] for parent in parents)
+            for parent in parents:
+                parent.split_into = ids
+                del closed[parent.id]
+            return ids[0]
 
-        With `vary` each call divides the same events into other pages.
+    def add(
+        self,
+        partition: int | None = None,
+        *,
+        starts_after: int | None = None,
+        cursor_from: Iterable[int] = (),
+        closed: bool = False,
+    ) -> int:
+        """List a partition with any lineage, legal or not; return its id.
+
+        A partition that was removed comes back with its events.
         """
-        if self.vary or wanted is not None or start.ahead or log.internal_events:
-            random = self._random if self.vary else None
-            return varied_page(log, start, limits, wanted=wanted, random=random)
-        return ordered_page(log, start, limits)
+        with self._change() as listed:
+            if partition in listed:
+                raise ValueError(f"partition {partition} is listed already")
+            if partition is None or partition not in self._logs:
+                (partition,) = self._new(1 if partition is None else (partition,))
+            log = self._logs[partition]
+            log.starts_after, log.cursor_from = starts_after, tuple(cursor_from)
+            listed[partition] = closed
+            return partition
 
-    # Internal
+    def remove(self, partition: int) -> None:
+        """Stop listing the partition. `add` lists it again."""
+        with self._change() as closed:
+            del closed[self._listed(partition).id]
 
-    def _advance(self, count: int) -> None:
-        self._next_seq += count
-        now = monotonic()
-        if now - self._moment_began < _MOMENT_SECONDS:
-            self._moments[-1] = now, self._next_seq
-            return
-        self._moment_began = now
-        self._moments.append((now, self._next_seq))
+    def roll_back(self, partition: int) -> None:
+        """Undo a split by cursor transfer, as a publisher does that goes back to an old version.
 
-    def _writable(self, partition: int) -> PartitionLog:
+        The partition is listed again under its old id, open, with all events that its successors
+        got meanwhile. They are not listed any more. Cursors of theirs are valid in it.
+
+        Raises: ValueError unless it was split that way, and its successors are listed and unsplit.
+        """
+        with self._change() as closed:
+            parent = self._logs.get(partition)
+            if parent is None or partition in closed or not parent.split_into:
+                raise ValueError(f"partition {partition} was not split by cursor transfer")
+            successors = [self._unsplit(id) for id in parent.split_into]
+            if sum(log.split_into == parent.split_into for log in self._logs.values()) > 1:
+                raise ValueError(f"partition {partition} was merged with others")
+            self._inherit((partition,), successors)
+            parent.split_before, parent.split_into = parent.split_into, ()
+            for successor in successors:
+                del closed[successor.id]
+            closed[partition] = False
+
+    def roll_forward(self, partition: int) -> tuple[int, ...]:
+        """Make a split again that `roll_back` has undone; return the successors.
+
+        They have the events that the partition got meanwhile.
+        """
+        with self._change() as closed:
+            parent = self._unsplit(partition)
+            ids = parent.split_before
+            if not ids:
+                raise ValueError(f"no split of partition {partition} was rolled back")
+            self._inherit(ids, [parent])
+            parent.split_into, parent.split_before = ids, ()
+            del closed[partition]
+            closed |= dict.fromkeys(ids, False)
+            return ids
+
+    # Faults and traffic
+
+    def fail(
+        self,
+        fault: int | Fault,
+        *,
+        on: FaultTarget = "fetch",
+        partition: int | None = None,
+        times: int | None = 1,
+        after: int = 0,
+        seconds: float | None = None,
+        share: float = 1.0,
+    ) -> FaultRule:
+        """Let requests fail.
+
+        Arguments:
+            fault: What goes wrong; an int is an error status.
+            on: The requests concerned, and of fetches only those of a `partition`.
+            times: How many requests fail, after so many that don't; None: all from now on.
+            seconds: Let it last for so long instead of a number of `times`, from now on.
+            share: The part of the matching requests that fail, drawn at random.
+        """
+        until = inf
+        if seconds is not None:
+            times, until = None, self.clock() + seconds
+        draw = self.random.random
+        rule = FaultRule(as_fault(fault), on, partition, times, after, until, share, draw)
+        with self.lock:
+            self._rules.append(rule)
+        return rule
+
+    def heal(self) -> None:
+        """Remove all faults."""
+        with self.lock:
+            self._rules.clear()
+
+    @property
+    def faults(self) -> list[FaultRule]:
+        """The faults that may still apply."""
+        with self.lock:
+            return [rule for rule in self._rules if rule.is_live(self.clock())]
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests so far, oldest first (the last 20,000)."""
+        with self.lock:
+            return list(self._requests)
+
+    def clear_requests(self) -> None:
+        """Forget the requests and counters."""
+        with self.lock:
+            self._requests.clear()
+            self.counters.clear()
+            self.max_in_flight, self.bytes_sent = self.in_flight, 0
+
+    async def wait(self, predicate: Callable[[], object], timeout: float = 10.0) -> None:
+        """Wait until `predicate()` is true. Raises TimeoutError after `timeout` seconds."""
+        with anyio.fail_after(timeout):
+            while not predicate():  # noqa: ASYNC110 - any predicate, over state of any thread
+                await anyio.sleep(0.002)
+
+    def respond(self, request: Request) -> Response:
+        """Record a request and return what to send: its answer, a refusal, or what a fault does."""
+        with self.lock:
+            self._requests.append(request)
+            self.counters[request.kind] += 1
+            response = None if self.rate_limit is None else self.rate_limit.refusal(request.time)
+            if response is not None:
+                self.counters["refused"] += 1
+            else:
+                rule = next((rule for rule in self._rules if rule.applies_to(request)), None)
+                self._rules = self.faults
+                response = answer(self, request, self.clock())
+                response = response if rule is None else rule.fault(response, request, self)
+            request.status = response.status
+            self.counters[f"{request.kind} {response.status}"] += 1
+            return response
+
+    def count_in_flight(self, change: int) -> None:
+        """Record that a response begins (1) or ends (-1)."""
+        with self.lock:
+            self.in_flight += change
+            self.max_in_flight = max(self.max_in_flight, self.in_flight)
+
+    # Serving
+
+    @property
+    def asgi(self) -> Publisher:
+        """The feed as an ASGI application, at path ``/feed``: the publisher itself."""
+        return self
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one ASGI request."""
+        await serve_request(self, scope, receive, send)
+
+    def serve(self, host: str = "127.0.0.1", port: int = 0) -> Serving:
+        """Serve on a port, in a thread of its own.
+
+        ``with publisher.serve() as url`` or ``async with publisher.serve() as url``, on asyncio
+        and trio. The server is gone, with all its connections, when the block ends. Needs the
+        extra ``testing``.
+        """
+        from feedapi_client.testing.publisher.server import Serving
+
+        return Serving(self, host, port)
+
+    serving = serve
+
+    def __repr__(self) -> str:
+        states = ", ".join(
+            f"{id}{' closed' if listed.closed else ''}: {len(self._logs[id].seqs)} events"
+            for id, listed in self.partitions.items()
+        )
+        return f"<Publisher {self.dialect} {self.url or 'not served'} [{states}]>"
+
+    # What answers and faults ask. The caller holds the lock, also of all below.
+
+    def at(self, now: float) -> Moment:
+        """Return what the feed was at a time."""
+        since = (each for each in reversed(self._topologies) if each.now <= now)
+        topology = next(since, self._topologies[0])
+        return topology._replace(now=now, next_seq=bisect_right(self._times, now))
+
+    def log(self, partition: int) -> Log:
+        """Return a partition, listed or not."""
+        return self._logs[partition]
+
+    def cursor(self, partition: int, seq: int) -> str:
+        """Return the cursor after all events of a partition with lower sequence numbers."""
+        return encode_cursor(partition, seq, self.quirks)
+
+    def _encoded(self, payload: Payload, entity: object = None) -> tuple[int, bytes]:
+        raw = payload if isinstance(payload, bytes) else orjson.dumps(payload)
+        if b"\n" in raw:
+            raise ValueError("a payload is one line of JSON")
+        if entity is None:
+            entity = self.key(orjson.loads(raw) if payload is raw else payload)
+        return _hash(entity), raw
+
+    def _append(
+        self,
+        partition: int,
+        events: Sequence[tuple[int, bytes | None]],
+        headers: Headers | None = None,
+    ) -> str:
+        with self.lock:
+            log = self._listed(partition)
+            if self._topologies[-1].closed[partition]:
+                raise ValueError(f"partition {partition} is closed")
+            first = len(self._times)
+            if headers:
+                self.event_headers[first] = headers
+            self._times.extend(array("d", [self.clock()]) * len(events))
+            for seq, (hash, payload) in enumerate(events, first):
+                log.add(seq, hash, payload)
+            return self.end_cursor(partition)
+
+    @contextmanager
+    def _change(self) -> Iterator[dict[int, bool]]:
+        """Change which partitions are listed and closed, and the token with them."""
+        with self.lock:
+            closed = dict(self._topologies[-1].closed)
+            yield closed
+            self._changed(closed, self.token if self.quirks.keep_token else _new_token())
+
+    def _changed(self, closed: dict[int, bool], token: str) -> None:
+        self._topologies.append(Moment(self.clock(), token, closed))
+
+    def _new(
+        self,
+        wanted: int | Iterable[int],
+        *,
+        starts_after: int | None = None,
+        cursor_from: Iterable[int] = (),
+    ) -> tuple[int, ...]:
+        free = max(self._logs, default=-1) + 1
+        ids = tuple(range(free, free + wanted) if isinstance(wanted, int) else wanted)
+        if not ids or len(set(ids)) < len(ids):
+            raise ValueError(f"new partitions must be one or more different ids, not {ids}")
+        for id in ids:
+            if id in self._logs or not 0 <= id <= MAX_PARTITION:
+                raise ValueError(f"partition {id}: in use already, or outside 0..{MAX_PARTITION}")
+        self._logs |= {id: Log(id, starts_after, cursor_from) for id in ids}
+        return ids
+
+    def _listed(self, partition: int) -> Log:
+        if partition not in self._topologies[-1].closed:
+            raise ValueError(f"partition {partition} is not listed")
+        return self._logs[partition]
+
+    def _unsplit(self, partition: int) -> Log:
         log = self._listed(partition)
-        if log.closed:
-            raise ValueError(f"partition {partition} is closed")
+        if log.split_into:
+            raise ValueError(f"partition {partition} was split into {log.split_into} already")
         return log
 
-    def _prepare(self, payload: Payload, entity: object) -> tuple[bytes, int]:
-        if isinstance(payload, bytes):
-            if b"\n" in payload:
-                raise ValueError("a payload is one line of JSON")
-            raw = payload
-        else:
-            raw = orjson.dumps(payload)
-        if entity is None:
-            entity = self.key(decoded(payload))
-        return raw, hash_of(entity)
+    def _inherit(self, ids: tuple[int, ...], ancestors: Sequence[Log]) -> None:
+        """Divide events of the ancestors by entity among partitions that don't have them yet."""
+        known = max(self._logs[id].end() for id in ids)
+        for event in sorted(chain(*(log.events(known) for log in ancestors)), key=itemgetter(0)):
+            self._logs[_choose(event[1], ids, salt=ancestors[0].id)].add(*event)
 
 
 def _field_equals(name: str) -> Filter:
     return lambda payload, value: isinstance(payload, Mapping) and str(payload.get(name)) == value
+
+
+def _hash(entity: object) -> int:
+    # crc32 is the same in every process, unlike hash(), and cheap.
+    return zlib.crc32(str(entity).encode())
+
+
+def _choose(hash: int, partitions: tuple[int, ...], *, salt: int) -> int:
+    """Return which of the partitions an entity goes to, by its hash.
+
+    A different `salt` spreads the same hashes differently, so that nested splits of one partition
+    are independent. The mixing is the finaliser of murmur3.
+    """
+    mixed = (hash ^ (salt * 0x9E3779B1)) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return partitions[(mixed ^ (mixed >> 16)) % len(partitions)]
+
+
+def _new_token() -> str:
+    return secrets.token_urlsafe(9)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.testing.publisher.asgi import CONNECTION, ServerConnection
+from feedapi_client.testing.publisher.asgi import CONNECTION
 
 try:
     import uvicorn
@@ -24,45 +23,25 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.asgi import FeedApp
-    from feedapi_client.testing.publisher.traffic import RecordedFeed
+    from feedapi_client.testing.publisher.feed import Publisher
 
 _KEEP_ALIVE_SECONDS = 600
 # Requests end by themselves once their connection is gone; this is only a safety net.
 _CLOSE_GRACE_SECONDS = 10.0
 
 
-class _SocketConnection(ServerConnection):
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def reset(self) -> None:
-        # Lingering for zero seconds makes the kernel send RST in place of FIN.
-        self._transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-        self._transport.abort()
-
-
 class _FeedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, which also passes its socket to the application."""
+    """uvicorn's HTTP/1.1, which also passes its transport to the application."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # asyncio sets this only on sockets that were made with an explicit protocol number.
         # Without it each response waits 40 ms for an ACK.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        app, connection = self.app, _SocketConnection(transport)
+        app = self.app
 
         async def with_connection(scope: Any, receive: Any, send: Any) -> None:
-            scope[CONNECTION] = connection
-            await app(scope, receive, send)
+            await app({**scope, CONNECTION: transport}, receive, send)
 
         self.app = with_connection
 
@@ -75,14 +54,13 @@ class Serving:
     the caller for a few milliseconds, also in async code.
     """
 
-    def __init__(self, publisher: RecordedFeed, app: FeedApp, host: str, port: int) -> None:
+    def __init__(self, publisher: Publisher, host: str, port: int) -> None:
+        self.url = ""
         self._publisher = publisher
-        self._app = app
         self._address = (host, port)
         self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
-        self.url = ""
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
 
     def start(self) -> str:
         """Listen, and return the URL.
@@ -96,25 +74,20 @@ class Serving:
         listener = socket.create_server(self._address, backlog=2048)
         host, port = listener.getsockname()[:2]
         self.url = self._publisher.url = f"http://{host}:{port}{self._publisher.path}"
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
+        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         # The socket listens already, so there is no need to wait for the thread.
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(self._loop, listener),
-            name=f"feedapi publisher {port}",
-            daemon=True,
-        )
+        name = f"feedapi publisher {port}"
+        self._thread = threading.Thread(target=self._run, args=(listener,), name=name, daemon=True)
         self._thread.start()
         return self.url
 
     def stop(self) -> None:
         """Close all connections and the port, and end the thread. May be called twice."""
-        if self._thread is None or self._loop is None:
+        if self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        self._thread = self._loop = None
+        self._thread = None
         if self._publisher.url == self.url:
             self._publisher.url = None
 
@@ -130,15 +103,15 @@ class Serving:
     async def __aexit__(self, *exc: object) -> None:
         self.stop()
 
-    def _run(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+    def _run(self, listener: socket.socket) -> None:
         try:
-            loop.run_until_complete(self._serve(loop, listener))
+            self._loop.run_until_complete(self._serve(listener))
         finally:
-            loop.close()
+            self._loop.close()
 
-    async def _serve(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+    async def _serve(self, listener: socket.socket) -> None:
         config = uvicorn.Config(
-            self._app,
+            self._publisher,
             http=_FeedProtocol,
             ws="none",
             lifespan="off",
@@ -149,7 +122,7 @@ class Serving:
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         config.load()
-        state = ServerState()
+        loop, state = self._loop, ServerState()
         server = await loop.create_server(
             lambda: _FeedProtocol(config, state, {}, loop), sock=listener
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from feedapi_client.cli.doctor import Bounds
 from feedapi_client.testing import Publisher, Quirks, RateLimit, Request, Response, faults
-from feedapi_client.testing.publisher.handler import handle
+from feedapi_client.testing.publisher import answer
 
 Change = Callable[[Publisher], object]
 Fault = Callable[[Response, Request, Any], Response]
@@ -90,6 +90,11 @@ def asked_with(request: Request, **changes: str | None) -> Request:
     query = {k: v for k, v in {**request.query, **changes}.items() if v is not None}
     query = {k: v for k, v in query.items() if not k.startswith("filter-")}
     return replace(request, query=query, cursor=query.get("cursor", request.cursor))
+
+
+def handle(publisher: Publisher, request: Request) -> Response:
+    """Answer as the publisher does when no fault applies."""
+    return answer(publisher, request, publisher.clock())
 
 
 def page_of(**changes: str | None) -> Fault:
@@ -209,10 +214,10 @@ def every(count: int, fault: Any) -> Fault:
     """Apply a fault to each so many requests."""
     requests, apply = cycle(range(count)), faults.as_fault(fault)
 
-    def answer(response: Response, request: Request, publisher: Any) -> Response:
+    def faulty(response: Response, request: Request, publisher: Any) -> Response:
         return response if next(requests) < count - 1 else apply(response, request, publisher)
 
-    return answer
+    return faulty
 
 
 def needs_bearer(status: int) -> Change:

@@ -1,0 +1,572 @@
+"""What can go wrong at a publisher. Use it with `Publisher.fail`.
+
+::
+
+    publisher.fail(503, times=2)  # an error status, on fetch
+    publisher.fail(Status(429, headers={"retry-after": "1"}), partition=3)
+    publisher.fail(Replace({"partitions": [{"id": "70000"}]}), on="discovery", times=None)
+    publisher.fail(Truncate(after_lines=7))  # the connection ends in the middle of line eight
+    publisher.fail(Maintenance(), on="any", seconds=0.6)  # a gateway, for a while
+    publisher.fail(Lag(1.5, ahead="tail"), on="any", times=None, share=0.5)  # one of two replicas
+
+Faults that break the connection or the framing (`Reset`, `Truncate`, `BrokenChunk`) need the
+publisher on a port (`Publisher.serve`). All others also work through `Publisher.asgi`.
+
+Any function ``(response, request, publisher) -> response`` is a fault too. It may change the
+`Response` or return another one.
+"""
+
+# ruff: noqa: ARG002, D102 - all faults have the one signature, which `Fault` documents
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import orjson
+
+from feedapi_client.model import FIRST, LAST
+from feedapi_client.testing.publisher.answers import (
+    JSON,
+    NDJSON,
+    TEXT,
+    Ending,
+    Request,
+    Response,
+    answer,
+    decode_cursor,
+    json_response,
+)
+
+if TYPE_CHECKING:
+    from feedapi_client.testing.publisher.feed import Publisher
+
+FaultTarget = Literal["fetch", "discovery", "any"]
+
+
+class Fault(Protocol):
+    """Changes the response to a request. Called with the publisher's lock held."""
+
+    def __call__(self, response: Response, request: Request, publisher: Any, /) -> Response:
+        """Return the response to send: the given one, changed or not, or another one.
+
+        `publisher` is the `Publisher`.
+        """
+        ...
+
+
+@dataclass(eq=False)
+class FaultRule:
+    """A fault and when it applies, as `Publisher.fail` returns it.
+
+    `hits` counts how often it applied.
+    """
+
+    fault: Fault
+    on: FaultTarget
+    partition: int | None
+    times: int | None
+    after: int
+    until: float
+    share: float
+    draw: Callable[[], float] = field(repr=False)
+    hits: int = 0
+
+    def __post_init__(self) -> None:
+        if self.on not in ("fetch", "discovery", "any"):
+            raise ValueError(f"on must be fetch, discovery or any, not {self.on!r}")
+        if not 0.0 < self.share <= 1.0:
+            raise ValueError(f"share is a part of the requests, above 0 and up to 1: {self.share}")
+
+    def is_live(self, now: float) -> bool:
+        """Return whether it may still apply."""
+        return (self.times is None or self.hits < self.times) and now < self.until
+
+    def remove(self) -> None:
+        """Let it apply no more."""
+        self.times = self.hits
+
+    def applies_to(self, request: Request) -> bool:
+        """Return whether it applies to this request, and count the request."""
+        matches = self.on == request.kind or (self.on == "any" and request.kind != "other")
+        here = self.partition in (None, request.partition)
+        if not (matches and here and self.is_live(request.time)):
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        applies = self.share == 1.0 or self.draw() < self.share
+        self.hits += applies
+        return applies
+
+
+def as_fault(fault: int | Fault) -> Fault:
+    """Return a fault: the given one, or one for an error status."""
+    return Status(fault) if isinstance(fault, int) else fault
+
+
+# Another response
+
+
+@dataclass(frozen=True)
+class Status:
+    """A response with a status, headers and body of your choice."""
+
+    code: int
+    body: str | bytes = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        body = self.body.encode() if isinstance(self.body, str) else self.body
+        return Response(self.code, {"content-type": TEXT, **self.headers}, body)
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """A redirect, to a path of the same origin or to another URL."""
+
+    location: str
+    code: int = 302
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return Response(self.code, {"location": self.location})
+
+
+@dataclass(frozen=True)
+class Replace:
+    """A 200 response with another body: any JSON value, or bytes as they are."""
+
+    body: Any
+    content_type: str = JSON
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        body = self.body if isinstance(self.body, bytes) else json_response(self.body).body
+        return Response(200, {"content-type": self.content_type}, body)
+
+
+@dataclass(frozen=True)
+class Maintenance(Replace):
+    """A gateway in maintenance: status 200, with a JSON object that is no page and no discovery."""
+
+    body: Any = field(default_factory=lambda: {"status": "maintenance"})
+
+
+@dataclass(frozen=True)
+class Html:
+    """An HTML page with status 200, as a login proxy answers."""
+
+    body: str = (
+        "<!DOCTYPE html><html><head><title>Sign in</title></head>"
+        "<body><form>Please sign in</form></body></html>"
+    )
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
+
+
+@dataclass(frozen=True)
+class Empty:
+    """Status 200 and an empty body."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return Response(200)
+
+
+@dataclass(frozen=True)
+class DroppedQuery:
+    """The discovery document in answer to a fetch, as after a redirect that drops the query."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return json_response(publisher.discovery())
+
+
+@dataclass(frozen=True)
+class Lag:
+    """The answer of a replica that is `seconds` behind, in events and in topology.
+
+    `ahead` says how it answers a cursor that is ahead of it:
+
+    - ``echo``: with that cursor,
+    - ``tail``: with the cursor of its own end,
+    - ``silent``: without a line,
+    - ``refused``: with status 400.
+    """
+
+    seconds: float
+    ahead: Literal["echo", "tail", "silent", "refused"] = "echo"
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        then = publisher.clock() - self.seconds
+        moment, cursor, partition = publisher.at(then), request.cursor, request.partition
+        if response.status != 200 or self.ahead == "refused" or cursor in (None, FIRST, LAST):
+            return answer(publisher, request, then)
+        if partition in moment.closed and decode_cursor(cursor)[1] > moment.next_seq:
+            tail = publisher.cursor(partition, publisher.log(partition).end(moment.next_seq))
+            answers = {"echo": cursor, "tail": tail, "silent": None}
+            return _page_without_events(publisher, partition, answers[self.ahead])
+        return answer(publisher, request, then)
+
+
+@dataclass(frozen=True)
+class EmptyPage:
+    """A page without events.
+
+    Its cursor differs from the one of the request and stands for the same position. With
+    ``moving=False`` it is the cursor of the request.
+    """
+
+    moving: bool = True
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        cursor, partition = request.cursor, request.partition
+        if response.status != 200 or cursor is None or partition is None:
+            return response
+        if self.moving:
+            cursor = publisher.another_cursor(partition, cursor)
+        return _page_without_events(publisher, partition, cursor)
+
+
+def _page_without_events(publisher: Publisher, partition: int, cursor: str | None) -> Response:
+    lead = {"partition": partition} if publisher.dialect == "v1" else {}
+    line = b"" if cursor is None else orjson.dumps({**lead, "cursor": cursor}) + b"\n"
+    return Response(200, {"content-type": NDJSON}, line)
+
+
+# Connection and timing
+
+
+@dataclass(frozen=True)
+class _Break:
+    after_bytes: int | None = None
+    after_lines: int | None = None
+
+    def apply(self, response: Response, ending: Ending, *, at_once: bool) -> Response:
+        """End the body early. Without a place that is `at_once`, or in the middle of its end."""
+        whole = response.whole()
+        at_once &= self.after_bytes is None and self.after_lines is None
+        whole.content_length, whole.send_head, whole.ending = (
+            len(whole.body) + 1,
+            not at_once,
+            ending,
+        )
+        whole.body = b"" if at_once else _cut(whole.body, self.after_bytes, self.after_lines)
+        return whole
+
+
+@dataclass(frozen=True)
+class Reset(_Break):
+    """The connection is reset.
+
+    By default before anything is sent, else after a number of bytes of the body, or after a number
+    of whole lines and half of the next line.
+    """
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return self.apply(response, "reset", at_once=True)
+
+
+@dataclass(frozen=True)
+class Hang(_Break):
+    """The connection stays open and nothing more is sent: places as of `Reset`."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return self.apply(response, "hang", at_once=True)
+
+
+@dataclass(frozen=True)
+class Truncate(_Break):
+    """The connection is closed in the middle of the body: places as of `Reset`.
+
+    Content-Length, or chunked framing, promised more. By default it happens in the middle of the
+    last line.
+    """
+
+    chunked: bool = False
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        broken = self.apply(response, "close", at_once=False)
+        broken.content_length = None if self.chunked else broken.content_length
+        return broken
+
+
+@dataclass(frozen=True)
+class BrokenChunk:
+    """Chunked framing that is garbage after the first chunk."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = response.whole()
+        whole.ending = "garbage"
+        return whole
+
+
+@dataclass(frozen=True)
+class Delay:
+    """The response is sent `seconds` late."""
+
+    seconds: float
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        response.delay = self.seconds
+        return response
+
+
+@dataclass(frozen=True)
+class Trickle:
+    """The body in small pieces, `interval` seconds apart."""
+
+    piece: int = 1
+    interval: float = 0.0
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        response.piece_size, response.interval = self.piece, self.interval
+        return response
+
+
+@dataclass(frozen=True)
+class Gzip:
+    """The body is compressed, although the request did not allow it."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = response.whole()
+        whole.body = gzip.compress(whole.body)
+        whole.headers = {**whole.headers, "content-encoding": "gzip"}
+        return whole
+
+
+# Discovery and lines
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A changed discovery object.
+
+    `change` gets the decoded object. It returns another one, or changes it and returns None.
+    """
+
+    change: Callable[[Any], Any]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if response.status == 200 and request.kind == "discovery":
+            value = orjson.loads(response.body)
+            changed = self.change(value)
+            response.body = json_response(value if changed is None else changed).body
+        return response
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A 200 response whose body, and the lines of its stream, went through a function."""
+
+    change: Callable[[bytes], bytes]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if response.status == 200:
+            response.body = self.change(response.body)
+        if response.status == 200 and response.stream is not None:
+            next_lines = response.stream.next_lines
+
+            def changed() -> tuple[bytes, bool]:
+                lines, ended = next_lines()
+                return self.change(lines) if lines else lines, ended
+
+            response.stream.next_lines = changed
+        return response
+
+
+@dataclass(frozen=True)
+class Both:
+    """Several faults at once, applied one after the other: ``Both((Delay(0.5), ErrorText()))``."""
+
+    faults: tuple[Fault, ...]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        for fault in self.faults:
+            response = fault(response, request, publisher)
+        return response
+
+
+@dataclass(frozen=True)
+class NoPartitions:
+    """A discovery without partitions: null, as Go writes an empty slice, or an empty list."""
+
+    null: bool = True
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        partitions: list[Any] | None = None if self.null else []
+        return Edit(lambda found: {**found, "partitions": partitions})(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class CutLine:
+    """A complete response whose body ends in the middle of a line, followed by `text`.
+
+    By default in the middle of the last line, else in the middle of the one after `after_lines`
+    whole lines.
+    """
+
+    after_lines: int | None = None
+    text: str = ""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = response.whole()
+        whole.body = _cut(whole.body, None, self.after_lines) + self.text.encode()
+        return whole
+
+
+@dataclass(frozen=True)
+class ErrorText(CutLine):
+    """Error text in the middle of a 200 response.
+
+    This is what a web framework sends when the publisher fails midway.
+    """
+
+    text: str = "Internal server error"
+
+
+@dataclass(frozen=True)
+class NoFinalNewline:
+    r"""A complete response whose last line has no ``\n``."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = response.whole()
+        whole.body = whole.body.removesuffix(b"\n")
+        return whole
+
+
+class _Lines:
+    """Changes each line of a page, also of a streamed one."""
+
+    def line(self, line: bytes, command: dict[str, Any], request: Request) -> bytes:
+        """Return what is sent in place of a line, which has its line end."""
+        raise NotImplementedError
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        def change(lines: bytes) -> bytes:
+            return b"".join(self.line(line, value, request) for line, value in _parsed(lines))
+
+        return Rewrite(change)(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class NoCheckpoint:
+    """Events and no cursor. The first `keep` checkpoints stay."""
+
+    keep: int = 0
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        checkpoints = count(1)
+
+        def drop(lines: bytes) -> bytes:
+            return b"".join(
+                line
+                for line, command in _parsed(lines)
+                if "cursor" not in command or next(checkpoints) <= self.keep
+            )
+
+        return Rewrite(drop)(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class SameCheckpoint(_Lines):
+    """Events, with the cursor of the request as their only cursor."""
+
+    def line(self, line: bytes, command: dict[str, Any], request: Request) -> bytes:
+        same = orjson.dumps({**command, "cursor": request.cursor}) + b"\n"
+        return same if "cursor" in command else line
+
+
+@dataclass(frozen=True)
+class EndlessLine:
+    """A line that never ends, after the usual lines of the page."""
+
+    piece: int = 65536
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = response.whole()
+        whole.body += _event_start(publisher) + b'{"endless":"'
+        whole.endless = b"x" * self.piece
+        return whole
+
+
+@dataclass(frozen=True)
+class EndlessRun:
+    """Events without end and without a checkpoint: those of the page, again and again."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = response.whole()
+        events = b"".join(line for line, value in _parsed(whole.body) if "cursor" not in value)
+        whole.body = events or _event_start(publisher) + b'{"endless":true}}\n'
+        whole.endless = whole.body * max(1, 65536 // len(whole.body))
+        return whole
+
+
+@dataclass(frozen=True)
+class UnknownCommands(_Lines):
+    """Lines that are neither events nor checkpoints, before each line of the response."""
+
+    commands: tuple[Any, ...] = (
+        {"command": "partitions-changed"},
+        {"resync": True, "partition": 0},
+        {},
+    )
+
+    def line(self, line: bytes, command: dict[str, Any], request: Request) -> bytes:
+        return b"".join(orjson.dumps(each) + b"\n" for each in self.commands) + line
+
+
+@dataclass(frozen=True)
+class ExtraFields:
+    """Unknown fields before and after the known ones.
+
+    They are in every line, or in discovery and each of its partitions.
+    """
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if request.kind == "discovery":
+            return Edit(_with_extras)(response, request, publisher)
+        return Rewrite(_with_extra_fields)(response, request, publisher)
+
+
+def _with_extras(found: dict[str, Any]) -> dict[str, Any]:
+    partitions = [
+        {"x-rack": [1, {"a": None}], **partition, "weight": 0.5}
+        for partition in found["partitions"]
+    ]
+    return {"x-build": {"n": 1}, **found, "partitions": partitions, "maxLag": None}
+
+
+def _with_extra_fields(lines: bytes) -> bytes:
+    # Not decoded, so that payloads stay as they are byte for byte.
+    return b"".join(
+        b'{"x-before":[1,{"data":2}],' + line[1:-1] + b',"x-behind":{"cursor":null}}\n'
+        for line in lines.split(b"\n")[:-1]
+    )
+
+
+def _event_start(publisher: Publisher) -> bytes:
+    return b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
+
+
+def _parsed(body: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Give each line, with its line end, and the object that it holds."""
+    for line in body.split(b"\n")[:-1]:
+        yield line + b"\n", orjson.loads(line)
+
+
+def _cut(body: bytes, after_bytes: int | None, after_lines: int | None) -> bytes:
+    """Return the start of a body.
+
+    It ends after a number of bytes, or in the middle of the line after a number of whole lines.
+    Without either it ends in the middle of the last line.
+    """
+    if after_bytes is not None:
+        return body[:after_bytes]
+    lines = body.split(b"\n")[:-1]
+    if not lines:
+        return body
+    kept = len(lines) - 1 if after_lines is None else min(after_lines, len(lines) - 1)
+    half_line = lines[kept][: max(1, len(lines[kept]) // 2)]
+    return b"".join(line + b"\n" for line in lines[:kept]) + half_line
