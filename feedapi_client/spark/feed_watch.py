@@ -325,7 +325,10 @@ class FeedWatch:
                     self._committed.set()
             case PartitionDrained(partition=partition):
                 self.changed = True
-                listed = self._info().partitions.get(partition)
+                info = self._consumer.info
+                if info is None:
+                    return  # while it is entered: a discovery lists that end
+                listed = info.partitions.get(partition)
                 selects = bool(self._connection.fetch_options.selection())
                 if selects or listed is None or listed.last_cursor is None:
                     known.late[partition] = time.time() + LATE_SECONDS

@@ -344,9 +344,12 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_unsaved(self, state: State, last: Epoch) -> bool:
         if last == _BEFORE_FIRST:
             # The first event is found again, the present end is not.
-            return self.options.starting_cursors != "first" and bool(state.positions)
+            at_end = self.options.starting_cursors != "first" and bool(state.positions)
+            return at_end or state.selected != self.options.partitions
         plan = self._plan(last)
-        return plan.feed != key_of(self._connect()) or state.is_unsaved(plan.positions)
+        # What descends from a selected partition over one that is gone is found by no later run.
+        selects = state.selected is not None and sorted(state.selected) != plan.selected
+        return selects or plan.feed != key_of(self._connect()) or state.is_unsaved(plan.positions)
 
     def _watch_after(self, last: Epoch) -> FeedWatch:
         """Return the watch with the results of the epoch added."""
