@@ -352,8 +352,12 @@ class FeedWatch:
         before: dict[int, dict[int, int]] = {}
         for id, listed in self._consumer.topology().items():
             if id not in known.depths:
-                # An ancestor without an event takes no place of its own.
-                ancestors = {p: min(1, known.sequences.get(p, 0)) for p in listed.cursor_from}
+                # An ancestor without an event takes no place of its own. One that waits has some,
+                # which an epoch may be reading.
+                ancestors = {
+                    p: int(known.sequences.get(p, 0) > 0 or p in self._waiting)
+                    for p in listed.cursor_from
+                }
                 before[id] = ancestors | dict.fromkeys(self._consumer.preceding(id), 1)
         count_before(before, known.depths)
 

@@ -173,6 +173,27 @@ def test_error_that_comes_while_an_epoch_runs_ends_the_query(
         engine.trigger()
 
 
+def test_r09_successor_that_is_listed_during_the_first_epoch_comes_after_it(
+    start: Start, publisher: Publisher
+) -> None:
+    """By `depth`: the ancestor has events, although its results are not there yet."""
+
+    def split_at(point: str) -> None:
+        if point != "staged":
+            return
+        engine.crash_at = lambda point: None
+        (child,) = publisher.split(0, into=1, method="cursor-from")
+        publisher.append(child, {"entity": "a", "n": 2})
+        before = publisher.counters["discovery"]
+        while publisher.counters["discovery"] < before + 2:
+            time.sleep(0.01)
+
+    engine = start(split_at, discoveryInterval="0.01")
+    publisher.extend(0, [{"entity": "a", "n": n} for n in range(2)])
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
 @pytest.mark.parametrize("when", ["idle", "logged"])
 @pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
 def test_r10_split_is_noticed_when_a_token_is_refused(
