@@ -56,14 +56,13 @@ from feedapi_client.quarantine.by_event import EventFailures
 from feedapi_client.quarantine.handling import NoFurtherAttempt, retrying_handler
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.retry import gives_up_after
-from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
-from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.delegating import READ
-from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
-from feedapi_client.runtime.grace import GracePeriod
 from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
+from feedapi_client.runtime.iteration import ConsumerSettings, Paused, log_end
+from feedapi_client.runtime.loop import Background, finish
 from feedapi_client.runtime.observers import Observers
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.session import Session
 from feedapi_client.sharing.coordinator import Coordinator, instance_name
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
@@ -214,7 +213,6 @@ class FeedConsumer(Generic[Payload]):
         self._wait_for_server(self._entry_patience)
         self._observers = Observers()
         """What `feedapi_client.telemetry` is attached to."""
-        self._paused = Paused()
         self._listeners = Listeners()
         self._settings = ConsumerSettings(
             key=self.key,
@@ -229,7 +227,7 @@ class FeedConsumer(Generic[Payload]):
             limits=limits,
             retry=self.retry,
             observers=self._observers,
-            paused=self._paused,
+            paused=Paused(),
             listeners=self._listeners,
         )
         self.cut_short = False
@@ -246,7 +244,6 @@ class FeedConsumer(Generic[Payload]):
         self._stop_next = False
         self._handlers: anyio.CancelScope | None = None
         """Those of `run` and `run_by_key`, which the end of a grace period cancels."""
-        self._grace: GracePeriod | None = None
         self._entering = False
 
     def __repr__(self) -> str:
@@ -271,8 +268,6 @@ class FeedConsumer(Generic[Payload]):
             self._entering = self._stop_next = False
         self._tasks, self._process = tasks, OneProcess()
         self.cut_short = False
-        self._grace = GracePeriod(self._cut_short)
-        tasks.start_soon(self._grace.run)
         return self
 
     async def __aexit__(
@@ -398,14 +393,14 @@ class FeedConsumer(Generic[Payload]):
         max_concurrency: int,
     ) -> None:
         """Handle all batches of a session, `max_concurrency` at once."""
-        watched.watch(session.driver)
+        watched.watch(session.planning)
         failure: list[BaseException] = []
         slots = anyio.Semaphore(max_concurrency)
 
         async def work(batch: Batch) -> None:
             try:
                 try:
-                    with session.driver.observers.handling(batch):
+                    with session.iteration.observers.handling(batch):
                         await handle(batch)
                 except LeaseLostError as error:
                     if error.partition != batch.partition:
@@ -499,7 +494,7 @@ class FeedConsumer(Generic[Payload]):
             await failures.prepare()
         session = await self._begin()
         by_key = ByKey(
-            session.driver,
+            session.planning,
             session.delivery,
             handle,
             key,
@@ -557,8 +552,8 @@ class FeedConsumer(Generic[Payload]):
             if self._opening is not None:
                 self._opening.stop()
         self._session.stop()
-        if grace is not None and self._grace is not None:
-            self._grace.begin(grace)
+        if grace is not None:
+            self._session.end_within(grace)
 
     def pause(self, *partitions: int) -> None:
         """Fetch and deliver nothing new of these partitions; of all where none is given.
@@ -570,9 +565,7 @@ class FeedConsumer(Generic[Payload]):
         Raises ValueError for what is no partition's number.
         """
         check_partitions("pause", partitions, most=MAX_PARTITION, empty=True)
-        self._paused.pause(partitions)
-        if self._session is not None:
-            self._session.driver.pause()
+        self._set_paused(partitions, paused=True)
 
     def resume(self, *partitions: int) -> None:
         """Read paused partitions on, from where they were; all where none is given.
@@ -580,9 +573,12 @@ class FeedConsumer(Generic[Payload]):
         To be called from the event loop. Raises ValueError for what is no partition's number.
         """
         check_partitions("resume", partitions, most=MAX_PARTITION, empty=True)
-        self._paused.resume(partitions)
+        self._set_paused(partitions, paused=False)
+
+    def _set_paused(self, partitions: Collection[int], *, paused: bool) -> None:
+        self._settings.paused.set(partitions, paused=paused)
         if self._session is not None:
-            self._session.driver.resume()
+            self._session.planning.pauses_changed()
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Call ``listener(notification)`` for each of `feedapi_client.notifications` from now on.
@@ -650,10 +646,16 @@ class FeedConsumer(Generic[Payload]):
             self._client = self._new_client()
         share = None if self._share is None else self._coordinator
         session = Session(
-            self._settings, self._client, self.store, leases=self._leases, share=share
+            self._settings,
+            self._client,
+            self.store,
+            leases=self._leases,
+            share=share,
+            cut_short=self._cut_short,
         )
-        session.reports.extend(dict.fromkeys(self._reports))
-        self._opening, self._reports = session, session.reports
+        reports = session.iteration.reports
+        reports.extend(dict.fromkeys(self._reports))
+        self._opening, self._reports = session, reports
         if self._stop_next:  # since the last one ended
             session.stop()
         self._wait_for_server(self._entry_patience)
@@ -668,11 +670,11 @@ class FeedConsumer(Generic[Payload]):
         if isinstance(self.store, PatientStore):
             self.store.wait_for_server(None if math.isinf(seconds) else seconds)
 
-    def _coordinator(self, driver: Driver) -> Coordinator:
+    def _coordinator(self, planning: Planning) -> Coordinator:
         assert self._share is not None
         assert self.instance is not None
         assert self._leases is not None
-        return Coordinator(self._share, self._leases, self.key, driver, name=self.instance)
+        return Coordinator(self._share, self._leases, self.key, planning, name=self.instance)
 
     async def _begin(self) -> Session:
         """The session of a new iteration.
@@ -683,8 +685,6 @@ class FeedConsumer(Generic[Payload]):
             raise RuntimeError("the consumer is not open: use it inside 'async with'")
         self._process.check("the consumer")
         if self._begun:
-            if self._grace is not None:
-                self._grace.forget()
             await self._session.aclose()
             with self._logged():
                 self._session = await self._open_session()

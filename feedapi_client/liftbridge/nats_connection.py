@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from feedapi_client.causes import network_problem
 from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError, LiftbridgeError
 from feedapi_client.protocol.text import printable
-from feedapi_client.runtime.cancellation import beside
+from feedapi_client.runtime.loop import beside
 
 logger = logging.getLogger(__name__)
 

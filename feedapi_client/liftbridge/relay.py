@@ -36,7 +36,7 @@ from feedapi_client.liftbridge.stream_rows import OutgoingBatch, message_bytes
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 from feedapi_client.model import Batch, Event
 from feedapi_client.protocol.text import printable
-from feedapi_client.runtime.cancellation import beside
+from feedapi_client.runtime.loop import beside
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ import anyio.lowlevel
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Partition
-from feedapi_client.runtime.stacks import place_of_thread
+from feedapi_client.runtime.waiting import place_of_thread
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
 
 _MAX_AGE = 0.5

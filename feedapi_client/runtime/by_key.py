@@ -25,13 +25,12 @@ from feedapi_client.quarantine.by_event import EventFailures, Key
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
 from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent
 from feedapi_client.retry import Backoff, retry
-from feedapi_client.runtime.buffer import memory_of
 from feedapi_client.runtime.delivery import TURN_SECONDS, Delivery
 from feedapi_client.runtime.done_ahead import DoneAhead, EventIdOf
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.key_order import KeyedBatch, KeyedEvent, KeyOrder, Oldest
-from feedapi_client.runtime.partition import RuntimePartition
-from feedapi_client.runtime.wakeup import Wakeup
+from feedapi_client.runtime.loop import Wakeup
+from feedapi_client.runtime.partition import RuntimePartition, memory_of
+from feedapi_client.runtime.planning import Planning
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class ByKey:
     """One `FeedConsumer.run_by_key`.
 
     Arguments:
-        driver, delivery: of the session.
+        planning, delivery: of the session.
         handle: the application's handler of an event.
         key: gives the key of an event.
         failures: what becomes of events that fail.
@@ -64,7 +63,7 @@ class ByKey:
 
     def __init__(
         self,
-        driver: Driver,
+        planning: Planning,
         delivery: Delivery,
         handle: EventHandler,
         key: Key,
@@ -76,18 +75,18 @@ class ByKey:
     ) -> None:
         self.scope = anyio.CancelScope()
         """Cancels what is in flight."""
-        self._driver = driver
+        self._planning, self._iteration = planning, planning.iteration
         self._delivery = delivery
         self._handle = handle
         self._key = key
         self._failures = failures
-        self._ahead = None if event_id is None else DoneAhead(driver, event_id, self)
+        self._ahead = None if event_id is None else DoneAhead(planning, event_id, self)
         self._max_concurrency = max_concurrency
         self._max_in_flight = max_in_flight
-        self._max_size = driver.limits.max_buffered_bytes
+        self._max_size = planning.iteration.limits.max_buffered_bytes
         self._order = KeyOrder()
         self._size = 0
-        self._losses = driver.losses
+        self._losses = planning.losses
         self._workers = 0
         self._idle: list[Wakeup] = []
         self._turn: object = None
@@ -127,20 +126,20 @@ class ByKey:
         The rest comes again, undone. So does what is done behind the cursor: that is then saved as
         far as all before it is done.
         """
-        driver = self._driver
+        iteration, _planning = self._iteration, self._planning
         while not self._finished:
-            if driver.failure is not None:
-                raise driver.failure
+            if iteration.failure is not None:
+                raise iteration.failure
             self.look()
             if not self._finished:
-                await driver.woken()
+                await iteration.woken()
         for partition in self._order.partitions:
             await self._save_partly(partition)
 
     @property
     def _finished(self) -> bool:
         begun = self._workers - len(self._idle)
-        done = not begun if self._driver.stopping else self._order.idle
+        done = not begun if self._iteration.stopping else self._order.idle
         return done and not self._committing
 
     # ------------------------------------------------------------------ what is delivered
@@ -150,13 +149,13 @@ class ByKey:
 
         Of a partition that is given away, what is not begun: it need not be waited for.
         """
-        if self._losses == self._driver.losses:
+        if self._losses == self._planning.losses:
             return
-        self._losses = self._driver.losses
-        if self._failures.held is not None and self._driver.sharing is not None:
+        self._losses = self._planning.losses
+        if self._failures.held is not None and self._planning.sharing is not None:
             self._failures.held.stale = True
         for id in self._order.partitions:
-            partition, first = self._driver.partitions[id], self._order.first_number(id)
+            partition, first = self._planning.partitions[id], self._order.first_number(id)
             if partition.is_lost(first):
                 last = max(n for n in range(first, partition.batches + 1) if partition.is_lost(n))
                 self._dropped(id, self._order.drop(id, last))
@@ -191,20 +190,20 @@ class ByKey:
 
     def oldest(self, partition: int) -> Oldest | None:
         """Return what holds the cursor of the partition back; None where nothing does."""
-        return self._order.oldest(partition, self._driver.clock())
+        return self._order.oldest(partition, self._iteration.clock())
 
     def _admit(self, batch: Batch) -> None:
-        driver = self._driver
-        partition = driver.partitions[batch.partition]
+        iteration, planning = self._iteration, self._planning
+        partition = planning.partitions[batch.partition]
         number = partition.batches
         work = KeyedBatch(
             batch,
             number=number,
             size=self._size,
-            delivered_at=driver.clock(),
+            delivered_at=iteration.clock(),
             marks=partition.marks,
         )
-        if number == 1 and driver.sharing is not None and self._failures.held is not None:
+        if number == 1 and planning.sharing is not None and self._failures.held is not None:
             self._failures.held.stale = True
         done = () if self._ahead is None else self._ahead.identify(work)
         self._order.admit(work, self._keys(batch), done)
@@ -233,7 +232,7 @@ class ByKey:
 
     def _call_workers(self) -> None:
         """Let as many tasks run as there are events to handle, up to the bound."""
-        if self._driver.stopping:
+        if self._iteration.stopping:
             return  # what is woken is not idle, and would have to be waited for
         wanted = self._order.ready
         while wanted and self._idle:
@@ -245,11 +244,11 @@ class ByKey:
 
     async def _work(self) -> None:
         """Handle one event after the other. No call more than needed: it is the inner loop."""
-        driver, order, woken = self._driver, self._order, Wakeup()
-        handle, failures, clock, count = self._handle, self._failures, driver.clock, 0
+        iteration, order, woken = self._iteration, self._order, Wakeup()
+        handle, failures, clock, count = self._handle, self._failures, iteration.clock, 0
         handled: Awaitable[object]
         while True:
-            while not driver.stopping and (item := order.begin()) is not None:
+            while not iteration.stopping and (item := order.begin()) is not None:
                 try:
                     if self._unkeyed or failures.held or self._ahead is not None:
                         handled = self._checked(item)
@@ -262,7 +261,7 @@ class ByKey:
                     self._failed(item, failure_of(error, "the handler", own_task=True))
                 else:
                     if self._backoffs or failures.in_a_row:
-                        self._driver.handled_at = datetime.now(UTC)
+                        self._iteration.handled_at = datetime.now(UTC)
                         self._recovered(item)
                         failures.handled(item.work.batch.partition)
                     if order.done(item):
@@ -274,8 +273,8 @@ class ByKey:
                     self._turn = None
                     await anyio.lowlevel.checkpoint()
             self._idle.append(woken)
-            if driver.stopping:
-                driver.wake()
+            if iteration.stopping:
+                iteration.wake()
             await woken.wait()
 
     async def _checked(self, item: KeyedEvent) -> None:
@@ -318,14 +317,14 @@ class ByKey:
             self._retry(item, error, pause, backoff.failures + 1)
 
     def _retry(self, item: KeyedEvent, error: Exception, pause: float, attempt: int) -> None:
-        driver, partition = self._driver, self._partition(item)
+        iteration, partition = self._iteration, self._partition(item)
         partition.handling.pauses(pause)
-        for observer in driver.observers:
+        for observer in iteration.observers:
             observer.handler_retried(partition.id)
-        driver.failure_log.warn(
+        iteration.failure_log.warn(
             partition.id,
             lambda: (
-                f"feed {driver.feed}, partition {partition.id}: {partition.handling.error}; "
+                f"feed {iteration.feed}, partition {partition.id}: {partition.handling.error}; "
                 f"attempt {attempt} of this event in {pause:.1f} s\n"
                 f"{failure_traceback(error)}"
             ),
@@ -346,7 +345,7 @@ class ByKey:
         if record is None:
             self._end(item, error)
         else:
-            self._driver.handled_at = datetime.now(UTC)
+            self._iteration.handled_at = datetime.now(UTC)
             item.work.quarantined.append(record)
             self._done(item)
 
@@ -356,11 +355,11 @@ class ByKey:
         failing = self._failing.setdefault(partition.id, set())
         partition.handling.event_failed(text, again=id(item) in failing)
         failing.add(id(item))
-        for observer in self._driver.observers:
+        for observer in self._iteration.observers:
             observer.handler_failed(partition.id, error)
-        if self._driver.listeners:
+        if self._iteration.listeners:
             failed = HandlerFailed(partition.id, type(error).__qualname__)
-            self._driver.listeners.tell(failed)
+            self._iteration.listeners.tell(failed)
 
     def _recovered(self, item: KeyedEvent) -> None:
         """Note that an event that may have failed is done, or dropped."""
@@ -376,23 +375,23 @@ class ByKey:
 
     def _end(self, item: KeyedEvent, error: Exception) -> None:
         """End the iteration with the error of an event."""
-        driver, partition = self._driver, self._partition(item)
+        iteration, partition = self._iteration, self._partition(item)
         if self._failure is None:
             self._failure = error
-            driver.ended_by_handler(partition)
-            if error is not driver.failure:  # which was logged where it was found
+            iteration.ended_by_handler(partition.id, partition.handling)
+            if error is not iteration.failure:  # which was logged where it was found
                 log.error(
                     "feed %s, partition %d: %s, which ends the iteration\n%s",
-                    driver.feed,
+                    iteration.feed,
                     partition.id,
                     partition.handling.error,
                     failure_traceback(error),
-                    extra={"feed": driver.feed, "partition": partition.id},
+                    extra={"feed": iteration.feed, "partition": partition.id},
                 )
         self.scope.cancel()
 
     def _partition(self, item: KeyedEvent) -> RuntimePartition:
-        return self._driver.partitions[item.work.batch.partition]
+        return self._planning.partitions[item.work.batch.partition]
 
     # ------------------------------------------------------------------ what is committed
 
@@ -416,14 +415,14 @@ class ByKey:
                             self._ahead.forget(work)
                         self._settle(work)
                         self._log_quarantined(work.quarantined)
-                await self._delivery.release(partition, retired)
+                self._delivery.release(partition, retired)
         except BaseException as error:  # noqa: BLE001 - raised by `run`, without a group around it
             failed = failure_of(error, "a save or a task beside the handlers", own_task=True)
             self._failure = self._failure or failed
             self.scope.cancel()
         finally:
             self._committing.discard(partition)
-            self._driver.wake()
+            self._iteration.wake()
 
     async def _save_partly(self, partition: int) -> None:
         """Save the cursor of the last checkpoint before which all is done, within a batch."""
@@ -472,22 +471,22 @@ class ByKey:
 
     def _log_quarantined(self, records: list[QuarantinedEvent]) -> None:
         for record in records:
-            self._driver.partitions[record.partition].handling.quarantine()
-            for observer in self._driver.observers:
+            self._planning.partitions[record.partition].handling.quarantine()
+            for observer in self._iteration.observers:
                 observer.quarantined(record.partition, record.error_type)
-            if self._driver.listeners:
+            if self._iteration.listeners:
                 told = EventQuarantined(record.partition, record.error_type)
-                self._driver.listeners.tell(told)
+                self._iteration.listeners.tell(told)
             log.warning(
                 "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
                 "the handler failed with %s",
-                self._driver.feed,
+                self._iteration.feed,
                 record.partition,
                 record.id,
                 record.index,
                 record.cursor,
                 record.error_type,
-                extra={"feed": self._driver.feed, "partition": record.partition},
+                extra={"feed": self._iteration.feed, "partition": record.partition},
             )
 
 

@@ -12,9 +12,9 @@ from feedapi_client.model import LAST, Batch, Reached
 from feedapi_client.protocol.text import are_valid
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime.delivery import Delivery
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
 
 READ = "async def read(partition, cursor): ..."
 """What such a function looks like, for messages."""
@@ -29,13 +29,13 @@ class Delegation:
 
     def __init__(
         self,
-        driver: Driver,
+        planning: Planning,
         fetching: Fetching,
         delivery: Delivery,
         read: Read,
         late: Mapping[int, float] | None,
     ) -> None:
-        self._driver, self._fetching, self._delivery, self._read = driver, fetching, delivery, read
+        self._planning, self._delivery, self._read = planning, delivery, read
         self._reached: dict[int, Reached] = {}
         self._nothing: dict[int, Backoff] = {}
         """Of partitions that `read` got nothing of since it last got something."""
@@ -46,7 +46,7 @@ class Delegation:
 
     async def handle(self, batch: Batch) -> None:
         """Let the partition of a batch be read, if it has news. Raises what `read` raises."""
-        if not self._driver.partitions[batch.partition].news:
+        if not self._planning.partitions[batch.partition].news:
             return  # empty pages have moved its cursor
         called = self._read(batch.partition, batch.cursor)
         reached = await awaitable_of(called, "read", READ)
@@ -58,45 +58,43 @@ class Delegation:
 
     async def handled(self, batch: Batch) -> None:
         """Commit what was reached, release the batch, and go on."""
-        partition = self._driver.partitions[batch.partition]
+        planning = self._planning
+        p = planning.partitions[batch.partition]
         reached = self._reached.pop(batch.partition, None) or Reached(batch.cursor)
-        nothing = partition.news and reached.cursor == batch.cursor
-        partition.read_elsewhere(reached.cursor)
-        if reached.cursor != partition.entry.cursor:
+        nothing = p.news and reached.cursor == batch.cursor
+        p.read_elsewhere(reached.cursor)
+        if reached.cursor != p.entry.cursor:
             await self._delivery.commit(replace(batch, cursor=reached.cursor))
-        await self._delivery.release(batch.partition)
         if nothing:
-            await self._ask_later(partition)
-            return
-        self._nothing.pop(batch.partition, None)
-        if not partition.started or not partition.entry.running:
-            return
-        if reached.more and reached.cursor != batch.cursor:
-            partition.received_news()
-            self._driver.announce(partition)
+            self._ask_later(p)
         else:
-            self._fetching.resume(partition)
+            self._nothing.pop(batch.partition, None)
+        self._delivery.release(batch.partition)
+        further = reached.more and reached.cursor != batch.cursor
+        if further and p.started and p.entry.running:
+            p.received_news()
+            planning.announce(p)
+            planning.advance(p)
 
-    async def _ask_later(self, partition: RuntimePartition) -> None:
+    def _ask_later(self, p: RuntimePartition) -> None:
         """Ask at once why that is, as the first time it may be a split; then ever later (R10)."""
-        driver = self._driver
+        iteration = self._planning.iteration
         backoff = self._nothing.setdefault(
-            partition.id, Backoff.of(driver.settings.retry, clock=driver.clock)
+            p.id, Backoff.of(iteration.settings.retry, clock=iteration.clock)
         )
         error = FeedUnavailableError(
             f"whoever reads it got nothing {backoff.failures + 1} times in a row, the last time "
             f"{backoff.elapsed:.0f} s after the first one, although it has an event",
-            feed=driver.feed,
-            partition=partition.id,
+            feed=iteration.feed,
+            partition=p.id,
         )
         try:
             pause = backoff.pause(error)
         except FeedError as final:
-            await driver.fail_partition(partition, final)
+            self._planning.fail(p, final)
             return
         if backoff.failures == 1:
             pause = 0.0
         else:
-            driver.failure_log.warn(partition.id, f"{error}; asked again in {pause:.1f} s")
-        if partition.started and partition.entry.running:
-            driver.scheduler.schedule(partition, pause)
+            iteration.failure_log.warn(p.id, f"{error}; asked again in {pause:.1f} s")
+        self._planning.ask(p, iteration.clock() + pause)

@@ -19,9 +19,9 @@ from feedapi_client.model import Event, being_handled
 from feedapi_client.notifications import EventsPassedOver
 from feedapi_client.quarantine.failure_text import failure_line
 from feedapi_client.retry import Backoff, retry
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.key_order import KeyedBatch, KeyedEvent
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.stores.done import Claim, DoneEvent, stored_id
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,13 @@ class DoneAhead:
     """Claims partitions, and remembers their events.
 
     Arguments:
-        driver: of the session.
+        planning: of the session.
         event_id: gives the identity of an event.
         handling: what handles the events.
     """
 
-    def __init__(self, driver: Driver, event_id: EventIdOf, handling: _Handling) -> None:
-        self._driver = driver
+    def __init__(self, planning: Planning, event_id: EventIdOf, handling: _Handling) -> None:
+        self._planning, self._iteration = planning, planning.iteration
         self._event_id = event_id
         self._handling = handling
         self._readings: dict[int, _Reading] = {}
@@ -92,12 +92,12 @@ class DoneAhead:
         return reading.claim is not None
 
     async def _claim(self, partition: RuntimePartition, reading: _Reading) -> None:
-        driver, position = self._driver, partition.entry.position
-        ancestors = driver.planner.graph.ancestors(partition.id)
+        planning, position = self._planning, partition.entry.position
+        ancestors = planning.planner.graph.ancestors(partition.id)
         revision = 0 if position is None else position.revision
 
         async def claim() -> Claim:
-            return await driver.positions.claim([partition.id, *ancestors], revision)
+            return await planning.positions.claim([partition.id, *ancestors], revision)
 
         try:
             made = await retry(claim, self._handling.backoff(), sleep=anyio.sleep)
@@ -108,20 +108,20 @@ class DoneAhead:
                 self._refused(partition, error)
             else:  # changed by this consumer itself: its cursor was transferred, say
                 del self._readings[partition.id]
-                driver.enqueue(partition)
+                planning.offer(partition)
             return
         reading.claim = made
-        driver.enqueue(partition)
-        driver.wake()
+        planning.offer(partition)
+        planning.iteration.wake()
 
     def _refused(self, partition: RuntimePartition, error: FencedError) -> None:
         """Stop what another instance or consumer has claimed (R17)."""
         self._readings.pop(partition.id, None)
-        if self._driver.sharing is not None:
-            self._driver.lose(partition)
+        if self._planning.sharing is not None:
+            self._planning.lose(partition)
             self._handling.look()
         else:
-            self._driver.fail(error)
+            self._iteration.fail(error)
 
     # ------------------------------------------------------------------ what is delivered
 
@@ -156,18 +156,18 @@ class DoneAhead:
         return FeedError(
             "two events with one event_id have different payloads: event_id has to return what no "
             "other event of the feed has",
-            feed=self._driver.feed,
+            feed=self._iteration.feed,
             partition=event.partition,
         )
 
     def _passed_over(self, work: KeyedBatch, count: int) -> None:
         """Count events that are not handled, because one with their identity is done."""
-        driver, partition = self._driver, work.batch.partition
-        driver.partitions[partition].handling.passed_over += count
-        for observer in driver.observers:
+        iteration, partition = self._iteration, work.batch.partition
+        self._planning.partitions[partition].handling.passed_over += count
+        for observer in iteration.observers:
             observer.passed_over(partition, count)
-        if driver.listeners:
-            driver.listeners.tell(EventsPassedOver(partition, count))
+        if iteration.listeners:
+            iteration.listeners.tell(EventsPassedOver(partition, count))
 
     # ------------------------------------------------------------------ what is handled
 
@@ -203,13 +203,13 @@ class DoneAhead:
 
     async def _done(self, item: KeyedEvent, id: str, transaction: Any) -> None:
         """Do `Event.done`."""
-        driver, work = self._driver, item.work
-        partition = driver.partitions[work.batch.partition]
-        if driver.over:
+        iteration, planning, work = self._iteration, self._planning, item.work
+        partition = planning.partitions[work.batch.partition]
+        if iteration.over:
             raise CommitOrderError(
                 "the event can't be done: its iteration has ended, and what was not committed is "
                 "read again by the next one",
-                feed=driver.feed,
+                feed=iteration.feed,
                 partition=partition.id,
             )
         self._handling.look()
@@ -218,11 +218,11 @@ class DoneAhead:
         item.tried = True
         work.passes.setdefault(partition.id, set()).add(id)
         try:
-            await driver.positions.done(DoneEvent(partition.id, work.claim, id), transaction)
+            await planning.positions.done(DoneEvent(partition.id, work.claim, id), transaction)
         except FencedError as error:
             if not work.lost:
                 self._refused(partition, error)
-            if driver.sharing is None:
+            if planning.sharing is None:
                 raise
             raise self._lease_lost(partition.id) from error
 
@@ -231,24 +231,24 @@ class DoneAhead:
         if item.work.lost:
             return False  # whoever has the lease now finds out
         event = DoneEvent(item.work.batch.partition, item.work.claim, id)
-        return await self._driver.positions.is_done(event)
+        return await self._planning.positions.is_done(event)
 
     def _lease_lost(self, partition: int) -> LeaseLostError:
         return LeaseLostError(
             "the lease of this partition was lost while the event was in flight: roll its "
             "transaction back. It is delivered again, by the instance that has the lease",
-            feed=self._driver.feed,
+            feed=self._iteration.feed,
             partition=partition,
         )
 
     def _log_failed_after(self, item: KeyedEvent, error: Exception) -> None:
-        driver, batch = self._driver, item.work.batch
+        iteration, batch = self._iteration, item.work.batch
         log.warning(
             "feed %s, partition %d: the event is done, although its handler failed with %s",
-            driver.feed,
+            iteration.feed,
             batch.partition,
             failure_line(error),
-            extra={"feed": driver.feed, "partition": batch.partition},
+            extra={"feed": iteration.feed, "partition": batch.partition},
         )
 
     # ------------------------------------------------------------------ what is passed

@@ -1,10 +1,14 @@
-"""One request after the other for each partition: what follows from each."""
+"""`Fetching`: one request after the other for each partition, and what follows from each."""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Iterator
 
-from feedapi_client.client import FeedClient
+import anyio
+
+from feedapi_client.client import FeedClient, FetchResponse
 from feedapi_client.errors import (
     AuthenticationError,
     CursorRejectedError,
@@ -13,147 +17,502 @@ from feedapi_client.errors import (
     NoProgressError,
     ProtocolError,
     RequestRefusedError,
+    TornResponseError,
     TransportError,
 )
-from feedapi_client.lineage.planner import Entry, Start, State
+from feedapi_client.lineage.planner import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.notifications import FetchEnded, error_text
 from feedapi_client.options import default_decision
 from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import (
+    CheckpointedEvents,
     Outcome,
+    PageReader,
     behind_error,
     lagging_error,
     unrecognized_error,
 )
 from feedapi_client.protocol.text import excerpt
-from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.failures import (
-    CURSOR_REFUSALS,
+from feedapi_client.runtime.late import LateEvents
+from feedapi_client.runtime.partition import (
+    EVENT_BYTES,
+    BufferBudget,
+    Phase,
+    ReadEnd,
+    RuntimePartition,
+)
+from feedapi_client.runtime.planning import Planning
+from feedapi_client.runtime.scheduling import Turn
+from feedapi_client.runtime.topology import Topology
+from feedapi_client.runtime.trouble import (
     AskedAs,
+    Kind,
     is_of_gateway,
     is_refusal,
 )
-from feedapi_client.runtime.late import LateEvents
-from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
-from feedapi_client.runtime.request import PartitionRequest, RequestStopped, SlotPreempted
-from feedapi_client.runtime.slots import Slot, SlotWatch
 
 log = logging.getLogger(__name__)
 
-UNWINDING_SECONDS = 0.05
-"""Delay before a partition is scheduled again whose cancelled request is still ending."""
+CURSOR_REFUSALS = (400, 404, 405, 410, 421)
+"""Statuses that the cursor of a request may be the reason for."""
+DELIVERY_BYTES = 256 * 1024
+"""Minimum bytes to deliver before a page is complete. Smaller batches cost too much."""
+DELIVERY_SECONDS = 0.05
+"""Maximum time that events wait for `DELIVERY_BYTES`, checked when the next bytes arrive."""
+_PARTS = 8
+"""The parts of `Limits.max_batch_events` that are read, and joined, one by one."""
+_LINES_BY_KEY = 32
+"""By key the last checkpoint of so many lines is kept: a cursor may be saved there at a stop."""
+SHARED_STREAM_MILLISECONDS = 5000
+"""How long a streamed response lasts when more partitions want to be read than there are turns."""
+EMPTY_PAGES_REPORTED = 100
+"""Number of responses in a row without an event after which a report is made."""
+POLLED_SECONDS = 600.0
+"""Polls go on for so long before a stream is tried again, and for twice as long each time."""
+MOST_POLLED_SECONDS = 86_400.0
+
+
+class Streaming:
+    """Whether responses are streamed. A proxy may hold back what should come at once (R14).
+
+    nginx does by default: it passes a response on when 8 KiB of it are there, or its end. Of a
+    stream nothing arrives then, for as long as it is open. Once a proxy has shown that, one
+    partition tries a stream again at times.
+    """
+
+    def __init__(self) -> None:
+        self._polls_until = -math.inf
+        self._polls_for = POLLED_SECONDS
+        self._trial: int | None = None
+        self._trial_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Streaming: {'streams' if self._polls_until < 0 else 'polls'}>"
+
+    def is_tried(self, partition: int, now: float, timeout: float) -> bool:
+        """Whether the next request of a partition is to ask for a stream.
+
+        `timeout`: seconds that a stream may be silent.
+        """
+        if self._polls_until == -math.inf:
+            return True
+        if now < self._polls_until:
+            return False
+        if self._trial is None or now >= self._trial_until:
+            self._trial, self._trial_until = partition, now + 2.0 * timeout
+        return self._trial == partition
+
+    def heard(self) -> None:
+        """A stream has brought something."""
+        self._polls_until, self._trial = -math.inf, None
+
+    def held_back(self, now: float) -> float | None:
+        """A request without a stream has brought what a silent stream did not.
+
+        Return for how many seconds the feed is polled from now on; None if it is polled already.
+        """
+        if now < self._polls_until:
+            return None
+        seconds = self._polls_for
+        self._polls_until, self._trial = now + seconds, None
+        self._polls_for = min(2.0 * seconds, MOST_POLLED_SECONDS)
+        return seconds
+
+    def stayed_silent(self, partition: int) -> None:
+        """Neither a stream of the partition nor the request after it has brought an event."""
+        if self._trial == partition:
+            self._trial = None
+
+
+class GaveWay(Exception):  # noqa: N818 - not an error
+    """The request was given up so that others can go on; what was checkpointed is kept.
+
+    Attributes:
+        silent: the publisher is to blame: it sent no checkpoint while its request had a turn.
+    """
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.silent = silent
+
+
+Result = Outcome | GaveWay | FeedError | None
+"""What a request came to; None for a stream that ended while it was idle."""
+
+
+class Request(Turn):
+    """One request of a partition, from sending it to the end of its response."""
+
+    def __init__(self, fetching: Fetching, p: RuntimePartition, info: FeedInfo) -> None:
+        clock = fetching.clock
+        super().__init__(clock, doublings=p.trouble.doublings, failing=p.failing)
+        self.task = anyio.get_current_task()
+        self.info = info
+        self.asked, self.term = p.read_cursor, p.term
+        self.failure: FeedError | None = None
+        """Why the watchdog has ended it."""
+        self._fetching = fetching
+        self._planning = fetching.planning
+        self._iteration = fetching.planning.iteration
+        self._budget = fetching.budget
+        self._p = p
+        self._stream = self._streamed()
+        self._idle_stream = False
+        self._heard = False
+        self._cut = False
+        """The connection was cut while the stream was idle: that is its end (R15). Or its request
+        failed, as it does where a gateway does not wait for the first byte of a quiet stream."""
+        self._open_since: float | None = None
+        """When the first event came that no checkpoint of the stream has closed yet."""
+        self._brought_events = False
+        self._news = False
+        """Whether an event came that others are to read: the rest is not needed."""
+        self._unclosed = 0
+        self._reserved = 0
+        self._undelivered: int | None = None
+        """Bytes that came and are not announced; a cursor alone takes none. None: nothing came."""
+        self._delivered_at = 0.0
+
+    def _streamed(self) -> bool | int:
+        """Return whether to ask for a long response, or for how many milliseconds.
+
+        The end of a closed partition, and of all without `follow`, shows only in a complete
+        response.
+        """
+        settings, p = self._iteration.settings, self._p
+        stream, limits = settings.stream, settings.limits
+        if not stream or not settings.follow or not self.info.stream or self._planning.watches:
+            return False
+        if self._planning.planner.is_closed(p.id) or p.silent_stream:
+            return False
+        tried = self._fetching.streaming.is_tried(p.id, self.began, limits.stream_idle_timeout)
+        if not tried:
+            return False
+        if not self._fetching.shared:
+            return stream
+        if stream is True:
+            return SHARED_STREAM_MILLISECONDS
+        return min(stream, SHARED_STREAM_MILLISECONDS)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the partition was not stopped since the request began."""
+        return self.term == self._p.term
+
+    async def run(self) -> Result:
+        """Read the response; None when a stream ended while it was idle, or it was cancelled.
+
+        Checkpointed events are in the partition's buffer even after an error.
+        """
+        result: Result = None
+        try:
+            with self.scope:
+                result = await self._run()
+        except (GaveWay, FeedError) as error:
+            self._cut |= isinstance(error, FeedUnavailableError)
+            result = error
+        self._note_silence()
+        if self.scope.cancelled_caught and self.given_back:
+            innocent = self.brought or self.waits_for_room or self._idle_stream
+            result = GaveWay(silent=not innocent)
+        return result
+
+    async def _run(self) -> Outcome | None:
+        """Read the response. A stream that brings nothing for too long is ended (R15).
+
+        Otherwise there is no scope: it takes longer to enter one than to read most pages.
+        """
+        if not self._stream:
+            return await self._respond(None)
+        timeout = self._iteration.limits.stream_idle_timeout
+        with anyio.CancelScope(deadline=self._clock() + timeout) as idle:
+            return await self._respond(idle)
+        return None
+
+    async def _respond(self, idle: anyio.CancelScope | None) -> Outcome | None:
+        p, outcome = self._p, None
+        async with self._open() as response:
+            p.answered(stream=self._stream)
+            now, limits = self._clock(), self._iteration.limits
+            self._planning.agenda.pace.passed(now, began=self.began)
+            self.answering, self.seen = True, now
+            self.silence = limits.stream_idle_timeout if self._stream else 0.0
+            self._idle_stream = idle is not None
+            reader = response.reader
+            try:
+                await self._read(response, idle)
+                if self._news:
+                    outcome = Outcome.PROGRESS
+                elif not self._cut:
+                    outcome = self._finish(reader)
+            finally:
+                self._close(reader)
+        if outcome is Outcome.END and self.counts:
+            p.reached_end(ReadEnd(reader.asked, reader.closed))
+        return outcome
+
+    def _open(self) -> FetchResponse:
+        p = self._p
+        try:
+            return self._fetching.client.open(
+                self.info, p.id, p.read_cursor, stream=self._stream, progress=p.progress
+            )
+        except UnicodeError as error:
+            raise ProtocolError(
+                "its cursor can't be sent: it is not text that UTF-8 can carry",
+                feed=self._iteration.feed,
+                partition=p.id,
+            ) from error
+
+    async def _read(self, response: FetchResponse, idle: anyio.CancelScope | None) -> None:
+        """Read the body. `idle` ends a stream that brings nothing; None for a page."""
+        p, reader, budget, limits = self._p, response.reader, self._budget, self._iteration.limits
+        self._delivered_at = self._clock()
+        await self._make_room(reader)
+        if idle is not None:
+            idle.deadline = self._clock() + limits.stream_idle_timeout
+        waits = True
+        try:
+            async for chunk in response.chunks():
+                waits = False
+                if idle is not None:
+                    idle.deadline = math.inf
+                    if not self._heard:
+                        self._heard = True
+                        self._fetching.streaming.heard()
+                self.seen = self._clock()
+                before = p.pending_bytes + self._unclosed
+                self._take(reader, chunk)
+                if self._news:
+                    return
+                self._update_buffer(reader)
+                budget.learn(p.pending_bytes + self._unclosed - before)
+                self._idle_stream = bool(self._stream) and not reader.kept_bytes
+                reader.check()
+                self._deliver_in_time()
+                await self._make_room(reader)
+                if idle is not None:
+                    now = self._clock()
+                    if not reader.unclosed_events:
+                        self._open_since = None
+                    elif self._open_since is None:
+                        self._open_since = now
+                    since = now if self._open_since is None else self._open_since
+                    idle.deadline = since + limits.stream_idle_timeout
+                waits = True
+        except TornResponseError:
+            if not waits or not self._idle_stream:
+                raise
+            self._cut = True
+
+    def _take(self, reader: PageReader, chunk: bytes) -> None:
+        most = self._iteration.limits.max_batch_events
+        for part in _parts(chunk, most and max(most // _PARTS, 1)):
+            if self._planning.overlaps:
+                few = _parts(part, _LINES_BY_KEY)
+                batches = _marked([batch for lines in few for batch in reader.feed(lines)])
+            else:
+                batches = reader.feed(part)
+            for batch in batches:
+                self._receive(batch)
+
+    def _finish(self, reader: PageReader) -> Outcome:
+        finished = reader.finish(self._clock())
+        for batch in finished.batches:
+            self._receive(batch)
+        empty = self._p.progress.empty
+        if empty and empty % EMPTY_PAGES_REPORTED == 0 and finished.outcome is Outcome.PROGRESS:
+            text = f"{empty} responses in a row moved the cursor and held no event"
+            self._iteration.report_failure(self._p.id, text)
+        self._heard = True
+        if self._p.silent_stream and not self._stream:
+            self._compare_with_stream()
+        return Outcome.PROGRESS if self._news else finished.outcome
+
+    def _close(self, reader: PageReader) -> None:
+        """Keep checkpointed events, and drop the others: they are fetched again."""
+        for batch in reader.rest():
+            self._receive(batch)
+        self._budget.unreserve(self._reserved)
+        self._budget.add(-self._unclosed)
+        self._reserved = self._unclosed = 0
+        self._deliver()
+        if reader.unknown_commands:
+            self._p.commands_came(reader.unknown_commands)
+            self._planning.timer.perhaps()  # perhaps "list the partitions again" (R10)
+
+    # ------------------------------------------------------------------ silent streams (R14)
+
+    def _note_silence(self) -> None:
+        """A stream that brought nothing at all, for long: ask once without it.
+
+        So is one that was ended early because others wait for the turn: if a proxy holds streams
+        back, each of them is ended before the proxy passes anything on.
+        """
+        limits, p = self._iteration.limits, self._p
+        if not self._stream or (self.scope.cancelled_caught and not self.given_back):
+            return
+        if self._cut and not self._heard:
+            p.stream_was_silent(cut_short=True)
+        elif self._heard:
+            since = self._open_since
+            if since is not None and self._clock() >= since + limits.stream_idle_timeout:
+                p.stream_was_silent()
+        else:
+            cut_short = self.age < min(limits.slot_timeout, limits.stream_idle_timeout)
+            if not cut_short or (self.given_back and self.answering):
+                p.stream_was_silent(cut_short=cut_short)
+
+    def _compare_with_stream(self) -> None:
+        """Compare a response with the silent stream before it.
+
+        A stream that was ended early proves nothing: events may have come since. Nor does one where
+        partitions wait for turns, as this request did.
+        """
+        streaming, p = self._fetching.streaming, self._p
+        proves_nothing = p.stream_cut_short or self._fetching.shared
+        p.asked_without_stream()
+        if not self._brought_events:
+            streaming.stayed_silent(p.id)
+            return
+        seconds = None if proves_nothing else streaming.held_back(self._clock())
+        if seconds is None:
+            return
+        self._iteration.report(
+            p.id,
+            "a streamed response brought nothing, and the same request without stream brought "
+            "events at once: a proxy buffers responses (with nginx, proxy_buffering off ends "
+            "that), or no checkpoint comes before their end. The feed is polled instead; a stream "
+            "is tried again in "
+            f"{seconds / 60:.0f} minutes",
+        )
+
+    # ------------------------------------------------------------------ towards the application
+
+    def _receive(self, batch: CheckpointedEvents) -> None:
+        if not self.counts or self._news:
+            return  # the partition was stopped: it reads again from what was delivered
+        if self._planning.watches and batch.events:
+            self._news = True
+            self._p.received_news()
+        else:
+            self._p.received(batch)
+        self._brought_events |= bool(batch.events)
+        self._planning.agenda.brought(self)
+        self._undelivered = (self._undelivered or 0) + batch.size
+
+    def _deliver_in_time(self) -> None:
+        if self._undelivered is None:
+            return
+        enough = bool(self._stream) or self._undelivered >= DELIVERY_BYTES
+        if enough or self._clock() - self._delivered_at > DELIVERY_SECONDS:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        self._undelivered = None
+        self._delivered_at = self._clock()
+        self._planning.announce(self._p)
+
+    # ------------------------------------------------------------------ back-pressure (R16)
+
+    def _update_buffer(self, reader: PageReader) -> None:
+        """Update the count of bytes that no checkpoint closed yet."""
+        self._budget.unreserve(self._reserved)
+        self._reserved = 0
+        unclosed = reader.kept_bytes + reader.unclosed_events * EVENT_BYTES
+        self._budget.add(unclosed - self._unclosed)
+        self._unclosed = unclosed
+
+    async def _make_room(self, reader: PageReader) -> None:
+        """Stop reading from the socket until there is room for one more read."""
+        limits, budget, p = self._iteration.limits, self._budget, self._p
+        while p.pending_size >= limits.max_batch_bytes or not budget.has_room:
+            self._deliver()
+            self.waits_for_room = True
+            await self._wait_for_room(reader)
+            self.waits_for_room = False
+            self.seen = self._clock()
+        if not self._stream:  # which may be silent for long, and would keep the room from others
+            self._reserved = budget.reserve()
+
+    async def _wait_for_room(self, reader: PageReader) -> None:
+        limits, budget, p = self._iteration.limits, self._budget, self._p
+        while not budget.has_room:
+            if budget.stuck and self._unclosed >= budget.used:
+                raise reader.too_much_unclosed()
+            if budget.stuck:
+                raise GaveWay
+            await budget.changed().wait()
+        while p.pending_size >= limits.max_batch_bytes:
+            await p.taken().wait()
 
 
 class Fetching:
-    """Runs the requests of all partitions, in the scheduler's slots."""
+    """Makes the requests of all partitions, in the turns that the agenda gives."""
 
-    def __init__(self, driver: Driver, client: FeedClient) -> None:
-        self._driver = driver
-        self._client = client
-        limits, scheduler = driver.limits, driver.scheduler
-        self.late = LateEvents(driver, client)
-        self.slots = SlotWatch(limits.slot_timeout, scheduler.slots, lambda: scheduler.waiting)
+    def __init__(
+        self, planning: Planning, client: FeedClient, topology: Topology, budget: BufferBudget
+    ) -> None:
+        self.planning = planning
+        self.client = client
+        self.topology = topology
+        self.budget = budget
+        self.streaming = Streaming()
+        self.late = LateEvents(planning, client, topology)
+        self._iteration = planning.iteration
+        self._limits = planning.iteration.limits
+        self.clock = planning.iteration.clock
+
+    @property
+    def shared(self) -> bool:
+        """Whether more partitions want to be read than there are turns."""
+        return len(self.planning.partitions) > self._limits.max_concurrent_fetches
 
     def watch(self) -> None:
         """Only ask from now on whether there is an event: others read it."""
-        self._driver.watches = True
-        self._client = self._client.asking_for_one()
-        self.late.client = self._client
+        self.planning.watches = True
+        self.client = self.late.client = self.client.asking_for_one()
 
-    async def work(self, partition: RuntimePartition) -> float | None:
-        """Make one request and act on its result: the job of the scheduler.
-
-        Return the seconds after which the partition is asked again in its old place among those
-        that wait; None otherwise. Raises `StoreError`.
-        """
-        if self._driver.waits_paused(partition):
-            return None
-        if not partition.started:
-            return await self.late.look(partition)
-        if not partition.entry.running:
-            return None  # its `Stop` is not carried out yet
-        if self._driver.watches and (partition.pending or partition.in_flight):
-            return None  # it is asked on from where others have read it to
-        if partition.fetching:
-            self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
-            return None
-        slot = Slot(
-            partition.failures.slot_doublings,
-            failing=partition.failing,
-            clock=self._driver.clock,
-        )
-        try:
-            return await self._fetch(partition, slot)
-        except RequestStopped:
-            return None
-        finally:
-            partition.end_request(slot.scope)
-
-    async def _fetch(self, partition: RuntimePartition, slot: Slot) -> float | None:
-        driver, asked = self._driver, partition.read_cursor
-        request = PartitionRequest(driver, self._client, partition, slot, self.slots)
-        partition.begin_request(slot.scope, slot)
-        result: Outcome | SlotPreempted | FeedError | None
-        self.slots.hold(slot)
+    async def turn(self, p: RuntimePartition, place: int) -> None:
+        """Make one request, and act on its result: the work of the agenda."""
+        planning, phase = self.planning, self.planning.phase(p)
+        if phase is Phase.LOOK:
+            await self._look(p)
+            return
+        if phase is not Phase.DUE:
+            return  # its `Stop` is not carried out yet
+        request = Request(self, p, self.topology.known)
+        p.requested(request)
+        planning.agenda.hold(request)
         try:
             result = await request.run()
-        except (SlotPreempted, FeedError) as error:
-            result = error
         finally:
-            self.slots.release(slot)
-        partition.end_request(slot.scope)
-        self._log_request(partition, asked, result, slot)
-        if slot.stopped:
-            # The response was complete before the cancellation took effect. The partition was
-            # stopped, and perhaps started again, so the result of this request is ignored.
-            return None
-        if partition.read_cursor != asked:
-            partition.failures.recovered()
-            driver.sound_at = driver.clock()
-        self._note(partition, slot, result)
-        if isinstance(result, SlotPreempted):
-            self._preempted(partition, slot, silent=result.silent)
-        elif isinstance(result, FeedError) and limits_requests(result):
-            return await self._limited(partition, result, request.info, slot)
-        elif isinstance(result, FeedError):
-            await self._failed(partition, result, request.info)
-        elif result is Outcome.LAGGING:
-            await self._lagging(partition, request.info)
-        elif result is Outcome.UNRECOGNIZED or result is Outcome.BEHIND:
-            await self._without_evidence(partition, result, asked)
-        else:
-            partition.failures.recovered()
-            driver.sound_at = driver.clock()
-            if slot.held < driver.limits.slot_timeout / 2:
-                partition.failures.answered_quickly()
-            await self._finished(partition, result, request.info)
-        return None
+            planning.agenda.release(request)
+            p.request_ended()
+        if request.failure is not None and request.scope.cancelled_caught:
+            result = request.failure
+        elif request.scope.cancelled_caught and not request.given_back:
+            planning.advance(p)  # paused, or on an old token: it is asked again
+            return
+        self._log(request, p, result)
+        if request.counts:
+            self._react(p, request, result, place)
+        planning.advance(p)
 
-    def _note(
-        self,
-        partition: RuntimePartition,
-        slot: Slot,
-        result: Outcome | SlotPreempted | FeedError | None,
-    ) -> None:
-        driver, failure = self._driver, result if isinstance(result, FeedError) else None
-        if not isinstance(result, SlotPreempted):
-            driver.answers.add(driver.clock(), failed=_fails(result))
-        for observer in driver.observers:
-            observer.fetched(partition.id, slot.age, failure)
-        if driver.listeners:
-            driver.listeners.tell(FetchEnded(partition.id, slot.age, error_text(failure)))
+    async def _look(self, p: RuntimePartition) -> None:
+        """Ask a drained partition whether an event came late (R6)."""
+        p.requested(Turn(self.clock))
+        try:
+            await self.late.look(p)
+        finally:
+            p.request_ended()
+        self.planning.advance(p)
+        self._iteration.wake()
 
-    def _log_request(
-        self,
-        partition: RuntimePartition,
-        asked: str,
-        result: Outcome | SlotPreempted | FeedError | None,
-        slot: Slot,
-    ) -> None:
+    def _log(self, request: Request, p: RuntimePartition, result: Result) -> None:
         if not log.isEnabledFor(logging.DEBUG):
             return
-        feed, outcome = self._driver.feed, "an idle stream"
+        feed, outcome = self._iteration.feed, "an idle stream"
         if isinstance(result, Outcome):
             outcome = result.name.lower().replace("_", " ")
         elif result is not None:
@@ -161,267 +520,242 @@ class Fetching:
         log.debug(
             "feed %s, partition %d: a request from %r ended after %.3f s with %s",
             feed,
-            partition.id,
-            asked,
-            slot.age,
+            p.id,
+            request.asked,
+            request.age,
             outcome,
-            extra={"feed": feed, "partition": partition.id},
+            extra={"feed": feed, "partition": p.id},
         )
 
-    # ------------------------------------------------------------------ a complete response
+    # ------------------------------------------------------------------ what follows
 
-    async def _finished(
-        self, partition: RuntimePartition, outcome: Outcome | None, asked_of: FeedInfo
-    ) -> None:
+    def _react(self, p: RuntimePartition, request: Request, result: Result, place: int) -> None:
+        """Change the facts as the result says: above all, when the partition is asked again."""
+        iteration = self._iteration
+        now = self.clock()
+        if p.read_cursor != request.asked:
+            p.trouble.recovered()
+            iteration.sound_at = now
+        self._note(p, request, result)
+        if isinstance(result, GaveWay):
+            self._gave_way(p, request, silent=result.silent)
+        elif isinstance(result, FeedError):
+            self._failed(p, request, result, place)
+        elif result is Outcome.LAGGING:
+            last_cursor = request.info.partitions[p.id].last_cursor
+            error = lagging_error(p.read_cursor, last_cursor, feed=iteration.feed, partition=p.id)
+            self._lags(p, error, ends=True, report=iteration.report)
+        elif result is Outcome.UNRECOGNIZED or result is Outcome.BEHIND:
+            self._without_evidence(p, result, request.asked)
+        else:
+            p.trouble.recovered()
+            iteration.sound_at = now
+            if request.held < self._limits.slot_timeout / 2:
+                p.trouble.answered_quickly()
+            self._answered(p, request, result)
+
+    def _note(self, p: RuntimePartition, request: Request, result: Result) -> None:
+        failure = result if isinstance(result, FeedError) else None
+        if not isinstance(result, GaveWay):
+            self.topology.answers.add(self.clock(), failed=_fails(result))
+        for observer in self._iteration.observers:
+            observer.fetched(p.id, request.age, failure)
+        if self._iteration.listeners:
+            self._iteration.listeners.tell(FetchEnded(p.id, request.age, error_text(failure)))
+
+    def _ask_in(self, p: RuntimePartition, pause: float, place: int | None = None) -> None:
+        p.ask_at(self.clock() + pause if pause > 0 else 0.0, place=place)
+
+    def _answered(self, p: RuntimePartition, request: Request, outcome: Outcome | None) -> None:
         """Act on a complete response. `outcome` is None for a stream that ended while idle."""
-        driver = self._driver
+        limits = self._limits
         if outcome is Outcome.EMPTY or outcome is Outcome.SILENT:
-            pause = self._settles_in(partition, asked_of, closed=outcome is Outcome.EMPTY)
+            pause = self._settles_in(p, request.info, closed=outcome is Outcome.EMPTY)
             if pause is not None:
-                driver.scheduler.schedule(partition, pause)
+                self._ask_in(p, pause)
                 return
-            partition.reached_end(ReadEnd(partition.read_cursor, outcome is Outcome.EMPTY))
-            outcome = Outcome.END
-        else:
-            partition.contradicted(driver.clock())
-        if outcome is Outcome.END:
-            if not partition.pending:
-                self.reached_end(partition)
-                await driver.apply()
-        elif outcome is Outcome.DOUBTFUL:
-            driver.scheduler.schedule(partition, driver.limits.silent_pause)
+            p.reached_end(ReadEnd(p.read_cursor, outcome is Outcome.EMPTY))
+            return
+        p.contradicted(self.clock())
+        if outcome is Outcome.DOUBTFUL:
+            self._ask_in(p, limits.silent_pause)
         elif outcome is Outcome.NO_PROGRESS:
-            error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
-            driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))
+            error = NoProgressError(outcome.value, feed=self._iteration.feed, partition=p.id)
+            self._ask_in(p, p.trouble.pause_without_progress(error))
+        elif outcome is None and not p.held_open:
+            # A proxy cut it at once, or nearly: no more contact than a poll (R15).
+            self._ask_in(p, p.poll_delay)
+            p.polled(limits)
         else:
-            if outcome is None and not partition.held_open:
-                # A proxy cut it at once, or nearly: no more contact than a poll (R15).
-                driver.scheduler.schedule(partition, partition.poll_delay)
-                partition.polled(driver.limits)
-                return
             if outcome is Outcome.PROGRESS:
-                driver.planner.progressed(partition.id)
-                partition.progressed(driver.limits)
-            self.resume(partition)
+                self.planning.planner.progressed(p.id)
+                p.progressed(limits)
+            # Cursors that move on every request, without an event, must not make a busy loop.
+            busy = p.progress.empty > limits.max_attempts_without_progress
+            self._ask_in(p, limits.poll_interval if busy else 0.0)
 
-    def _settles_in(
-        self, partition: RuntimePartition, asked_of: FeedInfo, *, closed: bool
-    ) -> float | None:
+    def _settles_in(self, p: RuntimePartition, asked_of: FeedInfo, *, closed: bool) -> float | None:
         """Return the seconds until an empty answer is asked for again; None: it is the end (R6)."""
-        driver, now = self._driver, self._driver.clock()
+        limits, topology = self._limits, self.topology
         if not closed:
-            if driver.settings.follow or partition.was_silent():
+            if self._iteration.settings.follow or p.was_silent():
                 return None
-            return driver.limits.silent_pause
-        since = max(driver.closed_since.get(partition.id, now), driver.feed_failed_at)
-        pause = partition.empty_answer(asked_of, driver.limits, now=now, since=since)
+            return limits.silent_pause
+        now, since = self.clock(), topology.end_counts_from(p.id)
+        pause = p.empty_answer(asked_of, limits, now=now, since=since)
         if pause is not None:
-            driver.awaits_evidence(partition)
-            if partition.lacks_discovery(driver.discovered):
-                driver.timer.soon("a closed partition seems to be at its end")
+            if not topology.was_told(p.id):
+                entries = self.planning.planner.entries.values()
+                awaited = {e.id for e in entries if e.running or e.state is State.WAITING}
+                told = topology.newly_awaited(awaited)
+                self._iteration.decisions.awaits_evidence(told, p.evidence_due - now)
+            if p.lacks_discovery(topology.info):
+                self.planning.timer.soon("a closed partition seems to be at its end")
         return pause
 
-    def resume(self, partition: RuntimePartition) -> None:
-        """Schedule the next fetch, unless enough is buffered or the end was seen."""
-        driver = self._driver
-        if not partition.started or partition.fetching or driver.scheduler.is_scheduled(partition):
-            return
-        if partition.end is not None or partition.failures.refused or not partition.entry.running:
-            return
-        if driver.watches and (partition.pending or partition.in_flight):
-            return
-        if partition.pending_size < driver.limits.max_batch_bytes:
-            # Cursors that move on every request, without an event, must not make a busy loop.
-            busy = partition.progress.empty > driver.limits.max_attempts_without_progress
-            driver.scheduler.schedule(partition, driver.limits.poll_interval if busy else 0.0)
-
-    def reached_end(self, partition: RuntimePartition) -> None:
-        """Report the end to the planner, once everything before it is delivered.
-
-        The end travels behind the last batch, so that it can't overtake one. The planner's actions
-        are queued: `Driver.apply` carries them out.
-        """
-        driver = self._driver
-        end = partition.take_end()
-        driver.defer(driver.planner.ended(partition.id, end.cursor, asked_closed=end.closed))
-        entry = partition.entry
-        partition.note_caught_up()
-        if entry.state is State.CAUGHT_UP and driver.settings.follow:
-            driver.scheduler.schedule(partition, partition.poll_delay)
-            partition.polled(driver.limits)
-        elif entry.state is State.READING and entry.end is not None:
-            partition.end_uncommitted(end)  # drained once the application commits
-        elif entry.state is State.READING:
-            driver.scheduler.schedule(partition)
-        driver.wake()
-
-    async def _lagging(self, partition: RuntimePartition, asked_of: FeedInfo) -> None:
-        """A closed partition seems to end before its `lastCursor`: ask again for a while (R6)."""
-        driver = self._driver
-        last_cursor = asked_of.partitions[partition.id].last_cursor
-        error = lagging_error(
-            partition.read_cursor, last_cursor, feed=driver.feed, partition=partition.id
-        )
-        try:
-            pause = partition.failures.lags(error)
-        except FeedError as final:
-            await driver.fail_partition(partition, final)
-            return
-        self._retried(partition, error)
-        if partition.failures.lags_for_long():
-            driver.report(partition.id, error.message)
-        driver.scheduler.schedule(partition, pause)
-
-    async def _without_evidence(
-        self, partition: RuntimePartition, outcome: Outcome, asked: str
-    ) -> None:
+    def _without_evidence(self, p: RuntimePartition, outcome: Outcome, asked: str) -> None:
         """A response that says nothing of the partition, or leads back to an older place (R6)."""
-        driver = self._driver
-        partition.forget_empty_answers()
-        if outcome is Outcome.UNRECOGNIZED:
-            if partition.streamed and partition.held_open:
-                self.resume(partition)  # held open and idle, whatever kept it alive
-                return
-            error = unrecognized_error(feed=driver.feed, partition=partition.id)
+        iteration = self._iteration
+        p.forget_empty_answers()
+        behind = outcome is Outcome.BEHIND
+        if behind:
+            error = behind_error(asked, feed=iteration.feed, partition=p.id)
+        elif p.streamed and p.held_open:
+            self._ask_in(p, 0.0)  # held open and idle, whatever kept it alive
+            return
         else:
-            error = behind_error(asked, feed=driver.feed, partition=partition.id)
-        ends = not driver.settings.follow or driver.planner.is_closed(partition.id)
+            error = unrecognized_error(feed=iteration.feed, partition=p.id)
+        ends = not iteration.settings.follow or self.planning.planner.is_closed(p.id)
+        self._lags(p, error, ends=ends, report=iteration.report_failure, at_once=behind)
+
+    def _lags(
+        self,
+        p: RuntimePartition,
+        error: FeedError,
+        *,
+        ends: bool,
+        report: Callable[[int, str], None],
+        at_once: bool = False,
+    ) -> None:
+        """Ask again for a while: a replica seems to lag. Reported at once, or after 5 s."""
         try:
-            pause = partition.failures.lags(error, ends=ends)
+            pause = p.trouble.failed(Kind.LAG if ends else Kind.LAG_OF_OPEN, error)
         except FeedError as final:
-            await driver.fail_partition(partition, final)
+            self.planning.fail(p, final)
             return
-        self._retried(partition, error)
-        if outcome is Outcome.BEHIND or partition.failures.lags_for_long():
-            driver.report_failure(partition.id, error.message)
-        driver.scheduler.schedule(partition, pause)
+        self._retried(p, error)
+        if at_once or p.trouble.lags_for_long():
+            report(p.id, error.message)
+        self._ask_in(p, pause)
 
-    # ------------------------------------------------------------------ for the watchdog
-
-    async def restart(self, partition: RuntimePartition, seconds: float) -> None:
-        """End a request that shows no sign of life, and make it again after a pause."""
-        driver = self._driver
-        if partition.slot is None or partition.slot.restarted:
+    def _gave_way(self, p: RuntimePartition, request: Request, *, silent: bool) -> None:
+        """Others need the turn, or the room that is left in the buffer (R14, R16)."""
+        if not silent:
+            p.contradicted(self.clock())  # events may have come
+            p.yielded()
+            self._ask_in(p, self._limits.poll_interval)
             return
-        partition.slot.restarted = True
-        partition.cancel_request()
         error = FeedUnavailableError(
-            f"a request showed no sign of life for {seconds:.1f} s",
-            feed=driver.feed,
-            partition=partition.id,
+            f"no checkpoint came within {request.held:.1f} s, and other partitions wait for the "
+            "slot",
+            feed=self._iteration.feed,
+            partition=p.id,
         )
-        try:
-            pause = partition.failures.failed(error)
-        except FeedError as final:
-            await driver.fail_partition(partition, final)
-            return
-        driver.scheduler.schedule(partition, pause)
-
-    async def revive(self, entry: Entry) -> None:
-        """Read a partition again that nobody reads although it is to be read."""
-        partition = self._driver.partition(entry.id)
-        self._driver.enqueue(partition)
-        if entry.running:
-            await self._driver.apply([Start(entry.id, entry.cursor)])
+        pause = p.trouble.failed(Kind.NO_CHECKPOINT, error)
+        self._retried(p, error)
+        self._iteration.failure_log.warn(p.id, f"{error}; the next attempt in {pause:.1f} s")
+        self._ask_in(p, pause)
 
     # ------------------------------------------------------------------ errors
 
-    def _preempted(self, partition: RuntimePartition, slot: Slot, *, silent: bool) -> None:
-        """Others need the slot, or the room that is left in the buffer (R14, R16)."""
-        driver = self._driver
-        if not silent:
-            partition.contradicted(driver.clock())  # events may have come
-            if not partition.pending:
-                driver.scheduler.schedule(partition, driver.limits.poll_interval)
+    def _failed(self, p: RuntimePartition, request: Request, error: FeedError, place: int) -> None:
+        if limits_requests(error) and self._limited(p, request, error, place):
             return
-        error = FeedUnavailableError(
-            f"no checkpoint came within {slot.held:.1f} s, and other partitions wait for the slot",
-            feed=driver.feed,
-            partition=partition.id,
-        )
-        pause = partition.failures.gave_slot_back(error)
-        self._retried(partition, error)
-        driver.failure_log.warn(partition.id, f"{error}; the next attempt in {pause:.1f} s")
-        driver.scheduler.schedule(partition, pause)
-
-    async def _failed(
-        self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo
-    ) -> None:
-        driver = self._driver
         of_gateway = is_of_gateway(error)
-        decides = driver.settings.retry.decide is not default_decision
+        decides = self._iteration.settings.retry.decide is not default_decision
         if is_refusal(error) and not (of_gateway and decides):
-            await self._refused(partition, error, asked_of)
+            self._refused(p, error, request.info)
             return
         try:
-            pause = partition.failures.failed(error)
+            pause = p.trouble.failed(Kind.REQUEST, error)
         except FeedError as final:
-            if of_gateway and not partition.failures.given_up:
-                await self._refused(partition, error, asked_of)
+            if of_gateway and not p.trouble.given_up:
+                self._refused(p, error, request.info)
             else:
-                await driver.fail_partition(partition, final)
+                self.planning.fail(p, final)
             return
         if of_gateway:
-            driver.timer.soon("a request was refused")
-        attempt = partition.failures.attempts + 1
-        self._retried(partition, error)
-        driver.failure_log.warn(
-            partition.id, f"{error}; attempt {attempt} in {pause:.1f} s", attempt=attempt
+            self.planning.timer.soon("a request was refused")
+        attempt = p.trouble.attempts(Kind.REQUEST) + 1
+        self._retried(p, error)
+        self._iteration.failure_log.warn(
+            p.id, f"{error}; attempt {attempt} in {pause:.1f} s", attempt=attempt
         )
-        driver.scheduler.schedule(partition, pause)
+        self._ask_in(p, pause)
 
-    async def _limited(
-        self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo, slot: Slot
-    ) -> float | None:
-        """The publisher limits requests: the whole feed slows down. Return what `work` does."""
-        driver, failures = self._driver, partition.failures
-        keeps_place = failures.limited(error, driver.pace.count)
-        if failures.limited_alone:
-            await self._failed(partition, error, asked_of)
-            return None
+    def _limited(self, p: RuntimePartition, request: Request, error: FeedError, place: int) -> bool:
+        """The publisher limits requests: the whole feed slows down.
+
+        Return False where it is this partition alone: that is a failure as any other.
+        """
+        agenda = self.planning.agenda
+        keeps_place = p.trouble.limited(error, agenda.pace.count)
+        if p.trouble.limited_alone:
+            return False
         try:
-            driver.slow_down(error, began=slot.began, answering=self.slots.answering)
+            self.slow_down(error, began=request.began)
         except FeedError as final:
-            await driver.fail_partition(partition, final)
-            return None
-        self._retried(partition, error)
-        pause = failures.ask_when_allowed(driver.pace.own_pause(error))
-        if keeps_place:
-            return pause
-        driver.scheduler.schedule(partition, pause)
-        return None
+            self.planning.fail(p, final)
+            return True
+        self._retried(p, error)
+        pause = p.trouble.retry_in(agenda.pace.own_pause(error))
+        self._ask_in(p, pause, place if keeps_place else None)
+        return True
 
-    async def _refused(
-        self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo
-    ) -> None:
-        """Discover again, then ask again, for `RetryPolicy.refused_for` (R10)."""
-        driver, failures = self._driver, partition.failures
-        outdated = asked_of is not driver.discovered
-        try:
-            pause = failures.refuse(error, AskedAs.of(asked_of), outdated=outdated)
-        except FeedError:
-            await driver.fail_partition(partition, self._final(partition, error))
-            return
-        self._retried(partition, error)
-        if failures.refusals > 1:  # one refusal is how a publisher says that its topology changed
-            driver.failure_log.warn(
-                partition.id, f"{error}; a new discovery and the next attempt in {pause:.1f} s"
+    def slow_down(self, error: FeedError, *, began: float) -> None:
+        """Ask the feed less often: its publisher limits requests (R14).
+
+        `began`: when the refused request began, on the clock of the event loop. Raises the error
+        itself when it is fatal, or when none has passed for too long.
+        """
+        agenda, now = self.planning.agenda, self.clock()
+        slower = agenda.pace.refused(
+            error, began=began, now=now, under_way=agenda.running, answering=agenda.answering
+        )
+        if slower:
+            self._iteration.report_failure(
+                None,
+                f"{error.message}: the feed is asked more slowly, "
+                f"{agenda.pace.rate(now):.2g} times a second for now",
             )
-        if failures.refused:
-            driver.timer.refused(pause)
-        else:
-            driver.scheduler.schedule(partition, pause)
 
-    def _retried(self, partition: RuntimePartition, error: FeedError) -> None:
-        partition.forget_empty_answers()
-        for observer in self._driver.observers:
-            observer.fetch_retried(partition.id, error)
+    def _refused(self, p: RuntimePartition, error: FeedError, asked_of: FeedInfo) -> None:
+        """Discover again, then ask again, for `RetryPolicy.refused_for` (R10)."""
+        trouble, outdated = p.trouble, asked_of is not self.topology.info
+        try:
+            pause = trouble.refuse(error, AskedAs.of(asked_of), outdated=outdated)
+        except FeedError:
+            self.planning.fail(p, self._final(p, error))
+            return
+        self._retried(p, error)
+        if trouble.attempts(Kind.REFUSED) > 1:
+            # One refusal is how a publisher says that its topology changed.
+            text = f"{error}; a new discovery and the next attempt in {pause:.1f} s"
+            self._iteration.failure_log.warn(p.id, text)
+        if trouble.refused:
+            self.planning.timer.refused(pause)
+        self._ask_in(p, pause)
 
-    def _final(self, partition: RuntimePartition, error: FeedError) -> FeedError:
+    def _retried(self, p: RuntimePartition, error: FeedError) -> None:
+        p.forget_empty_answers()
+        for observer in self._iteration.observers:
+            observer.fetch_retried(p.id, error)
+
+    def _final(self, p: RuntimePartition, error: FeedError) -> FeedError:
         """What to raise for a partition that refused its requests for too long."""
-        cursor, status = partition.read_cursor, getattr(error, "status", None)
+        cursor, status = p.read_cursor, getattr(error, "status", None)
         times = (
-            f"{error.message}. It has done so for {partition.failures.refused_seconds:.0f} s, "
+            f"{error.message}. It has done so for {p.trouble.refused_seconds:.0f} s, "
             "while discovery lists the partition"
         )
         kind: type[FeedError] = ProtocolError
@@ -443,14 +777,58 @@ class Fetching:
                 "later: nothing is lost. Only if the publisher says that it no longer has that "
                 "place, reset the cursor, which skips or repeats events"
             )
-        final = kind(f"{times}. {advice}", feed=self._driver.feed, partition=partition.id)
+        final = kind(f"{times}. {advice}", feed=self._iteration.feed, partition=p.id)
         if isinstance(final, (ProtocolError, TransportError)):
             final.status = status
         final.__cause__ = error
         return final
+
+    # ------------------------------------------------------------------ for the watchdog
+
+    def restart(self, p: RuntimePartition) -> None:
+        """End a request that shows no sign of life. It has failed, and is made again."""
+        request = p.turn
+        if not isinstance(request, Request) or request.failure is not None:
+            return
+        request.failure = FeedUnavailableError(
+            f"a request showed no sign of life for {self.clock() - request.seen:.1f} s",
+            feed=self._iteration.feed,
+            partition=p.id,
+        )
+        request.scope.cancel()
 
 
 def _fails(result: object) -> bool:
     """Whether an answer is one that says nothing of the feed. A refusal says that it changed."""
     refused = isinstance(result, RequestRefusedError)
     return result is Outcome.UNRECOGNIZED or (isinstance(result, FeedError) and not refused)
+
+
+def _marked(batches: list[CheckpointedEvents]) -> list[CheckpointedEvents]:
+    """Return the batches as at most one, with their ends marked."""
+    events, size, marks = [], 0, []
+    for batch in batches:
+        events += batch.events
+        size += batch.size
+        marks.append((len(events), batch.cursor))
+    return [CheckpointedEvents(events, marks[-1][1], size, marks)] if marks else []
+
+
+def _parts(chunk: bytes, lines: int | None) -> Iterator[bytes]:
+    """Cut a chunk into parts of so many lines: what one part closes is one batch.
+
+    Parts of an eighth of a batch's events are joined to batches that come close to it.
+    """
+    if lines is None:
+        yield chunk
+        return
+    start = 0
+    while start < len(chunk):
+        end = start
+        for _ in range(lines):
+            end = chunk.find(b"\n", end) + 1
+            if not end:
+                end = len(chunk)
+                break
+        yield chunk[start:end]
+        start = end

@@ -17,8 +17,9 @@ from feedapi_client.quarantine.failure_text import failure_line, failure_traceba
 from feedapi_client.quarantine.handling import NoFurtherAttempt
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
-from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.iteration import Iteration
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
 
 log = logging.getLogger(__name__)
 
@@ -35,22 +36,23 @@ class WatchedHandler:
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle
-        self._driver: Driver
+        self._planning: Planning
+        self._iteration: Iteration
         self._again: set[int] = set()
         self._raised: set[int] = set()
 
-    def watch(self, driver: Driver) -> None:
+    def watch(self, planning: Planning) -> None:
         """Note what becomes of the batches of this session, before it delivers one."""
-        self._driver = driver
+        self._planning, self._iteration = planning, planning.iteration
 
     async def __call__(self, batch: Batch) -> None:
         """Await ``handle(batch)``. Raises what the handler raises.
 
         A cancellation that nobody asked for is raised as a `StrayCancellationError` (R20).
         """
-        partition = self._driver.partitions[batch.partition]
+        partition = self._planning.partitions[batch.partition]
         if batch.partition in self._again:  # delivering it was the first attempt
-            partition.handling.attempt(self._driver.clock())
+            partition.handling.attempt(self._iteration.clock())
         self._again.add(batch.partition)
         self._raised.discard(batch.partition)
         try:
@@ -72,28 +74,28 @@ class WatchedHandler:
 
     def _note_failure(self, batch: Batch, error: Exception) -> None:
         self._raised.add(batch.partition)
-        handling = self._driver.partitions[batch.partition].handling
+        handling = self._planning.partitions[batch.partition].handling
         handling.failed(f"the handler failed with {failure_line(error)}")
-        for observer in self._driver.observers:
+        for observer in self._iteration.observers:
             observer.handler_failed(batch.partition, error)
-        if self._driver.listeners:
+        if self._iteration.listeners:
             failed = HandlerFailed(batch.partition, type(error).__qualname__)
-            self._driver.listeners.tell(failed)
+            self._iteration.listeners.tell(failed)
 
     def over(self, batch: Batch) -> None:
         """The batch was handled."""
-        self._driver.handled_at = datetime.now(UTC)
+        self._iteration.handled_at = datetime.now(UTC)
         self._again.discard(batch.partition)
 
     def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
         """Log that the handler gets the batch again, at a bounded rate (R14)."""
-        partition = self._driver.partitions[batch.partition]
+        partition = self._planning.partitions[batch.partition]
         if batch.partition not in self._raised:
             partition.handling.failed(f"the commit failed with {failure_line(error)}")
         partition.handling.pauses(pause)
-        for observer in self._driver.observers:
+        for observer in self._iteration.observers:
             observer.handler_retried(batch.partition)
-        self._driver.failure_log.warn(
+        self._iteration.failure_log.warn(
             batch.partition,
             lambda: (
                 f"{self._failure(partition)}; attempt {attempt} in {pause:.1f} s\n"
@@ -105,27 +107,27 @@ class WatchedHandler:
     async def pause(self, seconds: float) -> None:
         """Wait before the next attempt. Raises `NoFurtherAttempt` after a stop."""
         with anyio.move_on_after(seconds):
-            await self._driver.stopped.wait()
-        if self._driver.stopping:
+            await self._iteration.stopped.wait()
+        if self._iteration.stopping:
             raise NoFurtherAttempt
 
     def raised(self, batch: Batch, error: Exception) -> None:
         """Log that the handler has ended the iteration."""
-        partition = self._driver.partitions[batch.partition]
+        partition = self._planning.partitions[batch.partition]
         if batch.partition not in self._raised:
             partition.handling.failed(f"the commit failed with {failure_line(error)}")
-        self._driver.ended_by_handler(partition)
-        for observer in self._driver.observers:
-            seconds = self._driver.clock() - partition.handling.delivered_at
+        self._iteration.ended_by_handler(partition.id, partition.handling)
+        for observer in self._iteration.observers:
+            seconds = self._iteration.clock() - partition.handling.delivered_at
             observer.released(partition.id, seconds, error)
-        if error is self._driver.failure:
+        if error is self._iteration.failure:
             return  # logged where it was found
         log.error(
             "%s, which ends the iteration\n%s",
             self._failure(partition),
             failure_traceback(error),
             extra={
-                "feed": self._driver.feed,
+                "feed": self._iteration.feed,
                 "partition": batch.partition,
                 "attempt": partition.handling.attempts,
             },
@@ -134,12 +136,12 @@ class WatchedHandler:
     def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
         """Count events that went into quarantine."""
         for event in events:
-            self._driver.partitions[event.partition].handling.quarantine()
-            for observer in self._driver.observers:
+            self._planning.partitions[event.partition].handling.quarantine()
+            for observer in self._iteration.observers:
                 observer.quarantined(event.partition, event.error_type)
-            if self._driver.listeners:
+            if self._iteration.listeners:
                 told = EventQuarantined(event.partition, event.error_type)
-                self._driver.listeners.tell(told)
+                self._iteration.listeners.tell(told)
 
     def _failure(self, partition: RuntimePartition) -> str:
-        return f"feed {self._driver.feed}, partition {partition.id}: {partition.handling.error}"
+        return f"feed {self._iteration.feed}, partition {partition.id}: {partition.handling.error}"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from feedapi_client.errors import AuthenticationError, FeedError
 from feedapi_client.lineage.planner import State
 from feedapi_client.runtime.discovery import Discovery
-from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.entering import waits_for
-from feedapi_client.runtime.failures import is_of_gateway
-from feedapi_client.runtime.watchdog import Stall, Watchdog
-from feedapi_client.status import Health, PartitionState, PartitionStatus, Problem, ProblemName
+from feedapi_client.runtime.iteration import Iteration
+from feedapi_client.runtime.planning import Planning
+from feedapi_client.runtime.trouble import is_of_gateway
+from feedapi_client.runtime.watchdog import Stall, Watchdog, waits_for
+from feedapi_client.status import (
+    ConsumerStatus,
+    Health,
+    PartitionState,
+    PartitionStatus,
+    Problem,
+    ProblemName,
+)
 
 ANSWER_SECONDS = 60.0
 """After which a consumer none of whose partitions was answered soundly is not ready."""
@@ -31,21 +38,29 @@ _STATES = {
 }
 
 
-def health_of(driver: Driver, watchdog: Watchdog, discovery: Discovery, *, opening: bool) -> Health:
+def health_of(
+    planning: Planning,
+    watchdog: Watchdog,
+    discovery: Discovery,
+    status: Callable[[], ConsumerStatus],
+    *,
+    opening: bool,
+) -> Health:
     """Return the health of a session. `opening`: it does not iterate yet."""
-    now = driver.clock()
+    iteration = planning.iteration
+    now = iteration.clock()
     problems = [
-        *_of_session(driver, watchdog, opening=opening),
+        *_of_session(iteration, watchdog, opening=opening),
         *_of_discovery(discovery),
-        *_of_rollback(driver, discovery),
-        *_of_partitions(driver, watchdog),
+        *_of_rollback(planning, discovery),
+        *_of_partitions(planning, watchdog, status()),
     ]
     helpless = any(problem.name in _NEED_A_RESTART for problem in problems)
     for hang in watchdog.look():
         problems.append(_problem(hang, now))
         helpless |= hang.name in _NEED_A_RESTART
         # What was restarted and still hangs is beyond the watchdog's reach.
-        late = now - hang.began >= 2 * driver.limits.stall_timeout
+        late = now - hang.began >= 2 * iteration.limits.stall_timeout
         helpless |= late and hang.name in _RESTARTED
     problems.sort(key=lambda problem: problem.since)
     return Health(
@@ -53,35 +68,35 @@ def health_of(driver: Driver, watchdog: Watchdog, discovery: Discovery, *, openi
         ready=not (
             helpless
             or any(map(_concerns_all, problems))
-            or _is_parked(driver)
-            or _is_unanswered(driver, now)
-            or _every_handler_fails(driver)
+            or _is_parked(planning)
+            or _is_unanswered(planning, now)
+            or _every_handler_fails(planning)
         ),
         problems=tuple(problems),
     )
 
 
-def _is_unanswered(driver: Driver, now: float) -> bool:
+def _is_unanswered(planning: Planning, now: float) -> bool:
     """Whether requests fail, and no partition was answered soundly for too long.
 
     What is in flight, waits for the application or is held open until there is news, is asked for
     nothing meanwhile. So something has to fail.
     """
-    if now - driver.sound_at < ANSWER_SECONDS:
+    if now - planning.iteration.sound_at < ANSWER_SECONDS:
         return False
-    partitions = driver.partitions.values()
-    if any(each.slot is not None and each.slot.sound for each in partitions):
+    partitions = planning.partitions.values()
+    if any(each.turn is not None and each.turn.sound for each in partitions):
         return False
-    return any(each.started and each.error is not None for each in partitions)
+    return any(each.started and each.trouble.error is not None for each in partitions)
 
 
-def _every_handler_fails(driver: Driver) -> bool:
+def _every_handler_fails(planning: Planning) -> bool:
     """Whether all batches in flight have failed, and none was handled since the last one began to.
 
     One event that can't be handled does not make the consumer unready while others can.
     """
-    handled, since = driver.handled_at, None
-    for partition in driver.partitions.values():
+    handled, since = planning.iteration.handled_at, None
+    for partition in planning.partitions.values():
         if (began := partition.handling.last_since) is not None:
             since = began if since is None else max(since, began)
         elif partition.in_flight:
@@ -89,11 +104,11 @@ def _every_handler_fails(driver: Driver) -> bool:
     return since is not None and (handled is None or handled < since)
 
 
-def _is_parked(driver: Driver) -> bool:
+def _is_parked(planning: Planning) -> bool:
     """Whether all that is left to read is parked, or access is refused, which is to all of it."""
-    if driver.settings.on_error == "raise":
+    if planning.iteration.settings.on_error == "raise":
         return False
-    left = [e for e in driver.planner.entries.values() if e.state not in _OVER]
+    left = [e for e in planning.planner.entries.values() if e.state not in _OVER]
     parked = [e for e in left if e.state is State.PARKED]
     if parked and len(parked) == len(left):
         return True
@@ -105,19 +120,19 @@ def _no_access(error: FeedError | None) -> bool:
     return isinstance(error, AuthenticationError) or is_of_gateway(refused)
 
 
-def _of_session(driver: Driver, watchdog: Watchdog, *, opening: bool) -> Iterator[Problem]:
-    began = _moment(driver.clock() - watchdog.began)
+def _of_session(iteration: Iteration, watchdog: Watchdog, *, opening: bool) -> Iterator[Problem]:
+    began = _moment(iteration.clock() - iteration.began_at)
     if opening:
-        text = f"the consumer is being entered, and waits {waits_for(driver)}"
+        text = f"the consumer is being entered, and waits {waits_for(iteration, watchdog.waits)}"
         yield Problem(ProblemName.NOT_OPEN, None, began, text)
-    elif driver.handler_failure is not None:
-        yield driver.handler_failure
-    elif driver.failure is not None:
-        known = isinstance(driver.failure, FeedError)
-        text = str(driver.failure) if known else type(driver.failure).__qualname__
-        yield Problem(ProblemName.FAILED, None, driver.failed_at, text)
-    elif driver.over or not driver.iterating:
-        text = "the iteration has ended" if driver.over else "nobody iterates over the consumer"
+    elif iteration.handler_failure is not None:
+        yield iteration.handler_failure
+    elif iteration.failure is not None:
+        known = isinstance(iteration.failure, FeedError)
+        text = str(iteration.failure) if known else type(iteration.failure).__qualname__
+        yield Problem(ProblemName.FAILED, None, iteration.failed_at, text)
+    elif iteration.over or not iteration.iterating:
+        text = "the iteration has ended" if iteration.over else "nobody iterates over the consumer"
         yield Problem(ProblemName.NOT_ITERATING, None, began, text)
     if blocked := watchdog.blocked_seconds:
         text = f"the event loop has not run for {blocked:.1f} s"
@@ -130,8 +145,8 @@ def _of_discovery(discovery: Discovery) -> Iterator[Problem]:
         yield Problem(ProblemName.DISCOVERY_FAILING, None, since, text)
 
 
-def _of_rollback(driver: Driver, discovery: Discovery) -> Iterator[Problem]:
-    for partition, text in driver.planner.listed_again().items():
+def _of_rollback(planning: Planning, discovery: Discovery) -> Iterator[Problem]:
+    for partition, text in planning.planner.listed_again().items():
         since = discovery.rollback.since.get(partition, datetime.now(UTC))
         yield Problem(ProblemName.ROLLED_BACK, partition, since, text)
 
@@ -140,10 +155,12 @@ def _concerns_all(problem: Problem) -> bool:
     return problem.partition is None or problem.name is ProblemName.ROLLED_BACK
 
 
-def _of_partitions(driver: Driver, watchdog: Watchdog) -> Iterator[Problem]:
-    ended = driver.handler_failure
-    for id, status in driver.status().partitions.items():
-        runtime = driver.partitions.get(id)
+def _of_partitions(
+    planning: Planning, watchdog: Watchdog, shown: ConsumerStatus
+) -> Iterator[Problem]:
+    ended = planning.iteration.handler_failure
+    for id, status in shown.partitions.items():
+        runtime = planning.partitions.get(id)
         failing = runtime is not None and runtime.handling.error is not None
         if failing and runtime is not None and (ended is None or ended.partition != id):
             handling = runtime.handling
@@ -152,9 +169,9 @@ def _of_partitions(driver: Driver, watchdog: Watchdog) -> Iterator[Problem]:
             held_back = "" if oldest is None else f"; {oldest.held_back}"
             text = f"{handling.error}{held_back}"
             yield Problem(ProblemName.HANDLER_FAILING, id, since, text)
-        if runtime is not None and runtime.is_end_overdue(driver.clock()):
+        if runtime is not None and runtime.is_end_overdue(planning.iteration.clock()):
             yield _of_end(status)
-        if not failing or (runtime is not None and runtime.error is not None):
+        if not failing or (runtime is not None and runtime.trouble.error is not None):
             yield from _of_state(status)
 
 

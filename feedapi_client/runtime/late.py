@@ -14,8 +14,9 @@ from feedapi_client.lineage.planner import State
 from feedapi_client.protocol.page import Outcome
 from feedapi_client.protocol.text import shown
 from feedapi_client.retry import Backoff
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
+from feedapi_client.runtime.topology import Topology
 
 ASKED_FOR_SECONDS = 600.0
 """For so long a partition is asked again at discoveries."""
@@ -29,42 +30,40 @@ _MAX_PAGES = 5
 
 @dataclass(slots=True)
 class _Look:
-    """When a drained partition is asked again. The pauses between two looks double."""
+    """When a drained partition is asked again. The pauses between two looks double.
+
+    `own`: this session has drained it. Otherwise an operator may have, to leave out more.
+    `awaited`: the attempts of a look without which the session may not end (without `follow`).
+    """
 
     until: float
     due: float
     pause: float
     own: bool
-    """Whether this session has drained it. Otherwise an operator may have, to leave out more."""
+    awaited: Backoff | None = None
 
 
 class LateEvents:
     """Looks for events behind the ends that only empty answers have shown.
 
-    Late is better than lost: one that is found is delivered, although children of the partition may
-    be ahead of it by then. Behind an end that an earlier session, or an operator, has stored it is
-    only reported.
+    One that is found is delivered, although children of the partition may be ahead of it by then.
+    Behind an end that an earlier session, or an operator, has stored it is only reported.
     """
 
-    def __init__(self, driver: Driver, client: FeedClient) -> None:
-        self._driver = driver
+    def __init__(self, planning: Planning, client: FeedClient, topology: Topology) -> None:
         self.client = client
+        self._planning = planning
+        self._iteration = planning.iteration
+        self._topology = topology
         self._looks: dict[int, _Look] = {}
         self._has_begun = False
-        self._looking: set[int] = set()
-        self._first: dict[int, Backoff] = {}
-        """Partitions of earlier sessions of which one look is waited for (without `follow`)."""
 
     @property
     def awaited(self) -> bool:
         """Whether a look is under way or due, without which a session may not end."""
-        driver = self._driver
-        self._first = {
-            id: backoff
-            for id, backoff in self._first.items()
-            if id in self._looking or driver.scheduler.is_scheduled(driver.partition(id))
-        }
-        return bool(self._first)
+        partitions = self._planning.partitions
+        awaited = (partitions[id] for id, look in self._looks.items() if look.awaited is not None)
+        return any(p.looks or p.turn is not None for p in awaited)
 
     def ask_again(self, left: Mapping[int, float]) -> None:
         """Look behind what an earlier session has drained, and deliver what is there.
@@ -72,119 +71,121 @@ class LateEvents:
         Arguments:
             left: for how many seconds. At least once, however late.
         """
-        driver, now, pause = self._driver, self._driver.clock(), self._driver.limits.settle_time
+        planner, now = self._planning.planner, self._iteration.clock()
+        pause = self._iteration.limits.settle_time
+        for id in self._looks:
+            self._planning.partition(id).look(None)
+            self._planning.advance(self._planning.partition(id))
         self._looks.clear()
-        self._first.clear()
         for id, seconds in left.items():
-            entry = driver.planner.entries.get(id)
-            if (
-                entry is None
-                or entry.state is not State.DRAINED
-                or not driver.planner.is_closed(id)
-            ):
-                continue
-            self._looks[id] = _Look(now + max(seconds, pause), now + pause, pause, own=True)
-            if not driver.settings.follow:
-                self._first[id] = Backoff(attempts=_MOST_LOOKS, clock=driver.clock)
-            driver.scheduler.schedule(driver.partition(id))
+            entry = planner.entries.get(id)
+            if entry is not None and entry.state is State.DRAINED and planner.is_closed(id):
+                self._add(id, max(seconds, pause), pause, own=True, awaited=True)
+                self._look_at(id, now)
 
     def discovered(self) -> None:
-        """Schedule the looks that are due. Call it after each discovery.
+        """Let what is due be looked at. Call it after each discovery.
 
-        A session without `follow` may be over before any of them is due: behind what an earlier one
+        A session without `follow` may be over before any of it is due: behind what an earlier one
         has drained it looks at once.
         """
-        driver, now = self._driver, self._driver.clock()
-        pause = driver.limits.settle_time
+        now, pause = self._iteration.clock(), self._iteration.limits.settle_time
         for id in self._drained_before():
-            first = now + pause if driver.settings.follow else now
-            self._looks[id] = _Look(now + ASKED_FOR_SECONDS, first, pause, own=False)
-            if not driver.settings.follow:
-                self._first[id] = Backoff(attempts=_MOST_LOOKS, clock=driver.clock)
-        for id in driver.take_drained():
-            self._looks[id] = _Look(now + ASKED_FOR_SECONDS, now + pause, pause, own=True)
+            first = pause if self._iteration.settings.follow else 0.0
+            self._add(id, ASKED_FOR_SECONDS, first, own=False, awaited=True)
+        for id in self._planning.take_drained():
+            if self._is_doubtful(id):
+                self._add(id, ASKED_FOR_SECONDS, pause, own=True)
         for id, look in list(self._looks.items()):
-            partition = driver.partition(id)
-            if partition.entry.state is not State.DRAINED or now > look.until:
+            entry = self._planning.planner.entries[id]
+            if entry.state is not State.DRAINED or now > look.until:
                 del self._looks[id]
-            elif now >= look.due and driver.planner.is_closed(id):
+            elif now >= look.due and self._planning.planner.is_closed(id):
                 look.pause *= 2
                 look.due = now + look.pause
-                driver.scheduler.schedule(partition)
+                self._look_at(id, now)
+
+    def _add(
+        self, id: int, seconds: float, first: float, *, own: bool, awaited: bool = False
+    ) -> None:
+        now, clock = self._iteration.clock(), self._iteration.clock
+        waits = awaited and not self._iteration.settings.follow
+        backoff = Backoff(attempts=_MOST_LOOKS, clock=clock) if waits else None
+        pause = self._iteration.limits.settle_time
+        self._looks[id] = _Look(now + seconds, now + first, pause, own, backoff)
+        self._planning.partition(id)
+
+    def _look_at(self, id: int, until: float) -> None:
+        p = self._planning.partition(id)
+        p.look(until)
+        self._planning.advance(p)
+
+    def _is_doubtful(self, id: int) -> bool:
+        """Whether only empty answers have shown the end of a partition."""
+        return id in self._topology.closed_since or self._planning.planner.doubted(id)
 
     def _drained_before(self) -> list[int]:
         """Return what is stored as drained at a session's first discovery: maybe just now."""
-        entries, had_begun = self._driver.planner.entries, self._has_begun
-        self._has_begun = True
+        had_begun, self._has_begun = self._has_begun, True
         if had_begun:
             return []
-        drained = (
-            id
-            for id in entries
-            if (id in self._driver.closed_since or self._driver.planner.doubted(id))
-            and entries[id].state is State.DRAINED
-        )
+        entries = self._planning.planner.entries.values()
+        drained = (e.id for e in entries if e.state is State.DRAINED and self._is_doubtful(e.id))
         return heapq.nlargest(_MOST_BEFORE, drained)
 
-    async def look(self, partition: RuntimePartition) -> float | None:
-        """Ask a drained partition once: a job of the scheduler.
+    async def look(self, p: RuntimePartition) -> None:
+        """Ask a drained partition once: a turn of it.
 
-        A failure is ignored, as the next look is soon, but for a look that is waited for: return
-        the seconds after which it is made again. Raises `StoreError`.
+        A failure is ignored, as the next look is soon, but for a look that is awaited.
         """
-        if partition.id not in self._looks or partition.entry.state is not State.DRAINED:
-            return None
-        driver = self._driver
-        self._looking.add(partition.id)
+        p.look(None)
+        if (look := self._looks.get(p.id)) is None:
+            return
+        found = False
         try:
-            with anyio.fail_after(driver.limits.slot_timeout):
-                found = await self._has_more(partition)
+            with anyio.fail_after(self._iteration.limits.slot_timeout):
+                found = await self._has_more(p)
         except (FeedError, TimeoutError) as error:
-            return self._pause(partition.id, error)
-        finally:
-            self._looking.discard(partition.id)
-            driver.wake()
-        if found and partition.entry.state is State.DRAINED:
-            await self._found(partition)
-        return None
+            try:
+                if look.awaited is not None:
+                    p.look(self._iteration.clock() + look.awaited.pause(error))
+                    return
+            except (FeedError, TimeoutError):
+                pass  # too many
+        look.awaited = None
+        if found and p.entry.state is State.DRAINED:
+            self._found(p)
 
-    def _pause(self, partition: int, error: Exception) -> float | None:
-        try:
-            return self._first[partition].pause(error) if partition in self._first else None
-        except (FeedError, TimeoutError):
-            return None  # too many
-
-    async def _found(self, partition: RuntimePartition) -> None:
-        driver = self._driver
-        if not self._looks.pop(partition.id).own:
-            driver.report(
-                partition.id,
+    def _found(self, p: RuntimePartition) -> None:
+        if not self._looks.pop(p.id).own:
+            self._iteration.report(
+                p.id,
                 "there is an event behind the end that is stored. If that was not meant, "
-                f"'feedapi cursors set {partition.id} CURSOR' with the stored cursor reads on: "
-                f"{shown(partition.entry.cursor)}",
+                f"'feedapi cursors set {p.id} CURSOR' with the stored cursor reads on: "
+                f"{shown(p.entry.cursor)}",
             )
             return
-        partition.failures.failed_at = driver.clock()  # what answers may lag, and for long
-        driver.report(
-            partition.id,
+        p.trouble.failed_at = self._iteration.clock()  # what answers may lag, and for long
+        self._iteration.report(
+            p.id,
             "an event came behind the end that its empty answers had shown: it is delivered late, "
             "perhaps after events of its children. The publisher should list lastCursor",
         )
-        await driver.apply(driver.planner.reopened(partition.id))
+        self._planning.perform(self._planning.planner.reopened(p.id))
 
-    async def _has_more(self, partition: RuntimePartition) -> bool:
-        cursor: str | None = partition.entry.cursor
+    async def _has_more(self, p: RuntimePartition) -> bool:
+        cursor: str | None = p.entry.cursor
         for _ in range(_MAX_PAGES):
             if cursor is None:
                 return False
-            found, cursor = await self._ask(partition, cursor)
+            found, cursor = await self._ask(p, cursor)
             if found:
                 return True
         return False
 
-    async def _ask(self, partition: RuntimePartition, cursor: str) -> tuple[bool, str | None]:
+    async def _ask(self, p: RuntimePartition, cursor: str) -> tuple[bool, str | None]:
         """Return whether events come behind a cursor; without any, the cursor that does come."""
-        async with self.client.open(self._driver.discovered, partition.id, cursor) as response:
+        async with self.client.open(self._topology.known, p.id, cursor) as response:
             reader = response.reader
             async for chunk in response.chunks():
                 if any(batch.events for batch in reader.feed(chunk)):

@@ -1,7 +1,7 @@
-"""One partition at run time: its whole state, and a method for each change.
+"""One partition at run time: its facts, and the phase that follows from them.
 
 A partition is plain state while it pauses, so that a feed may have all its 32,768 partitions. No
-other module writes its fields; `Fetching`, `Delivery` and `Driver` call its methods.
+other module writes its fields.
 """
 
 from __future__ import annotations
@@ -9,27 +9,121 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import NamedTuple
 
 import anyio
 
-from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import FIRST, Event, Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.protocol.page import MOST_PASSED, CheckpointedEvents, EndEvidence, Progress
-from feedapi_client.runtime.buffer import BufferBudget, memory_of
-from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.handling import Handling
-from feedapi_client.runtime.slots import HELD_OPEN_SECONDS, Slot
+from feedapi_client.runtime.loop import Clock
+from feedapi_client.runtime.scheduling import Turn
+from feedapi_client.runtime.trouble import Trouble
 
+EVENT_BYTES = 128
+"""What an event takes in memory beside its bytes."""
+HEADERS_BYTES = 64
+"""What the headers of an event (v1) take in addition. They are decoded when they are asked for."""
+BATCH_BYTES = 384
+"""What a batch takes beside its events: a batch, its cursor, a list and the page's own object."""
+HELD_OPEN_SECONDS = 1.0
+"""A streamed response that took longer was held open by the publisher: no gateway answered it."""
 OVERDUE_SECONDS = 60.0
 """Evidence of an end that is late by so much is a problem (R6)."""
 _AT_END = (State.CAUGHT_UP, State.DRAINED)  # here: to look up a member of an enum takes long
 
 
+def memory_of(batch: CheckpointedEvents) -> int:
+    """Return how many bytes of memory a batch takes.
+
+    An event of 12 bytes on the wire takes 138 (CPython 3.11, msgspec 0.22, pages of 64 KiB): a
+    record, its view of the page, a place in a list, and the page.
+    """
+    each = EVENT_BYTES
+    if batch.events and batch.events[0]._headers is not None:
+        each += HEADERS_BYTES
+    return batch.size + len(batch.events) * each + BATCH_BYTES
+
+
+class BufferBudget:
+    """Counts the buffered bytes of all partitions, as memory (R16).
+
+    Fetches wait for room before they read on. Code that takes bytes out of a buffer frees them.
+
+    Arguments:
+        limit: the bytes that may be counted at the same time.
+        step: what one read brings at most, as far as is known before the first one.
+    """
+
+    def __init__(self, limit: int, step: int = 64 * 1024) -> None:
+        self.limit = limit
+        self.used = 0
+        self.deliverable = 0
+        """Number of the used bytes that the application can take."""
+        self.reserved = 0
+        """Room set aside for reads under way."""
+        self._largest_step = limit // 2
+        self._step = min(step, self._largest_step)
+        self._changed: anyio.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<BufferBudget {self.used} of {self.limit} bytes, {self.deliverable} deliverable>"
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more read fits."""
+        taken = self.used + self.reserved
+        return not taken or taken + self._step <= self.limit
+
+    @property
+    def stuck(self) -> bool:
+        """Whether waiting can't free any space.
+
+        There is no room, nothing that the application could take to make some, and no read under
+        way that may bring a checkpoint.
+        """
+        return not self.has_room and not self.deliverable and not self.reserved
+
+    def reserve(self) -> int:
+        """Set room for one read aside, so that many fetches don't all take the last of it.
+
+        Return how much, for `unreserve`.
+        """
+        self.reserved += self._step
+        return self._step
+
+    def unreserve(self, reserved: int) -> None:
+        """Give back the room of a read that is over; its bytes are to be added."""
+        self.reserved -= reserved
+
+    def learn(self, brought: int) -> None:
+        """Note what one read has brought: the next ones may bring as much."""
+        self._step = max(self._step, min(brought, self._largest_step))
+
+    def add(self, size: int, *, deliverable: bool = False) -> None:
+        """Count bytes that were received, or with a minus sign such that were dropped.
+
+        `deliverable` ones are closed by a checkpoint.
+        """
+        self.used += size
+        if deliverable:
+            self.deliverable += size
+        if self._changed is not None and (self.has_room or self.stuck):
+            self._changed.set()
+            self._changed = None
+
+    def changed(self) -> anyio.Event:
+        """An event that is set when space frees up, or when waiting cannot free any."""
+        if self._changed is None:
+            self._changed = anyio.Event()
+        return self._changed
+
+
 class ReadEnd(NamedTuple):
-    """The end of a partition as a response showed it.
+    """The end of a partition as a response showed it, the last item of a buffer.
 
     `closed`: the discovery before the request listed the partition as closed.
     """
@@ -49,21 +143,42 @@ class SavedBatch(NamedTuple):
     durable: bool
 
 
+class Phase(Enum):
+    """What a partition does next; see `RuntimePartition.phase`."""
+
+    REQUEST = auto()
+    """Its request is under way; the end of that comes back here."""
+    STOPPED = auto()
+    """Nothing: the planner does not let it be read."""
+    LOOK = auto()
+    """It is asked once whether an event came late."""
+    PAUSED = auto()
+    """It waits until the application resumes it."""
+    DISCOVERY = auto()
+    """Its request was refused: it waits for a discovery."""
+    COMMIT = auto()
+    """It is read to its end, and waits until that is committed."""
+    ENDED = auto()
+    """Its present end is enough: the consumer does not follow."""
+    DELIVERY = auto()
+    """It holds enough, and waits for the application to take that."""
+    DUE = auto()
+    """It is asked at its moment `until`, once it gets a turn."""
+
+
 class RuntimePartition:
     """One partition of one session. `entry` is its state in the planner, read-only here."""
 
     __slots__ = (
         "_announced",
         "_base",
-        "_buffer",
+        "_budget",
         "_drawn",
         "_held_seconds",
         "_loss_untold",
         "_lost",
         "_saves",
-        "_scope",
         "_taken",
-        "at_end",
         "batches",
         "caught_up_at",
         "committed",
@@ -75,17 +190,19 @@ class RuntimePartition:
         "evidence",
         "evidence_due",
         "evidence_since",
-        "failures",
+        "gave_way",
         "handling",
         "held_open",
         "in_flight",
         "last_contact",
         "last_event",
+        "looks",
         "marks",
         "news",
         "pending",
         "pending_bytes",
         "pending_size",
+        "place",
         "poll_delay",
         "progress",
         "queued",
@@ -94,31 +211,42 @@ class RuntimePartition:
         "requested_at",
         "silent",
         "silent_stream",
-        "slot",
         "started",
         "stream_cut_short",
         "streamed",
+        "term",
+        "trouble",
+        "turn",
         "unknown_commands",
+        "until",
     )
 
     def __init__(
         self,
         entry: Entry,
         *,
-        buffer: BufferBudget,
+        budget: BufferBudget,
         limits: Limits,
         retry: RetryPolicy,
+        clock: Clock,
         passed: int = MOST_PASSED,
     ) -> None:
         self.entry = entry
-        self._buffer = buffer
-        self._drawn: tuple[int, Position] | None = None
-        self.failures = Failures(retry)
-        """What fails, and when it is asked again."""
-        self.handling = Handling()
-        """What the application does with its batches."""
+        self._budget = budget
         # What is read.
         self.started = False
+        self.term = 0
+        """How often it was stopped. What a request of an earlier term brings does not count."""
+        self.turn: Turn | None = None
+        """The turn of the request under way. A cancelled one counts until its task has ended."""
+        self.until = 0.0
+        """When it is asked next, on the clock of the event loop."""
+        self.place: int | None = None
+        """Its place among those that are due, see `Agenda`."""
+        self.looks = False
+        """Whether it is drained, and is to be asked once whether an event came late."""
+        self.trouble = Trouble(retry, clock)
+        """What fails."""
         self.readings = 0
         """How often it was read from its stored position, with nothing in flight before that."""
         self.read_cursor = entry.cursor
@@ -141,23 +269,22 @@ class RuntimePartition:
         self.silent_stream = False
         """Whether the last stream brought nothing. The next request is none (R14)."""
         self.stream_cut_short = False
-        """Whether it had little time, because others waited for its slot."""
-        self.end: ReadEnd | None = None
-        """The end that was seen. It is passed to the planner after the batches before it."""
+        """Whether it had little time, because others waited for its turn."""
         self.news = False
         """Whether an event is known to be behind what is pending, for somebody else to read."""
         self.poll_delay = limits.poll_interval
-        self._scope: anyio.CancelScope | None = None
-        self.slot: Slot | None = None
-        """The slot of the request under way."""
         self.requested_at = 0.0
         """When the last request began, on the clock of the event loop."""
         # Buffer.
         self.pending: deque[CheckpointedEvents] = deque()
+        self.end: ReadEnd | None = None
+        """The end that was seen. It is passed to the planner after the batches before it."""
         self.pending_bytes = 0
         """What is pending takes as many bytes of memory."""
         self.pending_size = 0
         """How many bytes what is pending had on the wire."""
+        self.gave_way = False
+        """Whether others needed its turn or its room: what is pending is to be taken first."""
         self._announced = False
         self._taken: anyio.Event | None = None
         # Delivery and commits.
@@ -165,8 +292,6 @@ class RuntimePartition:
         """Whether it is in the queue of partitions that have something to deliver."""
         self.in_flight = 0
         """How many batches are delivered and not released yet."""
-        self.at_end = False
-        """Whether it is closed and read to its end, and the end is not committed yet."""
         self.delivered_cursor = entry.cursor
         self.marks: Sequence[tuple[int, str]] = ()
         """The checkpoints in what was delivered last, where batches are not joined."""
@@ -176,13 +301,15 @@ class RuntimePartition:
         self.committing = 0
         """Number of commits under way. A commit may take longer than its batch is in flight."""
         self._saves: list[SavedBatch] = []
+        self._drawn: tuple[int, Position] | None = None
         self._lost = 0
         """The number of the last batch before the lease was lost."""
         self._base: str | None = None
         """The stored cursor that what was delivered since follows; None: it follows any."""
         self._loss_untold = False
-        """Whether the application may hold effects of a batch that was lost, and does not know."""
-        # For `status()`.
+        # For people.
+        self.handling = Handling()
+        """What the application does with its batches."""
         self.events = 0
         self.last_event: datetime | None = None
         self.last_contact: datetime | None = None
@@ -193,43 +320,54 @@ class RuntimePartition:
         """The partition's number."""
         return self.entry.id
 
-    @property
-    def fetching(self) -> bool:
-        """Whether a request is under way. A cancelled one counts until its task has ended."""
-        return self._scope is not None
-
-    @property
-    def failing(self) -> bool:
-        """The last request failed by an error that is retried, or brought nothing in its time."""
-        return self.failures.failing
-
-    @property
-    def error(self) -> FeedError | None:
-        """Why it is retried, or can't go on."""
-        return self.failures.error
-
-    @property
-    def announced(self) -> bool:
-        """Whether the application may have what is pending, once it has released its batch."""
-        return self._announced
-
-    @property
-    def deliverable(self) -> bool:
-        """Whether it holds a batch that can be delivered now."""
-        return self._announced and not self.in_flight
-
     def __repr__(self) -> str:
         doing = "pausing"
         if not self.started:
             doing = "stopped"
-        elif self.fetching:
+        elif self.turn is not None:
             doing = "fetching"
-        elif self.error is not None:
+        elif self.trouble.error is not None:
             doing = "retrying"
         return (
             f"<RuntimePartition {self.id}: {self.entry.state}, {doing} at {self.read_cursor!r}, "
             f"{self.pending_bytes} bytes pending{', in flight' if self.in_flight else ''}>"
         )
+
+    def phase(self, limits: Limits, *, paused: bool, follow: bool, watches: bool) -> Phase:
+        """Return what it does next. Derived from the facts, after each change of them.
+
+        Arguments:
+            paused: by the application.
+            follow: it is asked again at its present end.
+            watches: it is only asked if it has an event, from where others have read it to.
+        """
+        entry = self.entry
+        if self.turn is not None:
+            return Phase.REQUEST
+        if not self.started:
+            looks = self.looks and entry.state is State.DRAINED
+            return Phase.STOPPED if not looks else Phase.PAUSED if paused else Phase.LOOK
+        if not entry.running:
+            return Phase.STOPPED  # its `Stop` is not carried out yet
+        if paused:
+            return Phase.PAUSED
+        if self.trouble.refused:
+            return Phase.DISCOVERY
+        if entry.end is not None:
+            return Phase.COMMIT
+        if not follow and entry.state is State.CAUGHT_UP:
+            return Phase.ENDED
+        if self.pending or self.in_flight:
+            if watches or (self.pending and (self.end is not None or self.gave_way)):
+                return Phase.DELIVERY
+            if self.pending_size >= limits.max_batch_bytes:
+                return Phase.DELIVERY
+        return Phase.DUE
+
+    @property
+    def failing(self) -> bool:
+        """The last request failed by an error that is retried, or brought nothing in its time."""
+        return self.trouble.failing
 
     # ------------------------------------------------------------------ what is read
 
@@ -247,7 +385,13 @@ class RuntimePartition:
         return self._base == FIRST and self.committed == 0
 
     def start(self, cursor: str) -> None:
-        """Read from the cursor; after a stop, from where the application's batches end."""
+        """Read from the cursor; after a stop, from where the application's batches end.
+
+        One that is being read already goes on, even if an end was seen.
+        """
+        self.end, self.until = None, 0.0
+        if self.started:
+            return
         self.forget_empty_answers()
         self.evidence_since = None
         if self.batches == self._lost:
@@ -256,25 +400,21 @@ class RuntimePartition:
             self.readings += 1
         self._base = cursor
         self.started = True
-        self.failures.started()
-        self.end = None
-
-    def read_on(self) -> None:
-        """Fetch again, even if an end was seen."""
-        self.end = None
+        self.trouble.started()
 
     def stop(self) -> None:
         """Stop reading and drop what was not delivered."""
         self.started = False
-        self.failures.stopped()
-        self.at_end = False
+        self.term += 1
+        self.place = None
+        if self.turn is not None:
+            self.turn.scope.cancel()
+        self.trouble.refused = False
         self.evidence_since = None
-        self.end = None
-        self.cancel_request()
-        self._buffer.free(self.pending_bytes, deliverable=True)
+        self._budget.add(-self.pending_bytes, deliverable=True)
         self.pending.clear()
         self.pending_bytes = self.pending_size = 0
-        self._announced = False
+        self.end, self.gave_way, self._announced = None, False, False
         self.news = self.news and self.in_flight > 0
         self.read_cursor = self.delivered_cursor
 
@@ -301,10 +441,6 @@ class RuntimePartition:
         """Record that the application learns of the loss: a commit is refused."""
         self._loss_untold = False
 
-    @property
-    def _last_saved(self) -> int:
-        return self._saves[-1].number if self._saves else self.committed
-
     def is_lost(self, number: int) -> bool:
         """Whether the lease of batch `number` was lost since it was delivered."""
         return number <= self._lost
@@ -314,44 +450,24 @@ class RuntimePartition:
         """Whether no batch is in flight, and no commit under way or unknown to the planner."""
         return not (self.in_flight or self.committing or self._saves)
 
-    def begin_request(self, scope: anyio.CancelScope, slot: Slot | None = None) -> None:
-        """Record that a request begins. `cancel_request` cancels `scope`."""
-        self._scope = scope
-        self.slot = slot
-        if slot is not None:
-            self.requested_at = slot.seen
+    def requested(self, turn: Turn) -> None:
+        """Record that a request begins."""
+        self.turn, self.requested_at = turn, turn.began
+        self.gave_way, self.place = False, None
 
-    def end_request(self, scope: anyio.CancelScope) -> None:
-        """Record that the request of `scope` is over, unless another one has begun since."""
-        if self._scope is scope:
-            self.held_open = self.slot is not None and self.slot.age > self._held_seconds
-            self._scope = self.slot = None
-
-    def cancel_request(self) -> None:
-        """Cancel the request under way. It is over when its task has called `end_request`."""
-        if self.slot is not None:
-            self.slot.stopped = True
-        if self._scope is not None:
-            self._scope.cancel()
+    def request_ended(self) -> None:
+        """Record that the request is over."""
+        if self.turn is not None:
+            self.held_open = self.turn.age > self._held_seconds
+            self.turn = None
 
     def answered(self, *, stream: bool | int) -> None:
         """Record that a response has begun. `stream`: what was asked for, as in `FetchOptions`."""
         self.streamed = bool(stream)
         asked = HELD_OPEN_SECONDS if stream is True else stream / 2000
         self._held_seconds = min(HELD_OPEN_SECONDS, asked)
-        self.failures.answered()
+        self.trouble.answered()
         self.last_contact = datetime.now(UTC)
-
-    def stream_was_silent(self, *, cut_short: bool = False) -> None:
-        """Record that a stream brought nothing, and did not end by itself.
-
-        `cut_short`: it had little time, because others waited for its slot.
-        """
-        self.silent_stream, self.stream_cut_short = True, cut_short
-
-    def asked_without_stream(self) -> None:
-        """Record that the request after a silent stream was answered."""
-        self.silent_stream = self.stream_cut_short = False
 
     def received(self, batch: CheckpointedEvents) -> None:
         """Buffer events that a checkpoint closed."""
@@ -360,7 +476,7 @@ class RuntimePartition:
         size = memory_of(batch)
         self.pending_bytes += size
         self.pending_size += batch.size
-        self._buffer.add(size, deliverable=True)
+        self._budget.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
 
@@ -374,10 +490,65 @@ class RuntimePartition:
         self.news = False
         self.read_cursor = self.delivered_cursor = cursor
 
+    def ask_at(self, until: float, *, place: int | None = None) -> None:
+        """Let it be asked next at a moment; with its `place` among those that are due."""
+        self.until, self.place = until, place
+
+    def look(self, until: float | None) -> None:
+        """Let it be asked once, at a moment, whether an event came late; None: no more."""
+        self.looks = until is not None
+        if until is not None:
+            self.until = until
+
+    def yielded(self) -> None:
+        """Record that others needed its turn or its room."""
+        self.gave_way = bool(self.pending)
+
+    def stream_was_silent(self, *, cut_short: bool = False) -> None:
+        """Record that a stream brought nothing, and did not end by itself.
+
+        `cut_short`: it had little time, because others waited for its turn.
+        """
+        self.silent_stream, self.stream_cut_short = True, cut_short
+
+    def asked_without_stream(self) -> None:
+        """Record that the request after a silent stream was answered."""
+        self.silent_stream = self.stream_cut_short = False
+
+    def commands_came(self, count: int) -> None:
+        """Count lines that were neither an event nor a checkpoint."""
+        self.unknown_commands += count
+
+    def progressed(self, limits: Limits) -> None:
+        """Reset the delay before the next poll, after a response with something new (R15)."""
+        self.poll_delay = limits.poll_interval
+        self.trouble.progressed()
+
+    def polled(self, limits: Limits) -> None:
+        """Increase the delay before the next poll, after a response with nothing new (R15)."""
+        if not (self.streamed and self.held_open):  # such a stream has done the waiting itself
+            self.poll_delay = max(
+                self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
+            )
+
+    # ------------------------------------------------------------------ its end
+
     def reached_end(self, end: ReadEnd) -> None:
         """Record the end that a complete response showed. It counts after all pending batches."""
         self.end = end
         self.evidence_since = None
+
+    def take_end(self) -> ReadEnd | None:
+        """Return the end, if it was seen and all before it is delivered, to tell the planner."""
+        if self.pending:
+            return None
+        end, self.end = self.end, None
+        return end
+
+    def was_silent(self) -> bool:
+        """Count an answer without a line. Return whether the one before was silent, too."""
+        before, self.silent = self.silent, True
+        return before
 
     def empty_answer(
         self, info: object, limits: Limits, *, now: float, since: float
@@ -385,24 +556,19 @@ class RuntimePartition:
         """Count an empty answer of the closed partition, see `EndEvidence.add`."""
         if self.evidence is None:
             self.evidence = EndEvidence(limits.settle_time, limits.poll_interval)
-        since = max(since, self.failures.failed_at)
+        since = max(since, self.trouble.failed_at)
         if self.evidence_since is None:
             self.evidence_since = datetime.now(UTC)
             self.evidence_due = max(now, since + limits.settle_time)
         return self.evidence.add(info, now=now, since=since)
 
-    def is_end_overdue(self, now: float) -> bool:
-        """Whether its end could have been shown long ago, and was not."""
-        return self.evidence_since is not None and now >= self.evidence_due + OVERDUE_SECONDS
-
     def lacks_discovery(self, info: object) -> bool:
         """Whether its empty answers need another discovery than `info`, the present one."""
         return self.evidence is not None and self.evidence.lacks_discovery(info)
 
-    def was_silent(self) -> bool:
-        """Count an answer without a line. Return whether the one before was silent, too."""
-        before, self.silent = self.silent, True
-        return before
+    def is_end_overdue(self, now: float) -> bool:
+        """Whether its end could have been shown long ago, and was not."""
+        return self.evidence_since is not None and now >= self.evidence_due + OVERDUE_SECONDS
 
     def forget_empty_answers(self) -> None:
         """Let empty answers count anew: something else came, or the requests fail."""
@@ -413,29 +579,9 @@ class RuntimePartition:
     def contradicted(self, now: float) -> None:
         """Record progress. Where empty answers came before it, what answers may lag: R6."""
         if self.evidence is not None and self.evidence.answers:
-            self.failures.failed_at = now
+            self.trouble.failed_at = now
         self.forget_empty_answers()
         self.evidence_since = None
-
-    def commands_came(self, count: int) -> None:
-        """Count lines that were neither an event nor a checkpoint."""
-        self.unknown_commands += count
-
-    def take_end(self) -> ReadEnd:
-        """Return the end, to be passed to the planner when no batch is pending."""
-        assert self.end is not None
-        end, self.end = self.end, None
-        return end
-
-    def end_uncommitted(self, end: ReadEnd) -> None:
-        """Record that the planner has the end of the closed partition, uncommitted so far."""
-        self.end = end
-        self.at_end = True
-
-    def note_caught_up(self) -> None:
-        """Record the time if everything that the publisher has is committed."""
-        if self.is_caught_up:
-            self.caught_up_at = datetime.now(UTC)
 
     @property
     def is_caught_up(self) -> bool:
@@ -443,31 +589,25 @@ class RuntimePartition:
         uncommitted = self.in_flight > 0 or self.entry.cursor != self.read_cursor
         return self.entry.state in _AT_END and not uncommitted
 
-    def polled(self, limits: Limits) -> None:
-        """Increase the delay before the next poll, after a response with nothing new (R15)."""
-        if not (self.streamed and self.held_open):  # such a stream has done the waiting itself
-            self.poll_delay = max(
-                self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
-            )
-
-    def progressed(self, limits: Limits) -> None:
-        """Reset the delay before the next poll, after a response with something new (R15)."""
-        self.poll_delay = limits.poll_interval
-        self.failures.progressed()
+    def note_caught_up(self) -> None:
+        """Record the time if everything that the publisher has is committed."""
+        if self.is_caught_up:
+            self.caught_up_at = datetime.now(UTC)
 
     # ------------------------------------------------------------------ what is delivered
+
+    @property
+    def announced(self) -> bool:
+        """Whether the application may have what is pending, once it has released its batch."""
+        return self._announced
 
     def announce(self) -> None:
         """Make the pending events deliverable."""
         self._announced = bool(self.pending)
 
-    def queue(self) -> None:
-        """Record that it is in the queue of partitions with something to deliver."""
-        self.queued = True
-
-    def unqueue(self) -> None:
-        """Record that it was taken off that queue."""
-        self.queued = False
+    def queue(self, queued: bool) -> None:
+        """Record whether it is in the queue of partitions with something to deliver."""
+        self.queued = queued
 
     def take(self, max_bytes: int, max_events: int | None = None) -> tuple[list[Event], str]:
         """Return pending events, coalesced up to these bounds, and the cursor after them."""
@@ -484,11 +624,12 @@ class RuntimePartition:
         self.pending_bytes -= memory
         self.pending_size -= size
         self._announced = bool(self.pending)
-        self._buffer.free(memory, deliverable=True)
+        self._budget.add(-memory, deliverable=True)
         self.in_flight += 1
         self.delivered_cursor = batch.cursor
         self.batches += 1
         self.events += len(events)
+        self.gave_way = self.gave_way and bool(self.pending)
         if self._taken is not None:
             self._taken.set()
         return events, batch.cursor
@@ -509,6 +650,10 @@ class RuntimePartition:
     def has_saves(self) -> bool:
         """Whether a commit was not passed to the planner yet."""
         return bool(self._saves)
+
+    @property
+    def _last_saved(self) -> int:
+        return self._saves[-1].number if self._saves else self.committed
 
     def position_before(self, number: int) -> Position | None:
         """Return what was saved before batch `number`; None when the planner has it."""
@@ -541,17 +686,11 @@ class RuntimePartition:
 
     def is_overtaken(self, number: int) -> bool:
         """Whether batch `number` can't be committed: it or a later one was."""
-        if number <= self.committed:
-            return True
-        return bool(self._saves) and self._saves[-1].number > number
+        return number <= self.committed or self._last_saved > number
 
-    def begin_commit(self) -> None:
-        """Block other saves of this position until `end_commit`: a batch is being saved."""
-        self.committing += 1
-
-    def end_commit(self) -> None:
-        """Record that the save has succeeded or failed."""
-        self.committing -= 1
+    def commits(self, by: int) -> None:
+        """Record that a save of its position begins, or that it has succeeded or failed."""
+        self.committing += by
 
     def saved(self, number: int, position: Position, *, durable: bool) -> None:
         """Record the save of batch `number`. It replaces an earlier one that was rolled back."""

@@ -29,7 +29,7 @@ def partition_status(
     `unsaved`: the store does not have the position of the planner yet. `owner`: the instance that
     reads it. `wait`: what it waits for. `paused`: by the application.
     """
-    error = entry.error or (partition.error if partition else None)
+    error = entry.error or (partition.trouble.error if partition else None)
     if entry.state in _READ_NO_MORE:
         error = None  # of requests that nobody makes again
     position = entry.position
@@ -72,12 +72,12 @@ def partition_status(
         wait=wait,
         # Another instance knows how far behind it is.
         caught_up_at=None if entry.state is State.ELSEWHERE else partition.caught_up_at,
-        retry_at=partition.failures.retry_at if error is not None else handling.retry_at,
+        retry_at=partition.trouble.retry_at if error is not None else handling.retry_at,
         events=partition.events,
         last_event=partition.last_event,
         last_contact=partition.last_contact,
         unknown_commands=partition.unknown_commands,
-        fetch_failures=partition.failures.total,
+        fetch_failures=partition.trouble.total,
         handler_failures=handling.failures,
         attempts=handling.attempts,
         quarantined=handling.quarantined,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
 from feedapi_client.causes import causes, is_dead_connection
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.runtime.cancellation import finish, hurried
-from feedapi_client.runtime.loop_clock import loop_clock
+from feedapi_client.runtime.loop import finish, hurried
+from feedapi_client.runtime.waiting import Waits
+from feedapi_client.status import ProblemName
 from feedapi_client.stores.base import CursorStore, PatientStore
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.foreign_errors import translated
@@ -33,33 +33,17 @@ Passed = Mapping[int, Collection[str]]
 """What is done and passed by a cursor, by the partition that it was done in."""
 
 
-class StoreCall(NamedTuple):
-    """An operation of the store that is under way.
-
-    Attributes:
-        doing: what it does, for people.
-        partitions: whose positions.
-        began: when, on the clock of the event loop.
-    """
-
-    doing: str
-    partitions: tuple[int, ...]
-    began: float
-
-
 class Positions:
     """The stored positions of one consumer's feed.
 
     `timeout` is how many seconds a save may go on after the task around it was cancelled.
     """
 
-    def __init__(self, store: CursorStore, key: FeedKey, *, timeout: float) -> None:
+    def __init__(self, store: CursorStore, key: FeedKey, waits: Waits, *, timeout: float) -> None:
         self._store = store
         self._key = key
+        self._waits = waits
         self._timeout = timeout
-        self._clock = loop_clock()
-        self._calls: dict[int, StoreCall] = {}
-        self._numbers = count()
         self.at_once = type(store) is MemoryCursorStore
         """Whether a save never suspends, so that no cancellation can interrupt it."""
         self._done_store = store if isinstance(store, DoneStore) else None
@@ -72,20 +56,10 @@ class Positions:
         with self.noted(doing):
             return await translated(self._store.load(self._key), doing, self._key.url)
 
-    @property
-    def calls(self) -> list[StoreCall]:
-        """The operations that are under way, the oldest first."""
-        return list(self._calls.values())
-
-    @contextmanager
-    def noted(self, doing: str, partitions: Iterable[int] = ()) -> Iterator[None]:
-        """Count the block among the operations that are under way."""
-        number = next(self._numbers)
-        self._calls[number] = StoreCall(doing, tuple(partitions), self._clock())
-        try:
-            yield
-        finally:
-            del self._calls[number]
+    def noted(self, doing: str, partitions: Collection[int] = ()) -> AbstractContextManager[object]:
+        """Register the block as an operation of the store."""
+        partition = next(iter(partitions)) if len(partitions) == 1 else None
+        return self._waits.on(ProblemName.STORE_STUCK, doing, partition)
 
     async def adopt(self, old: FeedKey, leases: LeaseStore | None) -> int | None:
         """Move the positions of another key to this one, see `adopt`. Raises `StoreError`."""
@@ -192,7 +166,7 @@ class Positions:
     async def _bounded(
         self,
         doing: str,
-        partitions: Iterable[int],
+        partitions: Collection[int],
         call: Callable[[], Awaitable[None]],
         transaction: Any,
     ) -> None:

@@ -6,8 +6,9 @@ new one. Leaving a loop therefore loses nothing: what was not committed is read 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from functools import partial
 
 import anyio
@@ -15,21 +16,26 @@ import anyio
 from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.planner import Entry, Planner
 from feedapi_client.model import FeedInfo, FeedKey, Partition, Position
+from feedapi_client.pace import Pace
 from feedapi_client.protocol.text import counted, names
-from feedapi_client.runtime.cancellation import beside
 from feedapi_client.runtime.delegating import Delegation, Read
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error
-from feedapi_client.runtime.driver import ConsumerSettings, Driver
-from feedapi_client.runtime.entering import warn_if_entry_hangs
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.health import health_of
+from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
+from feedapi_client.runtime.loop import Wakeup, beside
+from feedapi_client.runtime.partition import BufferBudget, RuntimePartition
+from feedapi_client.runtime.partition_status import partition_status
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Positions
+from feedapi_client.runtime.scheduling import Agenda
 from feedapi_client.runtime.sharing import Sharing
-from feedapi_client.runtime.waits import wait_of
-from feedapi_client.runtime.watchdog import Watchdog
+from feedapi_client.runtime.topology import DiscoveryTimer, Topology
+from feedapi_client.runtime.waiting import Waits
+from feedapi_client.runtime.watchdog import Watchdog, warn_if_entry_hangs
 from feedapi_client.status import ConsumerStatus, Health, PartitionStatus
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.leases import LeaseStore
@@ -49,8 +55,11 @@ class Session:
         store: CursorStore,
         *,
         leases: LeaseStore | None = None,
-        share: Callable[[Driver], Sharing] | None = None,
+        share: Callable[[Planning], Sharing] | None = None,
+        cut_short: Callable[[float], object] = lambda _: None,
     ) -> None:
+        """`cut_short` is called with the seconds of a grace period that is over."""
+        limits = settings.limits
         planner = Planner(
             feed=settings.key.url,
             start="first" if settings.start is None else settings.start,
@@ -60,28 +69,41 @@ class Session:
             selects_events=bool(settings.key.filters),
             shared=share is not None,
         )
-        positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
-        self._positions = positions
-        self._leases = leases
+        waits = Waits()
+        turns = limits.max_concurrent_fetches
         self._settings = settings
-        self.driver = Driver(settings, planner, positions)
-        self._sharing = self.driver.sharing = None if share is None else share(self.driver)
-        self._fetching = Fetching(self.driver, client)
-        self._discovery = Discovery(self.driver, client, self._fetching.late)
+        self._leases = leases
+        self.iteration = Iteration(settings)
+        self._positions = Positions(store, settings.key, waits, timeout=limits.commit_timeout)
+        self.buffer = BufferBudget(limits.max_buffered_bytes, limits.read_bytes)
+        self.agenda = Agenda(turns, limits.slot_timeout, Pace(settings.retry, turns))
+        self.planning = Planning(
+            self.iteration,
+            planner,
+            self._positions,
+            self.agenda,
+            DiscoveryTimer(limits.discovery_interval),
+            self.buffer,
+            share,
+        )
+        self._topology = Topology(limits, selects=bool(settings.key.filters))
+        self._fetching = Fetching(self.planning, client, self._topology, self.buffer)
+        self._discovery = Discovery(self.planning, client, self._topology, self._fetching, waits)
+        self.delivery = Delivery(self.planning, self._topology, self._fetching.late)
+        self._watchdog = Watchdog(
+            self.planning, self._fetching, self.delivery, waits, lambda: self.health().problems
+        )
         self._opening = anyio.CancelScope()
         self._scope = anyio.CancelScope()
         self._unwound = anyio.Event()
-        self.delivery = Delivery(self.driver, self._fetching)
-        self._watchdog = Watchdog(
-            self.driver,
-            self._fetching,
-            self._discovery,
-            self.delivery,
-            lambda: self.health().problems,
-        )
+        self._cut_short = cut_short
+        self._grace = self._grace_ends = math.inf
+        self._grace_changed = Wakeup()
 
     def __repr__(self) -> str:
-        return f"<Session {self.driver!r}>"
+        return f"<Session {self.planning!r}>"
+
+    # ------------------------------------------------------------------ how it begins
 
     async def open(self) -> None:
         """Load the positions, discover, and save the first positions of an empty store.
@@ -89,9 +111,11 @@ class Session:
         Logs a warning when one of these hangs. Raises what these raise. `stop` ends it, and the
         session with it: it may take as long as a publisher fails.
         """
-        task = anyio.get_current_task().id
+        warning = partial(
+            warn_if_entry_hangs, self.iteration, self._watchdog.waits, anyio.get_current_task()
+        )
         with self._opening:
-            await beside(partial(warn_if_entry_hangs, self.driver, task), self._load_and_open())
+            await beside(warning, self._load_and_open())
         if self._opening.cancelled_caught:
             self.close()
             self._unwound.set()
@@ -99,31 +123,31 @@ class Session:
     async def _load_and_open(self) -> None:
         if self._settings.adopts is not None:
             await self._adopt(self._settings.adopts)
-        if self._sharing is None:
+        if self.planning.sharing is None:
             await self._open(await self._positions.load())
         else:
-            await self._sharing.first_start(self._positions.load, self._open)
+            await self.planning.sharing.first_start(self._positions.load, self._open)
 
     async def _adopt(self, old: FeedKey) -> None:
         while (count := await self._positions.adopt(old, self._leases)) is None:
-            self.driver.entry_waits = (
+            self.iteration.entry_waits = (
                 f"for the instances that share the feed under {old.url}, to adopt its cursors"
             )
             await anyio.sleep(_LOOK_SECONDS)
         if count:
             text = (
                 f"{counted(count, 'cursor')} stored under {old.url} so far: kept under "
-                f"{self.driver.feed} from now on"
+                f"{self.iteration.feed} from now on"
             )
-            self.driver.report(None, text)
+            self.iteration.report(None, text)
 
     async def _open(self, positions: Mapping[int, Position]) -> None:
         if not positions:
             await self._check_first_start()
-        self.driver.planner.load(positions)
+        self.planning.planner.load(positions)
         await self._discovery.first()
-        if self.driver.failure is not None:
-            raise self.driver.failure
+        if self.iteration.failure is not None:
+            raise self.iteration.failure
 
     async def _check_first_start(self) -> None:
         """Refuse to read again what was read under another key by mistake (R7).
@@ -137,11 +161,13 @@ class Session:
         if isinstance(found, StoreError):
             raise found
         if found is not None:
-            self.driver.report(None, found)
+            self.iteration.report(None, found)
 
     def delegate(self, read: Read, late: Mapping[int, float] | None) -> Delegation:
         """Let somebody else read: see `FeedConsumer.delegate`. Before it runs."""
-        return Delegation(self.driver, self._fetching, self.delivery, read, late)
+        return Delegation(self.planning, self._fetching, self.delivery, read, late)
+
+    # ------------------------------------------------------------------ how it goes on
 
     async def run(self) -> None:
         """Fetch and discover until the iteration ends.
@@ -150,39 +176,39 @@ class Session:
         """
         if self._unwound.is_set():
             return  # it was stopped before it was open
-        self.driver.iterating, self.driver.sound_at = not self.driver.over, self.driver.clock()
+        self.iteration.begin()
         try:
             await self._to_the_end(self._run_tasks)
         except FeedError as error:
-            self.driver.fail(error)
+            self.iteration.fail(error)
         finally:
-            self.driver.iterating = False
+            self.iteration.iterating = False
             try:
-                if self._sharing is not None:
-                    await self._sharing.leave()
+                if self.planning.sharing is not None:
+                    await self.planning.sharing.leave()
             finally:
                 self._unwound.set()
 
     async def _run_tasks(self) -> None:
+        work: list[Callable[[], Awaitable[object]]] = [
+            self._run_agenda,
+            self.planning.run_saver,
+            self._discovery.run,
+            self._watchdog.run,
+            self._end_grace,
+        ]
+        if self.planning.sharing is not None:
+            work.append(self.planning.sharing.run)
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
-                    for work in self._tasks():
-                        tasks.start_soon(self._to_the_end, work)
+                    for each in work:
+                        tasks.start_soon(self._to_the_end, each)
         except* Exception as group:  # noqa: BLE001 - a cancellation beside it goes on
-            self.driver.fail(first_error(group))
+            self.iteration.fail(first_error(group))
 
-    def _tasks(self) -> Iterator[Callable[[], Awaitable[object]]]:
-        """What runs during an iteration, and ends with it."""
-        yield self._run_scheduler
-        yield self._fetching.slots.run
-        yield self._discovery.run
-        yield self._watchdog.run
-        if self._sharing is not None:
-            yield self._sharing.run
-
-    async def _run_scheduler(self) -> None:
-        await self.driver.scheduler.run(self._fetching.work)
+    async def _run_agenda(self) -> None:
+        await self.agenda.run(self._fetching.turn)
 
     async def _to_the_end(self, work: Callable[[], Awaitable[object]]) -> None:
         """Run a task of the session. Raises `FeedError` for one that ends unasked (R20)."""
@@ -195,8 +221,10 @@ class Session:
             if failed is error:
                 raise
             text = str(failed)
-        if not self.driver.over and self.driver.failure is None:
-            raise FeedError(text, feed=self.driver.feed)
+        if self.iteration.goes_on:
+            raise FeedError(text, feed=self.iteration.feed)
+
+    # ------------------------------------------------------------------ how it ends
 
     async def aclose(self) -> None:
         """End the session and wait until a save under way is through.
@@ -208,57 +236,108 @@ class Session:
 
     def close(self) -> None:
         """End the session: nothing is fetched or committed any more."""
-        self.driver.close()
+        self.iteration.close()
         self._scope.cancel()
 
     def stop(self) -> None:
         """End the iteration after the batches in flight; at once while it is being opened."""
-        self.driver.stop()
+        self.iteration.stop()
         self._opening.cancel()
+
+    def end_within(self, seconds: float) -> None:
+        """Let a grace period end after so many seconds, unless it ends before.
+
+        May be called wherever the event loop runs, also in the callback of a signal.
+        """
+        ends = self.iteration.clock() + seconds
+        if ends < self._grace_ends:
+            self._grace, self._grace_ends = seconds, ends
+            self._grace_changed.set()
+
+    async def _end_grace(self) -> None:
+        while True:
+            left = self._grace_ends - self.iteration.clock()
+            if left <= 0:
+                self._grace_ends = math.inf
+                self._cut_short(self._grace)
+            else:
+                await self._grace_changed.wait(left)
 
     @property
     def over(self) -> bool:
         """Whether the session has ended."""
-        return self.driver.over
+        return self.iteration.over
 
     def report_unfinished(self, grace: float) -> None:
         """Report whose batches were not finished within the grace period of a stop."""
-        partitions = self.driver.partitions.values()
+        partitions = self.planning.partitions.values()
         unfinished = sorted(p.id for p in partitions if p.in_flight or p.committing)
         text = f"the grace period of {grace:g} s is over: what is in flight is given up"
-        self.driver.report(None, f"{text}, {names(unfinished)}" if unfinished else text)
+        self.iteration.report(None, f"{text}, {names(unfinished)}" if unfinished else text)
+
+    # ------------------------------------------------------------------ what is shown
 
     @property
     def info(self) -> FeedInfo | None:
         """The last good discovery."""
-        return self.driver.info
-
-    @property
-    def reports(self) -> deque[str]:
-        """The latest reports, oldest first."""
-        return self.driver.reports
+        return self._topology.info
 
     def topology(self) -> Mapping[int, Partition]:
         """The partitions of the last good discovery, those that are selected."""
-        return self.driver.planner.graph.partitions
+        return self.planning.planner.graph.partitions
 
     def preceding(self, partition: int) -> list[int]:
         """The partitions that come before a listed one; none of one that is not known."""
-        planner = self.driver.planner
+        planner = self.planning.planner
         known = partition in planner.entries and partition in planner.graph
         return [p for p in planner.preceding(partition) if p in planner.entries] if known else []
 
     def status(self) -> ConsumerStatus:
         """A snapshot. Costs time linear in the number of partitions."""
-        return self.driver.status(wait_of if self.driver.iterating else None)
+        entries, unsaved = self.planning.planner.entries, self.planning.unsaved
+        info = self._topology.info
+        return ConsumerStatus(
+            feed=self.iteration.feed,
+            dialect=info.dialect if info else None,
+            buffered_bytes=self.buffer.used,
+            partitions={id: self._status_of(entries[id], unsaved) for id in sorted(entries)},
+            reports=tuple(self.iteration.reports),
+            began=self.iteration.began,
+        )
 
     def status_of(self, partition: int) -> PartitionStatus | None:
         """What `status` shows of one partition; None if it is not known."""
-        return self.driver.status_of(partition, wait_of if self.driver.iterating else None)
+        entry = self.planning.planner.entries.get(partition)
+        return None if entry is None else self._status_of(entry, self.planning.unsaved)
+
+    def _status_of(self, entry: Entry, unsaved: set[int]) -> PartitionStatus:
+        id, sharing = entry.id, self.planning.sharing
+        own = self.planning.partitions.get(id)
+        return partition_status(
+            entry,
+            own,
+            self._since(entry, own),
+            unsaved=id in unsaved,
+            owner=None if sharing is None else sharing.owner(id),
+            wait=self._watchdog.wait_of(entry, own) if self.iteration.iterating else None,
+            paused=id in self._settings.paused,
+        )
+
+    def _since(self, entry: Entry, own: RuntimePartition | None) -> datetime | None:
+        """Return when the error began. For a descendant that is when its ancestor's began."""
+        if own is not None and own.trouble.since is not None:
+            return own.trouble.since
+        error = entry.error
+        if error is None or error.partition is None:
+            return None
+        origin = self.planning.partitions.get(error.partition)
+        return origin.trouble.since if origin else None
 
     def health(self, *, opening: bool = False) -> Health:
         """Whether the session works. Costs time linear in the number of partitions.
 
         `opening`: `open` has not returned yet.
         """
-        return health_of(self.driver, self._watchdog, self._discovery, opening=opening)
+        return health_of(
+            self.planning, self._watchdog, self._discovery, self.status, opening=opening
+        )

@@ -10,7 +10,9 @@ their work.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import length_hint
 from types import FrameType
 from typing import NamedTuple
@@ -18,20 +20,17 @@ from typing import NamedTuple
 import anyio
 import anyio.lowlevel
 
-from feedapi_client.lineage.planner import Entry
+from feedapi_client.lineage.planner import Entry, Start, State
 from feedapi_client.notifications import ProblemFound, ProblemGone
 from feedapi_client.runtime.by_key import ByKey
 from feedapi_client.runtime.delivery import Delivery
-from feedapi_client.runtime.discovery import Discovery
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.handlers import WatchedHandler
-from feedapi_client.runtime.heartbeat import Heartbeat
+from feedapi_client.runtime.iteration import Iteration
 from feedapi_client.runtime.key_order import KeyedEvent, Oldest
-from feedapi_client.runtime.partition import RuntimePartition
-from feedapi_client.runtime.positions import Positions, StoreCall
-from feedapi_client.runtime.stacks import stack_in, stack_of_task, stack_where
-from feedapi_client.runtime.waits import is_over, wait_of
+from feedapi_client.runtime.partition import Phase, RuntimePartition
+from feedapi_client.runtime.planning import Planning
+from feedapi_client.runtime.waiting import Wait, Waits, stack_of, stack_where
 from feedapi_client.status import PartitionWait, Problem, ProblemName
 
 log = logging.getLogger(__name__)
@@ -42,12 +41,14 @@ _SHORTEST = 0.001
 """Seconds between two looks, at least."""
 _TELL_SECONDS = 1.0
 """Between two looks for listeners; a part of `Limits.stall_timeout` if that is shorter."""
+_BEAT_SECONDS = 1.0
+"""Between two signs of life of the event loop, at most."""
+_SHORTEST_BLOCK, _LONGEST_BLOCK = 1.0, 5.0
+"""Seconds after which an event loop that does not run is reported. Between them, a tenth of
+`Limits.stall_timeout`."""
 _AT_ONCE = 500
 """Partitions that are looked at before others get their turn."""
-
-_PAUSES = (PartitionWait.PAUSE, PartitionWait.EVIDENCE)
-
-Restart = Callable[[], Awaitable[None]]
+_ENDED = (State.DRAINED, State.SUPERSEDED, State.PARKED, State.VANISHED)
 
 
 class Stall(NamedTuple):
@@ -67,25 +68,30 @@ class Stall(NamedTuple):
     began: float
     text: str
     stack: Callable[[], str | None] = lambda: None
-    restart: Restart | None = None
+    restart: Callable[[], object] | None = None
 
 
 class Watchdog:
-    """Looks at everything that a session waits for."""
+    """Looks at everything that a session waits for.
+
+    `problems` gives those of the session's health, for listeners.
+    """
 
     def __init__(
         self,
-        driver: Driver,
+        planning: Planning,
         fetching: Fetching,
-        discovery: Discovery,
         delivery: Delivery,
+        waits: Waits,
         problems: Callable[[], Iterable[Problem]],
     ) -> None:
-        self._driver = driver
+        self.waits = waits
+        self._planning = planning
+        self._iteration = planning.iteration
+        self._clock = planning.iteration.clock
         self._fetching = fetching
-        self._discovery = discovery
         self._delivery = delivery
-        self._limit = driver.limits.stall_timeout
+        self._limit = planning.iteration.limits.stall_timeout
         self._problems = problems
         self._told: dict[tuple[ProblemName, int | None], Problem] = {}
         self._tells_at = float("-inf")
@@ -94,43 +100,64 @@ class Watchdog:
         self._left = (0, 0)
         self._left_since = 0.0
         self._next = float("inf")
-        self.heartbeat = Heartbeat(driver.clock, self._limit)
-        """Says whether the event loop runs."""
         self._judges_from = float("-inf")
-        self.began = driver.clock()
-        """When the session began, on the clock of the event loop."""
+        # Whether the event loop runs is seen by a clock that goes on while it does not.
+        self._block = min(_LONGEST_BLOCK, max(_SHORTEST_BLOCK, self._limit / 10))
+        self._beat = min(_BEAT_SECONDS, self._limit / 10)
+        self._beaten = time.monotonic()
 
     def __repr__(self) -> str:
         return f"<Watchdog: {len(self._reported)} problems>"
 
-    @property
-    def blocked_seconds(self) -> float:
-        """For how long the event loop may have been blocked; 0 while that is not too long."""
-        late = self.heartbeat.late
-        return late if self._driver.iterating and late >= self._limit else 0.0
+    # ------------------------------------------------------------------ looks
 
     async def run(self) -> None:
         """Report and restart what hangs, until cancelled."""
-        driver = self._driver
-        self.heartbeat.beat()
+        self._beaten = time.monotonic()
         while True:
             if await self._was_blocked():
                 continue
-            self._next = driver.clock() + self._limit / _LOOKS
-            hangs = list(self._of_consumer(driver.clock()))
-            for number, entry in enumerate(list(driver.planner.entries.values())):
-                hangs.extend(self._of_partition(entry, driver.clock()))
+            self._next = self._clock() + self._limit / _LOOKS
+            hangs = list(self._of_consumer(self._clock()))
+            for number, entry in enumerate(list(self._planning.planner.entries.values())):
+                hangs.extend(self._of_partition(entry, self._clock()))
                 if number % _AT_ONCE == _AT_ONCE - 1:
                     await anyio.lowlevel.checkpoint()
-            found = {hang[:3] for hang in hangs}
-            self._reported &= found
+            self._reported &= {hang[:3] for hang in hangs}
             for hang in hangs:
                 if hang[:3] not in self._reported:
                     self._reported.add(hang[:3])
-                    await self._report(hang)
-            if driver.listeners:
+                    self._report(hang)
+            if self._iteration.listeners:
                 self._tell_problems()
-            await self.heartbeat.sleep_until(max(self._next, driver.clock() + _SHORTEST))
+            await self._sleep_until(max(self._next, self._clock() + _SHORTEST))
+
+    def look(self) -> list[Stall]:
+        """Return what hangs now."""
+        now = self._clock()
+        hangs = list(self._of_consumer(now))
+        if now < self._judges_from or self._late_beat >= self._block:
+            return hangs  # the event loop was blocked
+        if self._iteration.iterating:
+            for entry in list(self._planning.planner.entries.values()):
+                hangs.extend(self._of_partition(entry, now))
+        return hangs
+
+    def _report(self, hang: Stall) -> None:
+        feed = self._iteration.feed
+        where = "" if hang.partition is None else f", partition {hang.partition}"
+        log.log(
+            logging.ERROR if hang.restart is None else logging.WARNING,
+            "feed %s%s: %s (%s)\n%s",
+            feed,
+            where,
+            hang.text,
+            hang.name,
+            hang.stack() or "its task was not found",
+            extra={"feed": feed, "partition": hang.partition, "problem": hang.name.value},
+        )
+        if hang.restart is not None:
+            hang.restart()
 
     def _tell_problems(self) -> None:
         """Tell listeners which problems were found since the last look, and which are gone.
@@ -138,147 +165,116 @@ class Watchdog:
         At most each second, and for at most a twentieth of the time: health is that of all
         partitions.
         """
-        clock, listeners = self._driver.clock, self._driver.listeners
-        if (now := clock()) >= self._tells_at:
+        listeners = self._iteration.listeners
+        if (now := self._clock()) >= self._tells_at:
             found = {(each.name, each.partition): each for each in self._problems()}
             before, self._told = self._told, found
             for key in before.keys() - found.keys():
                 listeners.tell(ProblemGone(*key))
             for key in [key for key in found if key not in before]:
                 listeners.tell(ProblemFound(*key, found[key].text))
-            self._tells_at = clock() + max(
-                min(_TELL_SECONDS, self._limit / _LOOKS), 20 * (clock() - now)
-            )
+            pause = min(_TELL_SECONDS, self._limit / _LOOKS)
+            self._tells_at = self._clock() + max(pause, 20 * (self._clock() - now))
         self._next = min(self._next, self._tells_at)
+
+    # ------------------------------------------------------------------ whether the loop runs
+
+    @property
+    def blocked_seconds(self) -> float:
+        """For how long the event loop may have been blocked; 0 while that is not too long."""
+        late = self._late_beat
+        return late if self._iteration.iterating and late >= self._limit else 0.0
+
+    @property
+    def _late_beat(self) -> float:
+        """How much later than planned the next sign of life is, in seconds; negative before."""
+        return time.monotonic() - self._beaten - self._beat
+
+    async def _sleep_until(self, moment: float) -> None:
+        """Sleep, with signs of life meanwhile. Return early when the event loop was blocked."""
+        while True:
+            self._beaten = time.monotonic()
+            wake_up = min(moment, self._clock() + self._beat)
+            await anyio.sleep_until(wake_up)
+            if wake_up >= moment or self._late_beat >= self._block:
+                return
 
     async def _was_blocked(self) -> bool:
         """Report that the event loop was blocked, and let everything catch up before it is judged.
 
         Nothing shows a sign of life meanwhile, least of all requests.
         """
-        heartbeat, pause = self.heartbeat, self._limit / _LOOKS
-        late = heartbeat.late
-        heartbeat.beat()
-        if late < heartbeat.threshold:
+        late, self._beaten = self._late_beat, time.monotonic()
+        if late < self._block:
             return False
-        self._driver.report(
+        self._iteration.report(
             None,
             f"the event loop did not run for {late:.1f} s: something in this process calls "
             "blocking code. What waited meanwhile is not judged by it",
         )
-        self._judges_from = self._driver.clock() + pause
-        await heartbeat.sleep_until(self._judges_from)
+        self._judges_from = self._clock() + self._limit / _LOOKS
+        await self._sleep_until(self._judges_from)
         return True
 
-    def look(self) -> list[Stall]:
-        """Return what hangs now."""
-        now = self._driver.clock()
-        hangs = list(self._of_consumer(now))
-        if now < self._judges_from or self.heartbeat.late >= self.heartbeat.threshold:
-            return hangs  # the event loop was blocked
-        if self._driver.iterating:
-            for entry in list(self._driver.planner.entries.values()):
-                hangs.extend(self._of_partition(entry, now))
-        return hangs
-
-    async def _report(self, hang: Stall) -> None:
-        driver = self._driver
-        where = "" if hang.partition is None else f", partition {hang.partition}"
-        log.log(
-            logging.ERROR if hang.restart is None else logging.WARNING,
-            "feed %s%s: %s (%s)\n%s",
-            driver.feed,
-            where,
-            hang.text,
-            hang.name,
-            hang.stack() or "its task was not found",
-            extra={"feed": driver.feed, "partition": hang.partition, "problem": hang.name.value},
-        )
-        if hang.restart is not None:
-            await hang.restart()
-
-    # ------------------------------------------------------------------ the whole consumer
+    # ------------------------------------------------------------------ what hangs
 
     def _of_consumer(self, now: float) -> Iterator[Stall]:
-        for call in self._driver.positions.calls:
-            if self._late(call.began, now):
-                yield self._store_stuck(call, now)
-        discovery = self._discovery
-        due = max(self._driver.timer.next, self._driver.pace.opens)
-        if discovery.began is not None and self._late(discovery.began, now):
-            yield self._discovery_stuck(discovery.began, "a discovery has taken", now)
-        elif discovery.began is None and self._driver.iterating and self._late(due, now):
-            yield self._discovery_stuck(due, "a discovery has been due for", now)
-        yield from self._scheduler(now)
-
-    def _store_stuck(self, call: StoreCall, now: float) -> Stall:
-        return Stall(
-            ProblemName.STORE_STUCK,
-            call.partitions[0] if len(call.partitions) == 1 else None,
-            call.began,
-            f"{call.doing} has taken {now - call.began:.1f} s",
-            lambda: stack_in(Positions.save) or stack_in(Positions.load),
-        )
-
-    def _discovery_stuck(self, began: float, text: str, now: float) -> Stall:
-        async def restart() -> None:
-            self._discovery.restart()
-
-        return Stall(
-            ProblemName.DISCOVERY_STUCK,
-            None,
-            began,
-            f"{text} {now - began:.1f} s",
-            lambda: stack_in(Discovery.run, self=self._discovery),
-            restart,
-        )
-
-    def _scheduler(self, now: float) -> Iterator[Stall]:
-        """Partitions that are due while slots are free, and none is taken."""
-        scheduler = self._driver.scheduler
-        stands = self._driver.iterating and scheduler.has_idle_slots and scheduler.any_due
-        for key in list(self._since):
-            if key[1] == "begun" and key[0] != scheduler.begun:
-                self._since.pop(key, None)
-        began = self._lasts((scheduler.begun, "begun"), now, stands)
+        for wait in list(self.waits.all):
+            if self._late(wait.began, now):
+                text = f"{_doing(wait)} {now - wait.began:.1f} s"
+                stack = partial(stack_of, wait.task)
+                yield Stall(wait.name, wait.partition, wait.began, text, stack, wait.restart)
+        if not self._iteration.iterating:
+            return
+        agenda = self._planning.agenda
+        due = max(self._planning.timer.next, agenda.pace.opens)
+        if self.waits.of(ProblemName.DISCOVERY_STUCK) is None and self._late(due, now):
+            text = f"a discovery has been due for {now - due:.1f} s"
+            yield Stall(ProblemName.DISCOVERY_STUCK, None, due, text)
+        for key in [key for key in self._since if key[1] == "begun" and key[0] != agenda.begun]:
+            del self._since[key]
+        began = self._lasts((agenda.begun, "begun"), now, agenda.waits_in_vain)
         if began is not None:
             text = f"partitions are due, slots are free, and none began for {now - began:.1f} s"
             yield Stall(ProblemName.STALLED, None, began, text)
 
-    # ------------------------------------------------------------------ one partition
-
     def _of_partition(self, entry: Entry, now: float) -> Iterator[Stall]:
-        partition = self._driver.partitions.get(entry.id)
-        if partition is not None:
-            yield from self._request(partition, now)
-            yield from self._handler(partition, now)
-        yield from self._wait(entry, partition, now)
+        p = self._planning.partitions.get(entry.id)
+        if p is not None:
+            yield from self._request(p, now)
+            yield from self._handler(p, now)
+        wait = self.wait_of(entry, p)
+        began = self._lasts((entry.id, "commit"), now, wait is PartitionWait.COMMIT)
+        if began is not None:
+            yield Stall(
+                ProblemName.UNCOMMITTED,
+                entry.id,
+                began,
+                "it is read to its end, and the application has not committed that",
+                partial(stack_of, self._delivery.task),
+            )
+        nameless = wait is None and not self._is_over(entry)
+        began = self._lasts((entry.id, "nothing"), now, nameless)
+        if began is not None:
+            text = f"it has waited for nothing for {now - began:.1f} s, and is read again"
+            restart = partial(self._revive, entry)
+            yield Stall(ProblemName.STALLED, entry.id, began, text, restart=restart)
 
-    def _request(self, partition: RuntimePartition, now: float) -> Iterator[Stall]:
-        slot = partition.slot
-        if slot is None or slot.waits_for_room:
+    def _request(self, p: RuntimePartition, now: float) -> Iterator[Stall]:
+        turn = p.turn
+        if turn is None or turn.waits_for_room:
             return
-        if not self._late(slot.seen, now, self._limit + slot.silence):
-            return
+        if self._late(turn.seen, now, self._limit + turn.silence):
+            text = f"a request has shown no sign of life for {now - turn.seen:.1f} s"
+            stack, restart = partial(stack_of, turn.task), partial(self._fetching.restart, p)
+            yield Stall(ProblemName.FETCH_STUCK, p.id, turn.seen, text, stack, restart)
 
-        async def restart() -> None:
-            await self._fetching.restart(partition, now - slot.seen)
-
-        yield Stall(
-            ProblemName.FETCH_STUCK,
-            partition.id,
-            slot.seen,
-            f"a request has shown no sign of life for {now - slot.seen:.1f} s",
-            lambda: stack_in(Fetching.work, partition=partition),
-            restart,
-        )
-
-    def _handler(self, partition: RuntimePartition, now: float) -> Iterator[Stall]:
+    def _handler(self, p: RuntimePartition, now: float) -> Iterator[Stall]:
         if self._delivery.keyed is not None:
-            yield from self._keyed_handler(partition, now)
+            yield from self._keyed_handler(p, now)
             return
-        began = partition.handling.attempt_began
-        if began is None or not partition.in_flight or partition.committing:
+        began = p.handling.attempt_began
+        if began is None or not p.in_flight or p.committing:
             return
         events = self._delivery.left
         began = max(began, self._taken_at(events, now)) if events is not None else began
@@ -286,32 +282,23 @@ class Watchdog:
             return
         what = "a batch" if events is None else "an event"
         text = f"the application has had {what} for {now - began:.1f} s"
-        partition.handling.stuck(text)
-        yield Stall(
-            ProblemName.HANDLER_STUCK,
-            partition.id,
-            began,
-            text,
-            lambda: _stack_of_handler(partition.id) or stack_of_task(self._delivery.task),
-        )
+        p.handling.stuck(text)
 
-    def _keyed_handler(self, partition: RuntimePartition, now: float) -> Iterator[Stall]:
+        def stack() -> str | None:
+            return _stack_of_handler(p.id) or stack_of(self._delivery.task)
+
+        yield Stall(ProblemName.HANDLER_STUCK, p.id, began, text, stack)
+
+    def _keyed_handler(self, p: RuntimePartition, now: float) -> Iterator[Stall]:
         """The event that holds the cursor back; one that fails is a problem of another name."""
-        oldest = self.oldest(partition.id)
-        if oldest is None or oldest.pausing:
-            return
-        if not self._late(oldest.since, now):
+        oldest = self.oldest(p.id)
+        if oldest is None or oldest.pausing or not self._late(oldest.since, now):
             return
         does = "is handled" if oldest.begun else "waits behind another one of its key"
         text = f"an event {does} for {now - oldest.since:.1f} s: {oldest.held_back}"
-        partition.handling.stuck(text)
-        yield Stall(
-            ProblemName.HANDLER_STUCK,
-            partition.id,
-            oldest.since,
-            text,
-            lambda: _stack_of_event(partition.id),
-        )
+        p.handling.stuck(text)
+        stack = partial(_stack_of_event, p.id)
+        yield Stall(ProblemName.HANDLER_STUCK, p.id, oldest.since, text, stack)
 
     def oldest(self, partition: int) -> Oldest | None:
         """Return the event by key that holds the cursor of a partition back, if there is one."""
@@ -325,43 +312,12 @@ class Watchdog:
             self._left, self._left_since = left, now
         return self._left_since
 
-    def _wait(
-        self, entry: Entry, partition: RuntimePartition | None, now: float
-    ) -> Iterator[Stall]:
-        driver = self._driver
-        wait = wait_of(driver, entry, partition)
-        uncommitted = wait is PartitionWait.COMMIT
-        began = self._lasts((entry.id, "commit"), now, uncommitted)
-        if began is not None:
-            yield Stall(
-                ProblemName.UNCOMMITTED,
-                entry.id,
-                began,
-                "it is read to its end, and the application has not committed that",
-                lambda: stack_of_task(self._delivery.task),
-            )
-        nameless = wait is None and not is_over(entry, follow=driver.settings.follow)
-        if partition is not None and driver.scheduler.is_scheduled(partition) and wait in _PAUSES:
-            until = driver.scheduler.pauses_until(partition)
-            nameless = until is not None and until < now
-        began = self._lasts((entry.id, "nothing"), now, nameless)
-        if began is not None:
-            yield self._stalled(entry, began, now)
-
-    def _stalled(self, entry: Entry, began: float, now: float) -> Stall:
-        async def restart() -> None:
-            await self._fetching.revive(entry)
-
-        return Stall(
-            ProblemName.STALLED,
-            entry.id,
-            began,
-            f"it has waited for nothing for {now - began:.1f} s, and is read again",
-            lambda: stack_in(Fetching.work, partition=self._driver.partitions.get(entry.id)),
-            restart,
-        )
-
-    # ------------------------------------------------------------------ for how long
+    def _revive(self, entry: Entry) -> None:
+        """Read a partition again that nobody reads although it is to be read."""
+        p = self._planning.partition(entry.id)
+        if entry.running:
+            self._planning.perform([Start(entry.id, entry.cursor)])
+        self._planning.advance(p)
 
     def _late(self, began: float, now: float, limit: float | None = None) -> bool:
         """Whether something has lasted for too long; otherwise remember when it will have."""
@@ -378,6 +334,64 @@ class Watchdog:
             return None
         began = self._since.setdefault(key, now)
         return began if self._late(began, now) else None
+
+    # ------------------------------------------------------------------ what a partition waits for
+
+    def _is_over(self, entry: Entry) -> bool:
+        """Whether a partition waits for nothing because nothing of it is to be read."""
+        follow = self._iteration.settings.follow
+        return entry.state in _ENDED or (entry.state is State.CAUGHT_UP and not follow)
+
+    def wait_of(self, entry: Entry, p: RuntimePartition | None) -> PartitionWait | None:
+        """Return what a partition waits for in a session that runs; None if that has no name.
+
+        Each wait is looked at, and not just remembered: a partition for which nobody will do
+        anything any more has none. `p` is None for one that was never read in this session.
+        """
+        wait = None if p is None else self._for_application(p)
+        if wait is not None:
+            return wait
+        if entry.state is State.WAITING:
+            return PartitionWait.PARENT
+        if entry.state is State.ELSEWHERE:
+            return PartitionWait.LEASE
+        if self._is_over(entry):
+            return None
+        if entry.id in self._iteration.settings.paused:
+            return PartitionWait.RESUME
+        wait = None if p is None else self._for_publisher(p)
+        if wait is None and self._planning.applying:
+            return PartitionWait.SAVE  # one of the planner's actions, carried out in turn
+        return wait
+
+    def _for_application(self, p: RuntimePartition) -> PartitionWait | None:
+        if p.committing:
+            return PartitionWait.SAVE
+        if p.in_flight:
+            if p.handling.attempt_began is not None:
+                return PartitionWait.APPLICATION
+            return PartitionWait.RETRY if p.handling.retry_at else PartitionWait.SAVE
+        if p.announced and p.queued:
+            return PartitionWait.DELIVERY
+        return PartitionWait.COMMIT if self._planning.phase(p) is Phase.COMMIT else None
+
+    def _for_publisher(self, p: RuntimePartition) -> PartitionWait | None:
+        if p.turn is not None and p.turn.waits_for_room:
+            return PartitionWait.BUFFER
+        due = self._planning.agenda.is_due(p)
+        if due is False and p.until < self._clock():
+            return None  # its time is over, and nobody looks
+        if p.evidence_since is not None and (p.turn is not None or due is not None):
+            return PartitionWait.EVIDENCE
+        if p.turn is not None:
+            return PartitionWait.RESPONSE
+        if due is not None:
+            return PartitionWait.SLOT if due else PartitionWait.PAUSE
+        return PartitionWait.DISCOVERY if p.trouble.refused else None
+
+
+def _doing(wait: Wait) -> str:
+    return f"{wait.text} has taken" if wait.restart is None else wait.text
 
 
 def _stack_of_handler(partition: int) -> str | None:
@@ -398,3 +412,34 @@ def _stack_of_event(partition: int) -> str | None:
         return isinstance(item, KeyedEvent) and item.work.batch.partition == partition
 
     return stack_where(handles)
+
+
+def waits_for(iteration: Iteration, waits: Waits) -> str:
+    """Return what an entry waits for, for people."""
+    call = waits.of(ProblemName.STORE_STUCK)
+    return iteration.entry_waits if call is None else f"for the store, {call.text}"
+
+
+async def warn_if_entry_hangs(iteration: Iteration, waits: Waits, task: anyio.TaskInfo) -> None:
+    """Log a warning whenever an entry has waited for one thing for `Limits.stall_timeout` more.
+
+    Until cancelled. `task` opens the session.
+    """
+    limit = iteration.limits.stall_timeout
+    doing, began, logged = "", 0.0, 0
+    while True:
+        now, waited = iteration.clock(), waits_for(iteration, waits)
+        if doing != waited:
+            doing, began, logged = waited, now, 0
+        if now - began >= (logged + 1) * limit:
+            logged += 1
+            call = waits.of(ProblemName.STORE_STUCK)
+            log.warning(
+                "feed %s: the consumer is being entered and has waited %g s %s\n%s",
+                iteration.feed,
+                now - began,
+                doing,
+                stack_of(task if call is None else call.task) or "its task was not found",
+                extra={"feed": iteration.feed, "problem": ProblemName.NOT_OPEN.value},
+            )
+        await anyio.sleep(limit / _LOOKS)

@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.causes import failure_of
 from feedapi_client.options import Share
-from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.planning import Planning
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ class Callbacks:
         changed: called when a function has returned.
     """
 
-    def __init__(self, share: Share, driver: Driver, changed: Callable[[], object]) -> None:
+    def __init__(self, share: Share, planning: Planning, changed: Callable[[], object]) -> None:
         self._share = share
-        self._driver = driver
+        self._planning, self._iteration = planning, planning.iteration
         self._changed = changed
         self._tasks: TaskGroup | None = None
         self._assigning: dict[int, frozenset[int]] = {}
@@ -59,7 +59,7 @@ class Callbacks:
         try:
             await self._share.on_assigned(partitions)
         except BaseException as error:  # noqa: BLE001 - the application's, raised by its iteration
-            self._driver.fail(failure_of(error, "on_assigned", own_task=True))
+            self._iteration.fail(failure_of(error, "on_assigned", own_task=True))
             return
         # One that was lost and claimed again meanwhile waits for the later call.
         self._assigning = {p: call for p, call in self._assigning.items() if call is not partitions}
@@ -87,10 +87,10 @@ class Callbacks:
                 await self._share.on_release(partitions)
         except BaseException as error:
             failed = failure_of(error, "on_release", own_task=True)
-            log.exception("feed %s: on_release failed", self._driver.feed)
-            self._driver.report(None, f"on_release failed with {type(failed).__name__}")
+            log.exception("feed %s: on_release failed", self._iteration.feed)
+            self._iteration.report(None, f"on_release failed with {type(failed).__name__}")
         if scope.cancelled_caught:
-            self._driver.report(None, f"on_release has not returned within {seconds:g} s")
+            self._iteration.report(None, f"on_release has not returned within {seconds:g} s")
         self._releasing -= partitions
         self._changed()
 

@@ -19,8 +19,8 @@ from feedapi_client.lineage.states import Action
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.notifications import PartitionAssigned, PartitionReleased
 from feedapi_client.options import Share
-from feedapi_client.runtime.cancellation import beside
-from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.loop import beside
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.sharing import Begin, Load
 from feedapi_client.sharing.assignment import Plan, Unit, merged, plan
 from feedapi_client.sharing.callbacks import Callbacks
@@ -53,20 +53,20 @@ class Coordinator:
         share: the options.
         store: keeps the leases.
         key: the feed and the consumer.
-        driver: of the session.
+        planning: of the session.
         name: of this instance.
     """
 
     def __init__(
-        self, share: Share, store: LeaseStore, key: FeedKey, driver: Driver, *, name: str
+        self, share: Share, store: LeaseStore, key: FeedKey, planning: Planning, *, name: str
     ) -> None:
         self.name = name
         self._share = share
-        self._driver = driver
-        self._options = published_options(driver.settings)
+        self._planning, self._iteration = planning, planning.iteration
+        self._options = published_options(planning.iteration.settings)
         self._member = Membership(share, store, key, name, self._options, lost=self._lose_all)
-        self._callbacks = Callbacks(share, driver, self.suspect)
-        self._ends = Ends(driver)
+        self._callbacks = Callbacks(share, planning, self.suspect)
+        self._ends = Ends(planning)
         self._view = View((), {})
         """What the last look has shown."""
         self._stale = True
@@ -118,7 +118,7 @@ class Coordinator:
         instances, leases = await self._member.look()
         lease = leases.get(BOOTSTRAP, Lease(BOOTSTRAP, None, 0))
         if lease.owner in {each.name for each in instances if each.alive} - {self.name}:
-            self._driver.entry_waits = f"for {lease.owner}, which saves the first positions"
+            self._iteration.entry_waits = f"for {lease.owner}, which saves the first positions"
             return False  # without a statement that writes, however many wait
         await self._member.beat()
         if await self._member.put([Lease(BOOTSTRAP, self.name, lease.epoch + 1)]):
@@ -140,20 +140,20 @@ class Coordinator:
             while True:
                 self._wake = anyio.Event()
                 try:
-                    with self._driver.positions.noted("looking at the leases"):
+                    with self._planning.positions.noted("looking at the leases"):
                         await self._round()
                 except StoreError as error:
                     self._stale = True
-                    self._driver.report_failure(None, f"the leases are not looked at: {error}")
+                    self._iteration.report_failure(None, f"the leases are not looked at: {error}")
                 await anyio.sleep(self._share.rebalance_seconds / _NUDGE_PART)
                 with anyio.move_on_after(self._pause()):
                     await self._wake.wait()
 
     async def leave(self) -> None:
         # A commit that ends now hands no cursor on: whoever claims the partition does.
-        self._driver.planner.revoke(self._owned)
+        self._planning.planner.revoke(self._owned)
         if self._member.joined and self._commits:
-            with anyio.move_on_after(self._driver.limits.commit_timeout, shield=True):
+            with anyio.move_on_after(self._iteration.limits.commit_timeout, shield=True):
                 await beside(self._member.run, self._committed())
         await self._callbacks.leave()
         with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
@@ -170,16 +170,16 @@ class Coordinator:
     @property
     def _commits(self) -> bool:
         """Whether a commit is under way: nobody else is to begin before it."""
-        return any(partition.committing for partition in self._driver.partitions.values())
+        return any(partition.committing for partition in self._planning.partitions.values())
 
     async def _committed(self) -> None:
         while self._commits:  # noqa: ASYNC110 - their ends wake the iterating task alone
             await anyio.sleep(_COMMIT_LOOK)
 
     async def reload(self) -> list[Action]:
-        began = self._driver.planner.begin_load()
-        positions = await self._driver.positions.load()
-        return self._driver.planner.refresh(positions, began=began)
+        began = self._planning.planner.begin_load()
+        positions = await self._planning.positions.load()
+        return self._planning.planner.refresh(positions, began=began)
 
     def suspect(self) -> None:
         self._stale = True
@@ -204,7 +204,7 @@ class Coordinator:
     def _interval(self) -> float:
         """Seconds between two looks. The end of a feed is to be noticed sooner."""
         seconds = self._share.rebalance_seconds
-        return seconds if self._driver.settings.follow else min(seconds, 1.0)
+        return seconds if self._iteration.settings.follow else min(seconds, 1.0)
 
     def _pause(self) -> float:
         pause = self._interval * random.uniform(0.8, 1.2)
@@ -213,14 +213,14 @@ class Coordinator:
 
     async def _round(self) -> None:
         """Look at the other instances, and act. Raises `StoreError`."""
-        await self._driver.apply()
+        await self._planning.carried_out()
         if not self._member.joined:
             return
         await self._release_settled()
         await self._look()
         await self._mark_ends()
         alive = {each.name for each in self._view.instances if each.alive}
-        if self._driver.applying or not self._member.joined or self.name not in alive:
+        if self._planning.applying or not self._member.joined or self.name not in alive:
             return
         # Of a claim whose reply was lost, of the time before the heartbeat expired, or of a store
         # that went back.
@@ -234,8 +234,8 @@ class Coordinator:
 
     async def _look(self) -> None:
         """Drop what was lost, and load the positions that others saved. After any claim."""
-        driver, stale = self._driver, self._stale
-        looked = driver.planner.begin_load()
+        planning, stale = self._planning, self._stale
+        looked = planning.planner.begin_load()
         self._stale = False  # before the next await: `suspect` may set it meanwhile
         view = await self._member.look(None if stale else self._view)
         changed, self._view = view.leases is not self._view.leases, view
@@ -250,13 +250,13 @@ class Coordinator:
 
     async def _refresh(self, looked: int) -> None:
         """Give the planner what is stored, and which leases are held."""
-        driver, self._loaded_at = self._driver, anyio.current_time()
-        began = driver.planner.begin_load()
-        positions = await driver.positions.load()
-        if driver.give_up_overtaken(positions, began):
-            began = driver.planner.begin_load()
-            positions = await driver.positions.load()
-        actions = driver.planner.refresh(
+        planning, self._loaded_at = self._planning, anyio.current_time()
+        began = planning.planner.begin_load()
+        positions = await planning.positions.load()
+        if planning.give_up_overtaken(positions, began):
+            began = planning.planner.begin_load()
+            positions = await planning.positions.load()
+        actions = planning.planner.refresh(
             positions,
             began=began,
             looked=looked,
@@ -264,8 +264,8 @@ class Coordinator:
             others={p for p, each in self._view.leases.items() if each.owner in self._others},
             ended=self._ends.of(self._view.leases),
         )
-        await driver.apply(actions)
-        driver.wake()
+        planning.perform(actions)
+        await planning.carried_out()
 
     def _holds(self, partition: int) -> bool:
         lease = self._view.leases.get(partition)
@@ -281,14 +281,14 @@ class Coordinator:
                 continue
             self._compared.add(other.name)
             if different := different_options(self._options, other.options):
-                self._driver.report(
+                self._iteration.report(
                     None,
                     f"the instance {other.name} has other options than this one "
                     f"({', '.join(different)}): all instances that share a feed need the same",
                 )
 
     def _decide(self, alive: Collection[str], strays: Collection[int]) -> Plan:
-        planner, leases = self._driver.planner, self._view.leases
+        planner, leases = self._planning.planner, self._view.leases
         units: list[Unit] = planner.leasable()
         if any(len(unit) > 1 for unit in units):
             units = merged(units)
@@ -317,9 +317,9 @@ class Coordinator:
             return False
         self._owned |= {p: epochs[p] for p in put}
         self._callbacks.assign(put)
-        if self._driver.listeners:
+        if self._iteration.listeners:
             for partition in sorted(put):
-                self._driver.listeners.tell(PartitionAssigned(partition))
+                self._iteration.listeners.tell(PartitionAssigned(partition))
         self._member.log("claimed", put)
         return True
 
@@ -341,7 +341,8 @@ class Coordinator:
         if partitions:
             until = anyio.current_time() + self._share.handover_seconds
             self._leaving |= dict.fromkeys(partitions, until)
-            await self._driver.apply(self._driver.planner.revoke(partitions))
+            self._planning.perform(self._planning.planner.revoke(partitions))
+            await self._planning.carried_out()
             await self._release_settled()
 
     async def _release_settled(self) -> None:
@@ -353,7 +354,7 @@ class Coordinator:
         if not (gone := settled | late):
             return
         for p in gone:
-            self._driver.lose_delivered(p)
+            self._planning.lose_delivered(p)
         if late:
             self._member.log("does not wait any longer for the batches of", late)
         await self._member.put([self._free(p) for p in gone])
@@ -361,18 +362,17 @@ class Coordinator:
         self._member.log("gave away", gone)
 
     def _is_committed(self, partition: int) -> bool:
-        found = self._driver.partitions.get(partition)
+        found = self._planning.partitions.get(partition)
         return found is None or found.is_settled
 
     def _lose(self, partitions: Collection[int], why: str) -> None:
-        driver = self._driver
-        driver.defer(driver.planner.revoke(partitions))
+        planning = self._planning
+        planning.perform(planning.planner.revoke(partitions))
         for p in partitions:
-            driver.lose_delivered(p)
+            planning.lose_delivered(p)
         self._forget(partitions, lost=True)
         if partitions:
             self._member.log(f"lost, {why}:", partitions, level=logging.WARNING)
-        driver.wake()
 
     def _lose_all(self, why: str) -> None:
         self._lose(list(self._owned), why)
@@ -386,6 +386,6 @@ class Coordinator:
             self._leaving.pop(p, None)
 
     def _tell_released(self, partitions: Iterable[int], *, lost: bool) -> None:
-        if self._driver.listeners:
+        if self._iteration.listeners:
             for partition in sorted(partitions):
-                self._driver.listeners.tell(PartitionReleased(partition, lost))
+                self._iteration.listeners.tell(PartitionReleased(partition, lost))

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from feedapi_client.lineage.states import State
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.stores.leases import Lease, View
 
 
 class Ends:
     """The ends of the partitions, as one instance sees them."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, planning: Planning) -> None:
+        self._planning, self._iteration = planning, planning.iteration
         self._members: set[str] = set()
         """Every instance that was ever seen."""
         self._last_joined = 0.0
@@ -34,7 +34,7 @@ class Ends:
         names = {instance.name for instance in view.instances}
         if not names <= self._members:
             self._members |= names
-            self._last_joined = self._driver.clock()
+            self._last_joined = self._iteration.clock()
         if self._old is None:
             self._old = {p: lease for p, lease in view.leases.items() if lease.ended}
 
@@ -46,8 +46,8 @@ class Ends:
         and its children to be read. Nor that of one that is not listed any more: its cursor may
         have to be transferred.
         """
-        planner = self._driver.planner
-        if self._driver.settings.follow:
+        planner = self._planning.planner
+        if self._iteration.settings.follow:
             return set()
         new = [p for p, lease in leases.items() if lease.ended and not self._is_old(p, lease)]
         return {p for p in new if p in planner.graph and not planner.is_closed(p)}
@@ -67,35 +67,37 @@ class Ends:
         One whose last answer is older than the last instance that joined is asked again first. Its
         end was seen: requests that fail for `Limits.settle_time` do not undo that (R6).
         """
-        if self._driver.settings.follow:
+        if self._iteration.settings.follow:
             return []
         return [p for p in owned if not leases[p].ended and self._is_over(p)]
 
     def _is_over(self, partition: int) -> bool:
-        driver = self._driver
-        if driver.planner.entries[partition].state is State.PARKED:
+        planning = self._planning
+        if planning.planner.entries[partition].state is State.PARKED:
             return True
-        found = driver.partitions.get(partition)
+        found = planning.partitions.get(partition)
         if found is None:
             return False
         if found.entry.state is State.READING and self._keeps_failing(found):
-            driver.leave_at_end(found)
+            planning.leave_at_end(found)
         elif _is_at_end(found):
             self._asked.pop(partition, None)
             if found.requested_at <= self._last_joined:
-                self._asked[partition] = found.read_cursor, driver.clock()
-                driver.planner.progressed(partition)
-                driver.scheduler.schedule(found)
+                self._asked[partition] = found.read_cursor, self._iteration.clock()
+                planning.planner.progressed(partition)
+                planning.ask(found)
         return _is_at_end(found)
 
     def _keeps_failing(self, found: RuntimePartition) -> bool:
         """Whether an end is asked for again, and nothing but failures came for a while."""
         cursor, since = self._asked.get(found.id, (None, 0.0))
-        driver = self._driver
-        fails = found.error is not None and found.read_cursor == found.entry.cursor == cursor
-        if not fails or found.fetching or driver.planner.is_closed(found.id):
+        planning = self._planning
+        fails = (
+            found.trouble.error is not None and found.read_cursor == found.entry.cursor == cursor
+        )
+        if not fails or found.turn is not None or planning.planner.is_closed(found.id):
             return False
-        return driver.clock() >= since + driver.limits.settle_time
+        return self._iteration.clock() >= since + self._iteration.limits.settle_time
 
 
 def _is_at_end(found: RuntimePartition) -> bool:

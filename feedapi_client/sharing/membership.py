@@ -12,7 +12,7 @@ import anyio
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.options import Share
-from feedapi_client.runtime.driver import ConsumerSettings
+from feedapi_client.runtime.iteration import ConsumerSettings
 from feedapi_client.stores.foreign_errors import translated
 from feedapi_client.stores.leases import Lease, LeaseStore, View
 

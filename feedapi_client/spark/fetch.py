@@ -38,7 +38,7 @@ from feedapi_client.protocol.page import (
     unrecognized_error,
 )
 from feedapi_client.retry import Backoff, gives_up_after
-from feedapi_client.runtime.failures import is_refusal, refusal_backoff
+from feedapi_client.runtime.trouble import is_refusal, refusal_backoff
 from feedapi_client.spark.feed_access import FeedConnection
 from feedapi_client.spark.fixed_end import MAX_FOLLOWING, FixedEnd
 from feedapi_client.spark.source_options import with_option_names

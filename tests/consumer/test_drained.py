@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from feedapi_client import FetchOptions, NoProgressError
-from feedapi_client.runtime import failures
+from feedapi_client.runtime import trouble
 from feedapi_client.testing import Publisher, Request, faults
 from feedapi_client.testing.publisher import Response
 from tests.consumer.helpers import SHORT, LocalFeed, numbers, wait_until
@@ -98,7 +98,7 @@ async def test_r06_a_replica_that_lags_behind_last_cursor_is_asked_until_it_has_
 
 
 async def test_r06_a_lag_that_lasts_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "LAG_REPORTED_SECONDS", 0.0)
+    monkeypatch.setattr(trouble, "LAG_REPORTED_SECONDS", 0.0)
     feed, end = lagging()
     async with feed.open() as reader:
         await reader.commit()

@@ -448,7 +448,7 @@ async def test_r10_a_listed_partition_that_refuses_its_cursor_for_long_is_cursor
 async def test_r10_an_unknown_command_leads_to_a_discovery_at_a_limited_rate(
     monkeypatch: pytest.MonkeyPatch, seconds_between: float
 ) -> None:
-    gap = "feedapi_client.runtime.discovery_timer.UNKNOWN_COMMAND_GAP_SECONDS"
+    gap = "feedapi_client.runtime.topology.UNKNOWN_COMMAND_GAP_SECONDS"
     monkeypatch.setattr(gap, seconds_between)
     feed = LocalFeed()
     feed.fail(faults.UnknownCommands(), times=None)

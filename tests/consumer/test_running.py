@@ -283,7 +283,7 @@ STREAMING: dict[str, list[Step]] = {
 @on_a_socket
 @pytest.mark.parametrize("steps", STREAMING.values(), ids=STREAMING)
 async def test_r15_a_stream(steps: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedapi_client.runtime.request.SHARED_STREAM_MILLISECONDS", 20)
+    monkeypatch.setattr("feedapi_client.runtime.fetching.SHARED_STREAM_MILLISECONDS", 20)
     feed = LocalFeed(dialect="v2-draft", stream=True)
     with feed.serve():
         await play(*steps, feed=feed)

@@ -336,7 +336,7 @@ async def test_a_partition_that_nobody_will_read_again_is_found_and_read(
         await setting.until(lambda _: setting.consumer.status()[0].wait == "pause")
         session = setting.consumer._session
         assert session is not None
-        session.driver.scheduler.forget(session.driver.partitions[0])
+        session.agenda.drop(session.planning.partitions[0])
         assert setting.consumer.status()[0].wait is None
         setting.publisher.append(0, {"n": 3})
         await anyio.sleep(STALL / 2)

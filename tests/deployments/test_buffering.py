@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from feedapi_client import FeedConsumer, FetchOptions, Limits
-from feedapi_client.runtime.streaming import MOST_POLLED_SECONDS, POLLED_SECONDS, Streaming
+from feedapi_client.runtime.fetching import MOST_POLLED_SECONDS, POLLED_SECONDS, Streaming
 from feedapi_client.testing import Publisher
 from tests import nginx
 from tests.consumer.helpers import RETRY, limits, n_of, numbers, take, wait_until

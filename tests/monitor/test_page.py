@@ -186,7 +186,7 @@ def test_r21_texts_from_elsewhere_are_shown_as_text(
     consumer = scenes.consume(feedapi_publisher_factory(), name=HOSTILE)
 
     async def handle(batch: Batch) -> None:
-        consumer._session.driver.report(0, HOSTILE)  # type: ignore[union-attr]
+        consumer._session.iteration.report(0, HOSTILE)  # type: ignore[union-attr]
 
     with scenes.running({consumer: handle}) as url:
         page.open(url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from feedapi_client.runtime.wakeup import Wakeup
+from feedapi_client.runtime.loop import Wakeup
 from tests.runtime.helpers import safety_limit
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.protocol.page import CheckpointedEvents, Outcome, PageReader
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime import delivery, driver, failures
-from feedapi_client.runtime.background import Background
+from feedapi_client.runtime.loop import Background
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from feedapi_client.runtime.cancellation import finish
+from feedapi_client.runtime.loop import finish
 from tests.simulation.clock import sleep
 
 T = TypeVar("T")

@@ -1,4 +1,7 @@
-"""Where a task or a thread stands, for a log record: functions, files and lines, no values."""
+"""`Waits`: what a session waits for, each with a name, its last sign of life and its task.
+
+And where a task or a thread stands, for a log record: functions, files and lines, no values.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,74 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import anyio
 
+from feedapi_client.runtime.loop import loop_clock
+from feedapi_client.status import ProblemName
+
 _FRAMES = 25
 _INNERMOST = 5
+
+
+class Wait:
+    """Something that is waited for.
+
+    Attributes:
+        name: the problem that it is when it lasts too long.
+        text: what it is, for people, such as "saving cursors".
+        partition: whose; None for what concerns all.
+        began: when, on the clock of the event loop.
+        task: whose stack says where it stands.
+        restart: ends it, so that it is tried again; None for what must not be.
+    """
+
+    __slots__ = ("began", "name", "partition", "restart", "task", "text")
+
+    def __init__(
+        self,
+        name: ProblemName,
+        text: str,
+        partition: int | None,
+        began: float,
+        restart: Callable[[], object] | None,
+    ) -> None:
+        self.name, self.text, self.partition, self.began = name, text, partition, began
+        self.restart = restart
+        self.task = anyio.get_current_task()
+
+
+class Waits:
+    """The register of what a session waits for, the oldest first."""
+
+    def __init__(self) -> None:
+        self.all: dict[Wait, None] = {}
+        self._clock = loop_clock()
+
+    @contextmanager
+    def on(
+        self,
+        name: ProblemName,
+        text: str,
+        partition: int | None = None,
+        *,
+        restart: Callable[[], object] | None = None,
+    ) -> Iterator[Wait]:
+        """Register the block, with the task that runs it."""
+        wait = Wait(name, text, partition, self._clock(), restart)
+        self.all[wait] = None
+        try:
+            yield wait
+        finally:
+            del self.all[wait]
+
+    def of(self, name: ProblemName) -> Wait | None:
+        """The oldest of a name."""
+        return next((wait for wait in self.all if wait.name is name), None)
 
 
 def stack_where(matches: Callable[[FrameType], bool]) -> str | None:
@@ -28,25 +91,9 @@ def stack_where(matches: Callable[[FrameType], bool]) -> str | None:
     return None
 
 
-def stack_in(function: Callable[..., Any], **variables: Any) -> str | None:
-    """Return the stack of a task that is in `function`, whose variables have these values."""
-    code: CodeType = function.__code__
-
-    def matches(frame: FrameType) -> bool:
-        if frame.f_code is not code:
-            return False
-        known = frame.f_locals
-        return all(known.get(name) is value for name, value in variables.items())
-
-    return stack_where(matches)
-
-
-def stack_of_task(id: int | None) -> str | None:
-    """Return the stack of the task that has this `anyio.TaskInfo.id`."""
-    for task in anyio.get_running_tasks():
-        if task.id == id:
-            return _text(list(_frames(task.coro)))
-    return None
+def stack_of(task: anyio.TaskInfo | None) -> str | None:
+    """Return the stack of a task."""
+    return None if task is None else _text(list(_frames(task.coro)))
 
 
 def frame_of_thread(id: int) -> FrameType | None:

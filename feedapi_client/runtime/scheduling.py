@@ -1,0 +1,469 @@
+"""`Agenda`: who is asked when, how many at once, and who gives way (R14).
+
+A queue of the partitions that are due, a heap of those that are not yet, a bounded number of turns.
+One that pauses (poll interval, backoff) holds no turn: a healthy one never waits for it. Failing
+ones have a queue of their own, and share a part of the turns. Where a publisher limits requests, a
+`Pace` says when the next one may begin, and how many at once.
+
+A request that hangs, a body that trickles and a stream without an end look alike from here: they
+hold a turn. Whoever has held one for `Limits.slot_timeout` gives it back when others wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from feedapi_client.pace import Pace
+from feedapi_client.runtime.loop import Clock, Wakeup, loop_clock
+
+FAILING_SHARE = 4
+"""At most 1/N of the turns may be taken by failing partitions."""
+MAX_DOUBLINGS = 6
+"""A partition may hold a turn for at most `slot_timeout` times two to the power of this."""
+
+_TURN_SECONDS = 0.01
+"""Between two looks at whether a partition has begun that goes first."""
+_TICKS = 4
+"""Looks at all turns within the shortest time that counts."""
+_SHORTEST = 20
+"""No request is ended after less than `slot_timeout` divided by this."""
+_ANSWERS = 8
+"""No request is ended before others of late took so many times as long."""
+_FORGET = 0.99
+"""How much of the longest time to an answer is still remembered after the next answer."""
+
+
+class Job(Protocol):
+    """A partition, as far as the agenda looks at it."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether it shares a part of the turns with others that fail."""
+        ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+class Turn:
+    """The turn of one request.
+
+    Arguments:
+        doublings: how often the time that it may be held is doubled.
+        failing: whether it is one of those that failing partitions share.
+    """
+
+    __slots__ = (
+        "_clock",
+        "answering",
+        "began",
+        "brought",
+        "doublings",
+        "failing",
+        "given_back",
+        "held",
+        "scope",
+        "seen",
+        "silence",
+        "task",
+        "waits_for_room",
+    )
+
+    def __init__(self, clock: Clock, *, doublings: int = 0, failing: bool = False) -> None:
+        self._clock = clock
+        self.doublings = doublings
+        self.failing = failing
+        self.scope = anyio.CancelScope()
+        """To be entered by the request. It is cancelled when others need the turn, and when the
+        partition is stopped. One scope for both takes less time than two."""
+        self.began = self.seen = clock()
+        """When the request began, and when it showed the last sign of life."""
+        self.held = 0.0
+        """Seconds, not counting those in which the event loop did not run."""
+        self.silence = 0.0
+        """For how many seconds the response may be silent: a stream ends itself after them."""
+        self.answering = False
+        """The response has begun."""
+        self.brought = False
+        """The request has brought a checkpoint."""
+        self.waits_for_room = False
+        """The request waits for the application, not for the publisher."""
+        self.given_back = False
+        self.task: Any = None
+        """Of the request, for its stack."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since the request began."""
+        return self._clock() - self.began
+
+    @property
+    def sound(self) -> bool:
+        """Whether the response has brought a checkpoint, or is held open until there is news."""
+        return self.brought or (self.answering and self.silence > 0)
+
+    def give_back(self) -> None:
+        """End the request: others need its turn."""
+        self.given_back = True
+        self.scope.cancel()
+
+
+class _Ticket(NamedTuple):
+    """A job's place: in a queue of those that are due, or in the heap of later ones.
+
+    The queues are in the order of `number`. `queue` is 0 among the healthy ones, 1 among the
+    failing ones, None in the heap. There a job that `keeps` its number takes its old place.
+    """
+
+    number: int
+    queue: int | None
+    until: float
+    keeps: bool
+
+
+class Agenda:
+    """Gives turns to the partitions that are due, at most `turns` at once.
+
+    Arguments:
+        turns: requests at the same time.
+        timeout: `Limits.slot_timeout`.
+        pace: when a request may begin, and how many at once; whenever a turn is free without one.
+    """
+
+    def __init__(self, turns: int, timeout: float, pace: Pace) -> None:
+        self.turns = turns
+        self.pace = pace
+        self.begun = 0
+        """How many turns were given so far."""
+        self.running = 0
+        """How many workers run."""
+        self._timeout = timeout
+        self._clock = loop_clock()
+        self._working = 0
+        """How many of those that run have a partition."""
+        self._tickets: dict[Any, _Ticket] = {}
+        self._numbers = count(1)
+        self._due: tuple[deque[tuple[int, Any]], ...] = (deque(), deque())  # healthy, failing
+        self._counts = [0, 0]
+        self._failing = 0
+        """How many turns failing partitions have."""
+        self._later: list[tuple[float, int, Any]] = []
+        self._idle: deque[Wakeup] = deque()
+        self._sooner = Wakeup()
+        self._work: Callable[[Any, int], Awaitable[None]] | None = None
+        self._tasks: TaskGroup | None = None
+        # The pace.
+        self._paced = False
+        """Whether somebody who is due did not begin because of the pace."""
+        self._ahead = 0
+        self._ahead_at = -1
+        """How many turns were given when a request that is no partition's began last."""
+        # Who holds a turn.
+        self._held: dict[Turn, None] = {}  # the oldest first
+        self._quiet = 0.0
+        self._slowest = 0.0
+
+    def __repr__(self) -> str:
+        due = sum(self._counts)
+        later = len(self._tickets) - due
+        return f"<Agenda: {self.running} of {self.turns} turns, {due} due, {later} later>"
+
+    # ------------------------------------------------------------------ who is due
+
+    def put(self, job: Job, until: float, place: int | None = None) -> None:
+        """Let a job be due at a moment; nothing changes for one that is due then already.
+
+        `place`: the one that it had when it got its last turn, if it is to have that again.
+        """
+        ticket = self._tickets.get(job)
+        if ticket is not None:
+            if ticket.until == until:
+                return
+            self.drop(job)
+        if until > self._clock():
+            number = next(self._numbers) if place is None else place
+            self._tickets[job] = _Ticket(number, None, until, place is not None)
+            heapq.heappush(self._later, (until, next(self._numbers), job))
+            if self._later[0][2] is job:
+                self._sooner.set()
+        else:
+            self._make_due(job, until, next(self._numbers) if place is None else place)
+
+    def drop(self, job: Job) -> None:
+        """Give the job no turn."""
+        ticket = self._tickets.pop(job, None)
+        if ticket is not None and ticket.queue is not None:
+            self._counts[ticket.queue] -= 1
+
+    def is_due(self, job: Job) -> bool | None:
+        """Whether the job waits for a turn, and not for its time; None if it is not to get one."""
+        ticket = self._tickets.get(job)
+        return None if ticket is None else ticket.queue is not None
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether somebody is due, and a turn is free that the pace lets begin."""
+        free = self.running < self._room and self._failing < self._share
+        return any(self._counts) and free and (self.pace.free or self._is_open)
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """How many wait for any turn that is given back; for that of a failing one only."""
+        healthy, failing = self._counts
+        admitted = max(0, min(failing, self._share - self._failing))
+        taken = self.running >= self._room
+        return (healthy + admitted if taken else 0), failing - admitted
+
+    @property
+    def _room(self) -> int:
+        return self.turns if self.pace.free else self.pace.window
+
+    @property
+    def _share(self) -> int:
+        return max(1, self._room // FAILING_SHARE)
+
+    def _make_due(self, job: Job, until: float, number: int) -> None:
+        queue = int(job.failing)
+        self._tickets[job] = _Ticket(number, queue, until, False)
+        due = self._due[queue]
+        if due and number < due[-1][0]:
+            due.insert(bisect_left(due, number, key=lambda place: place[0]), (number, job))
+        else:
+            due.append((number, job))
+        self._counts[queue] += 1
+        self._call_worker()
+
+    def _holds(self, job: Job, number: int) -> bool:
+        """Whether a place in a queue is still valid: the job may have been moved."""
+        ticket = self._tickets.get(job)
+        return ticket is not None and ticket.queue is not None and ticket.number == number
+
+    # ------------------------------------------------------------------ turns
+
+    async def run(self, work: Callable[[J, int], Awaitable[None]]) -> None:
+        """Await ``work(job, place)`` for whoever is due, until cancelled. Its error ends this."""
+        self._work = work
+        async with anyio.create_task_group() as self._tasks:
+            try:
+                for _ in range(sum(self._counts)):
+                    self._call_worker()
+                await self._keep_time()
+            finally:
+                self._tasks = None  # who is put here from now on stays
+
+    def _call_worker(self) -> None:
+        if self._tasks is None:
+            return
+        if not self.pace.free:  # one begins after the other
+            self._paced = True
+            self._sooner.set()
+        elif self.running < self.turns:
+            self._begin_worker(self._tasks)
+
+    def _begin_worker(self, tasks: TaskGroup) -> None:
+        self.running += 1
+        if self._idle:
+            self._idle.popleft().set()
+        else:
+            tasks.start_soon(self._worker)
+
+    async def _worker(self) -> None:
+        assert self._work is not None
+        woken = Wakeup()
+        while True:
+            while (found := self._take()) is not None:
+                failing, job, place = found
+                self._failing += failing
+                self._working += 1
+                try:
+                    await self._work(job, place)
+                finally:
+                    self._working -= 1
+                    self._failing -= failing
+            self.running -= 1
+            self._idle.append(woken)
+            await woken.wait()
+
+    def _take(self) -> tuple[int, Job, int] | None:
+        """Take the one that is due for longest: whether it is failing, the job, and its place.
+
+        A failing one takes its turn as long as the share of these is not used up. If it had to wait
+        until no healthy one is due, it could wait for ever.
+        """
+        if not self.pace.free and not self._may_begin():
+            self._paced = True
+            self._sooner.set()
+            return None
+        healthy = self._drop_moved(0)
+        failing = self._failing < self._share and self._drop_moved(1)
+        if not healthy and not failing:
+            return None
+        queue = int(failing)
+        if healthy and failing:
+            queue = int(self._due[1][0][0] < self._due[0][0][0])
+        number, job = self._due[queue].popleft()
+        self.drop(job)
+        self.begun += 1
+        if not self.pace.free:
+            self.pace.begin(self._clock())
+            self._paced = True
+            self._sooner.set()
+        return queue, job, number
+
+    def _drop_moved(self, queue: int) -> bool:
+        """Drop the places that are not valid any more. Return whether somebody is due."""
+        due = self._due[queue]
+        while due and not self._holds(due[0][1], due[0][0]):
+            due.popleft()
+        return bool(due)
+
+    # ------------------------------------------------------------------ time
+
+    async def _keep_time(self) -> None:
+        ticked = self._clock()
+        while True:
+            now = self._clock()
+            while self._later and self._later[0][0] <= now:
+                until, _, job = heapq.heappop(self._later)
+                ticket = self._tickets.get(job)
+                if ticket is not None and ticket.queue is None and ticket.until == until:
+                    number = ticket.number if ticket.keeps else next(self._numbers)
+                    self._make_due(job, until, number)
+            # Counted in looks, not by deadlines: a handler that blocks the event loop for seconds
+            # must not end requests whose answers wait in the sockets.
+            pause = self._shortest() / _TICKS
+            if now >= ticked + pause:
+                ticked = now
+                self.look(pause)
+            looks = min(ticked + pause, self._begin_paced() if self._paced else math.inf)
+            if self._later:
+                looks = min(looks, self._later[0][0])
+            await self._sooner.wait(looks - self._clock())
+
+    # ------------------------------------------------------------------ the pace
+
+    async def ahead(self) -> None:
+        """Wait until the pace lets a request begin that is no partition's, ahead of all these.
+
+        Two of them in a row don't come before a partition that is due.
+        """
+        pace = self.pace
+        self._ahead += 1
+        try:
+            while (pause := pace.opens - self._clock()) > 0 or self._partitions_first:  # noqa: ASYNC110
+                await anyio.sleep(max(pause, _TURN_SECONDS))
+            pace.begin(self._clock())
+            self._ahead_at = self.begun
+        finally:
+            self._ahead -= 1
+            self._sooner.set()
+
+    @property
+    def _partitions_first(self) -> bool:
+        """Whether a partition may begin before another request that is none of these.
+
+        A worker that runs and has no partition yet is not in the way of the one that it is to take.
+        """
+        if self.pace.free or self._tasks is None or self._ahead_at < self.begun:
+            return False
+        return any(self._counts) and self._working < self._room
+
+    def _may_begin(self) -> bool:
+        return self.running <= self._room and self._is_open
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the pace lets a partition begin now."""
+        if self._ahead and not self._partitions_first:
+            return False
+        return self._clock() >= self.pace.opens
+
+    def _begin_paced(self) -> float:
+        """Begin a worker if the pace lets one begin. Return when to look again."""
+        assert self._tasks is not None
+        if self.pace.free:
+            self._paced = False
+            for _ in range(min(sum(self._counts), self.turns - self.running)):
+                self._begin_worker(self._tasks)
+            return math.inf
+        if not any(self._counts) or self.running >= self._room:
+            return math.inf  # until somebody is due or a turn is given back
+        if self._ahead and not self._partitions_first:
+            return math.inf  # until the other request has begun
+        if self._clock() < self.pace.opens:
+            return self.pace.opens
+        self._begin_worker(self._tasks)
+        return math.inf  # until it has taken a partition
+
+    # ------------------------------------------------------------------ who gives way
+
+    @property
+    def answering(self) -> int:
+        """How many requests under way are being answered."""
+        return sum(turn.answering for turn in self._held)
+
+    def hold(self, turn: Turn) -> None:
+        """Note that a request has begun."""
+        self._held[turn] = None
+
+    def release(self, turn: Turn) -> None:
+        """Note that the request has ended."""
+        del self._held[turn]
+        if not turn.given_back:
+            self._quiet = 0.0
+
+    def brought(self, turn: Turn) -> None:
+        """Note that the request has brought a checkpoint."""
+        self._quiet = 0.0
+        if not turn.brought:
+            turn.brought = True
+            self._slowest = max(turn.age, self._slowest * _FORGET)
+
+    def look(self, seconds: float) -> None:
+        """Count the seconds since the last look, and take turns back if others need them."""
+        self._quiet += seconds
+        for turn in self._held:
+            turn.held += seconds
+        if not self._held:
+            return
+        some, failing = self.waiting
+        if not some and not failing:
+            return
+        shortest = self._shortest()
+        for turn in list(self._held):
+            if not turn.given_back and not self._over(turn, shortest):
+                continue
+            if some:
+                some -= 1
+            elif failing and turn.failing:
+                failing -= 1
+            else:
+                continue
+            if not turn.given_back:
+                turn.give_back()
+
+    def _over(self, turn: Turn, shortest: float) -> bool:
+        """Whether a turn was held for long enough."""
+        if turn.held >= self._timeout * 2**turn.doublings:
+            return True
+        silent = not turn.brought and not turn.waits_for_room and not turn.doublings
+        return silent and self._quiet >= shortest and turn.held >= shortest
+
+    def _shortest(self) -> float:
+        """How long a first request may be silent while all others are silent too.
+
+        The more wait the shorter: a round through all of them takes a few times `timeout`, and
+        only with the logarithm of their number more.
+        """
+        waiting = self.waiting[0]
+        fair = self._timeout * self.turns / (self.turns + waiting)
+        return min(self._timeout, max(fair, self._timeout / _SHORTEST, _ANSWERS * self._slowest))

@@ -1,0 +1,162 @@
+"""What discoveries have said, and when the next one is due (R10)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from feedapi_client.model import FeedInfo
+from feedapi_client.options import Limits
+from feedapi_client.protocol.page import FeedAnswers
+from feedapi_client.runtime.loop import Wakeup, loop_clock
+
+_GAP_SECONDS = 0.05
+"""Minimum time between two discoveries, however often one is asked for."""
+UNKNOWN_COMMAND_GAP_SECONDS = 5.0
+"""Minimum time between two discoveries that only unknown commands caused."""
+REFUSED_GAP_SECONDS = 0.25
+"""Between two discoveries that only refused partitions ask for."""
+INTERVAL = "Limits.discovery_interval is over"
+
+
+class DiscoveryTimer:
+    """When the next discovery is due: every `interval` seconds, and soon after it was asked for."""
+
+    def __init__(self, interval: float) -> None:
+        self.wanted = False
+        """Whether a discovery was requested and none that began later has succeeded."""
+        self.reason = INTERVAL
+        """Why the last discovery began."""
+        self.next = 0.0
+        """When the next discovery is due, on the clock of the event loop."""
+        self._reason_next = INTERVAL
+        self._interval = interval
+        self._refused_gap = min(REFUSED_GAP_SECONDS, interval)
+        self._asked = math.inf
+        """The earliest moment that somebody has asked for since the last discovery began."""
+        self._for_refused = False
+        self._last = self._last_for_refused = -math.inf
+        self._not_before = 0.0
+        self._sooner = Wakeup()
+        self._clock = loop_clock()
+
+    def soon(self, reason: str = "a partition was drained") -> None:
+        """Request a discovery soon, because something depends on it."""
+        self._reason_next = reason
+        self._ask(self._clock())
+
+    def refused(self, delay: float) -> None:
+        """A partition is refused, and is asked again after `delay` seconds and a new discovery.
+
+        However many partitions are refused, this leads to a few discoveries a second at most.
+        """
+        self._for_refused = True
+        self._reason_next = "a request was refused"
+        now = self._clock()
+        self._ask(max(now + delay, self._last_for_refused + self._refused_gap))
+
+    def perhaps(self) -> None:
+        """Request a discovery that may bring something new, at a limited rate."""
+        gap = self._last + UNKNOWN_COMMAND_GAP_SECONDS - self._clock()
+        self.later(max(0.0, gap), "a response held an unknown command")
+
+    def later(self, delay: float, reason: str) -> None:
+        """Request a discovery after a delay, for what may pass by itself."""
+        if self._reason_next is INTERVAL:
+            self._reason_next = reason
+        self._by(self._clock() + delay)
+
+    def begun(self) -> None:
+        """Record that a discovery begins. A later request is for another one."""
+        if self._for_refused:
+            self._last_for_refused = self._clock()
+        self._for_refused = False
+        self.reason, self._reason_next = self._reason_next, INTERVAL
+        self._asked = self.next = math.inf
+
+    def succeeded(self) -> None:
+        """Record that a discovery succeeded."""
+        self.wanted = self._asked < math.inf
+        self._last = self._clock()
+        self._not_before = self._last + _GAP_SECONDS
+        self.next = max(min(self._asked, self._last + self._interval), self._not_before)
+
+    def failed(self, pause: float) -> None:
+        """Record that a discovery failed, to be tried again after a pause."""
+        self._reason_next = "the last one failed"
+        self._last = self._clock()
+        self.next = self._not_before = self._last + max(_GAP_SECONDS, pause)
+
+    async def due(self) -> None:
+        """Wait until the next discovery is due."""
+        while (pause := self.next - self._clock()) > 0:
+            await self._sooner.wait(pause)
+
+    def _ask(self, when: float) -> None:
+        self.wanted = True
+        self._asked = min(self._asked, when)
+        self._by(when)
+
+    def _by(self, when: float) -> None:
+        when = max(when, self._not_before)
+        if when < self.next:
+            self.next = when
+            self._sooner.set()
+
+
+class Topology:
+    """The last good discovery, and what the feed's answers are worth as evidence (R6)."""
+
+    def __init__(self, limits: Limits, *, selects: bool) -> None:
+        self.info: FeedInfo | None = None
+        """The last good discovery."""
+        self.awaits_partitions = False
+        """Whether discoveries list no partition, and one still may (R7)."""
+        self.closed_since: dict[int, float] = {}
+        """When each partition was first seen closed whose end has to be shown by its answers."""
+        self.answers = FeedAnswers(limits.settle_time)
+        """The answers to fetches, of all partitions."""
+        self._selects = selects
+        self._clock = loop_clock()
+        self._failed_at = -math.inf
+        self._told: set[int] = set()
+
+    @property
+    def known(self) -> FeedInfo:
+        """The last good discovery, once there is one."""
+        assert self.info is not None
+        return self.info
+
+    def discovered(self, info: FeedInfo) -> None:
+        """Take the result of a discovery."""
+        if self.info is None or self.info.partitions is not info.partitions:
+            now, before = self._clock(), self.closed_since
+            self.closed_since = {
+                p.id: before.get(p.id, now)
+                for p in info.partitions.values()
+                if p.closed and (self._selects or p.last_cursor is None)
+            }
+        self.info = info
+
+    def failed(self) -> None:
+        """Record that a discovery has failed: answers that are empty now prove nothing (R6)."""
+        self._failed_at = self._clock()
+
+    def end_counts_from(self, partition: int) -> float:
+        """The moment from which the time of the end of a partition counts, as far as it is known.
+
+        It was seen closed then, or the feed has failed.
+        """
+        seen = self.closed_since.get(partition, self._clock())
+        return max(seen, self._failed_at, self.answers.failed_at)
+
+    def newly_awaited(self, of: Collection[int]) -> set[int]:
+        """Of these closed partitions, those of which no record has said that an end is awaited."""
+        self._told &= self.closed_since.keys()
+        new = (self.closed_since.keys() & of) - self._told
+        self._told |= new
+        return new
+
+    def was_told(self, partition: int) -> bool:
+        """Whether a record has said that the end of the partition is awaited."""
+        return partition in self._told
