@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feedapi_client.protocol.negotiation import negotiate
-from feedapi_client.runtime import failures
+from feedapi_client.runtime import trouble
 from feedapi_client.runtime.partition import RuntimePartition
 from tests.simulation import wire
 from tests.simulation.backends import BACKENDS
@@ -291,9 +291,9 @@ def test_the_clock_of_the_consumer_is_set_and_put_back() -> None:
     wall = WallClock(lambda: 5.0)
     with wall.shown():
         for wall.off_by in (0.0, -3600.0):
-            shown.append(failures.datetime.now(UTC))
+            shown.append(trouble.datetime.now(UTC))
     assert [moment.timestamp() for moment in shown] == [START + 5.0, START + 5.0 - 3600.0]
-    assert failures.datetime is datetime
+    assert trouble.datetime is datetime
 
 
 # ---------------------------------------------------------------------- leaks and idling

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from feedapi_client import status
-from feedapi_client.runtime import failures, partition
+from feedapi_client.runtime import partition, trouble
 
 START = 1_700_000_000.0
 """Seconds since 1970 at which each simulation begins."""
@@ -33,7 +33,7 @@ class WallClock:
 
         Not thread-safe: its modules are changed for the whole process.
         """
-        modules: tuple[Any, ...] = failures, partition, status
+        modules: tuple[Any, ...] = trouble, partition, status
         _shown.append(self)
         for module in modules:
             module.datetime = _Shown
