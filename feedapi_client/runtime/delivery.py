@@ -70,6 +70,9 @@ class Delivery:
         self._planner = planning.planner
         self._topology = topology
         self._late = late
+        self._late_commits: list[RuntimePartition] = []
+        """Whose commits have ended after their batch was released. Their transactions may still be
+        rolled back: they count when the next batch is asked for."""
         self._last: int | None = None
         self._turn_ends = 0.0
         self._unread: Entry | None = None
@@ -115,6 +118,8 @@ class Delivery:
                 raise iteration.failure
             if iteration.over:
                 return None
+            while self._late_commits:
+                self._settle(self._late_commits.pop())
             if not planning.applying:  # what the planner has to save comes before a further batch
                 if iteration.stopping:
                     return None
@@ -300,7 +305,8 @@ class Delivery:
                 iteration.listeners.tell(BatchCommitted(p.id, seconds))
             p.commits(-1)
             if not p.in_flight:
-                self._settle(p)
+                self._late_commits.append(p)
+                iteration.wake()
 
     def _extra(self, partition: int) -> dict[str, object]:
         return {"feed": self._iteration.feed, "partition": partition}

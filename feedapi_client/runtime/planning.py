@@ -146,7 +146,6 @@ class Planning:
             p.polled(limits)
         else:
             p.ask_at(now)  # one that was closed in the meantime is asked once more
-        self.iteration.wake()
 
     def ask(self, p: RuntimePartition, until: float = 0.0) -> None:
         """Let the partition be asked at a moment, as far as it is to be asked."""
@@ -222,12 +221,12 @@ class Planning:
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out actions in the planner's order, up to the first that waits: a save."""
         self._todo.extend(actions)
+        self.iteration.wake()  # also without actions: the planner may know more now
         if self._busy or not self._todo:
             return
         self._do_some()
         if self._todo:
             self._save_wanted.set()
-        self.iteration.wake()
 
     def _do_some(self) -> None:
         """Carry out the next actions that don't wait. Those that lead to others come here, too."""

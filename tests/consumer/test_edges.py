@@ -234,7 +234,9 @@ async def test_r20_a_native_cancellation_of_run_is_one(by_key: bool) -> None:
 
 
 @on_asyncio
-@pytest.mark.parametrize("name", ["Session.run", "Discovery.run", "Watchdog.run", "_run_scheduler"])
+@pytest.mark.parametrize(
+    "name", ["Session.run", "Discovery.run", "Watchdog.run", "Agenda.run", "Planning.run_saver"]
+)
 async def test_r20_a_task_of_a_session_that_others_cancel_ends_the_iteration(name: str) -> None:
     def is_it(task: asyncio.Task[Any]) -> bool:
         frame = (task.get_stack() or [None])[-1]

@@ -7,9 +7,13 @@ import pytest
 from feedapi_client import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.runtime.positions import Positions
+from feedapi_client.runtime.waiting import Waits
 from feedapi_client.stores.sqlite import MemoryCursorStore
 
 pytestmark = pytest.mark.anyio
+
+
+KEY = FeedKey("http://localhost/feed")
 
 
 class StoreThatRaises(MemoryCursorStore):
@@ -24,6 +28,6 @@ class StoreThatRaises(MemoryCursorStore):
 async def test_errors_that_cause_each_other_end_a_save_like_any_other() -> None:
     first, second = StoreError("one"), StoreError("two")
     first.__cause__, second.__cause__ = second, first
-    positions = Positions(StoreThatRaises(first), FeedKey("http://localhost/feed"), timeout=1)
+    positions = Positions(StoreThatRaises(first), KEY, Waits(), timeout=1)
     with pytest.raises(StoreError, match="one"):
         await positions.save({0: Position("c")})

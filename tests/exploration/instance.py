@@ -1,6 +1,6 @@
-"""One instance: the planner, the partitions and the driver of the product, and its leases.
+"""One instance: the planner, the partitions and the planning of the product, and its leases.
 
-What the driver does with the planner's actions, and the partitions at run time, are the product's
+What is done with the planner's actions, and the partitions at run time, are the product's
 own code. The coordinator is modelled: it takes one step at a time, so that the others' steps come
 between any two of its reads and writes.
 """
@@ -8,7 +8,6 @@ between any two of its reads and writes.
 from __future__ import annotations
 
 from collections import deque
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from feedapi_client.lineage.planner import Action, Planner, Save
@@ -16,8 +15,8 @@ from feedapi_client.model import Position
 from feedapi_client.notifications import Listeners
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.protocol.page import CheckpointedEvents
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
 from tests.exploration.feeds import Event
 
 Positions = dict[int, Position]
@@ -60,59 +59,63 @@ class InFlight(NamedTuple):
     cursor: str
 
 
-class ModelDriver(Driver):
-    """`Driver` without an event loop. Its store answers at once."""
+class ModelPlanning(Planning):
+    """`Planning` without an event loop. Its store answers at once."""
 
     def __init__(self, planner: Planner, *, shared: bool) -> None:
         nothing: Any = NOTHING
-        self.limits = self.buffer = self.scheduler = self.decisions = nothing
-        settings: Any = SimpleNamespace()
-        self.settings = settings
-        self.feed = "model"
         self.planner = planner
-        self.positions = nothing
+        self.positions = self.timer = self.agenda = self._budget = nothing
+        self.iteration: Any = ModelIteration()
         self.partitions: dict[int, RuntimePartition] = {}
         self.sharing = nothing if shared else None
-        self.iterating = False
-        self.failure = None
-        self.timer = nothing
-        self._drained: list[int] = []
-        self.closed_since: Any = {}
-        self.listeners = Listeners()
         self.losses = 0
-        self._actions: deque[Action] = deque()
+        self.overlaps = self.watches = False
+        self._paused: Any = ()
+        self._ready: deque[RuntimePartition] = deque()
+        self._drained: list[int] = []
+        self._todo: deque[Action] = deque()
+        self._busy = False
+        self._save_wanted = nothing
+
+    def advance(self, p: RuntimePartition) -> None:
+        pass
+
+    def carry_out_all(self, actions: list[Action]) -> None:
+        """Do what `perform` and `carry_out` do."""
+        self.perform(actions)
+        while self._todo:
+            action = self._todo[0]
+            if isinstance(action, Save):
+                _run(self._save(action))
+            self._do_some()
+        self.take_drained()  # evidence that is looked at later
+        if self.iteration.failure is not None:
+            raise BrokenInvariantError(f"the consumer ends: {self.iteration.failure}")
+
+
+class ModelIteration:
+    """`Iteration` without an event loop. A defect that is reported is raised."""
+
+    feed = "model"
+    limits = _LIMITS
+    iterating = False
+    failure = None
+    listeners = Listeners()
+    settings = decisions = NOTHING
 
     def report(self, partition: int | None, text: str) -> None:
         if text.startswith("internal error"):
             raise BrokenInvariantError(f"partition {partition} {text}")
 
-    def report_failure(self, partition: int | None, text: str) -> None:
-        self.report(partition, text)
+    def fail(self, error: Exception) -> None:
+        self.failure = self.failure or error
 
     def wake(self) -> None:
         pass
 
-    def partition(self, id: int) -> RuntimePartition:
-        if id not in self.partitions:
-            nothing: Any = NOTHING
-            self.partitions[id] = RuntimePartition(
-                self.planner.entries[id], buffer=nothing, limits=_LIMITS, retry=nothing
-            )
-        return self.partitions[id]
-
-    def carry_out(self, actions: list[Action]) -> None:
-        """Do what `apply` does."""
-        self._actions.extend(actions)
-        while self._actions:
-            action = self._actions[0]
-            if isinstance(action, Save):
-                _run(self._save(action))
-            else:
-                self._carry_out(action)
-                self._actions.popleft()
-        self.take_drained()  # evidence that is looked at later
-        if self.failure is not None:
-            raise BrokenInvariantError(f"the consumer ends: {self.failure}")
+    def clock(self) -> float:
+        return 0.0
 
 
 def _run(coroutine: Any) -> None:
@@ -159,7 +162,7 @@ class Instance:
 
     def __init__(self, number: int, planner: Planner, *, shared: bool, owed: int) -> None:
         self.number = number
-        self.driver = ModelDriver(planner, shared=shared)
+        self.planning = ModelPlanning(planner, shared=shared)
         self.planner = planner
         self.shared = shared
         self.version = -1
@@ -178,8 +181,8 @@ class Instance:
         """Return the partitions that may be fetched now."""
         return [
             id
-            for id, partition in self.driver.partitions.items()
-            if partition.started and not partition.in_flight and not partition.failures.refused
+            for id, partition in self.planning.partitions.items()
+            if partition.started and not partition.in_flight and not partition.trouble.refused
         ]
 
     def deliver(self, partition: RuntimePartition, event: Event | None, cursor: str) -> None:
@@ -193,10 +196,10 @@ class Instance:
 
     def lose(self, partitions: set[int]) -> None:
         """Do what the coordinator does with lost leases."""
-        self.driver.carry_out(self.planner.revoke(partitions))
+        self.planning.carry_out_all(self.planner.revoke(partitions))
         for id in partitions:
-            if id in self.driver.partitions:
-                self.driver.partitions[id].lose()
+            if id in self.planning.partitions:
+                self.planning.partitions[id].lose()
             self.owned.pop(id, None)
             self.leaving.discard(id)
 
@@ -233,7 +236,7 @@ class Instance:
             self.view and self._known_since(self.view.began),
             self.loaded is not None and self._known_since(self.loaded_after),
             frozenset((p, frozenset(w)) for p, w in planner._waiters.items() if w),
-            tuple(_partition_key(p) for _, p in sorted(self.driver.partitions.items())),
+            tuple(_partition_key(p) for _, p in sorted(self.planning.partitions.items())),
         )
 
     def _known_since(self, began: int) -> Any:
@@ -264,5 +267,5 @@ def _partition_key(p: RuntimePartition) -> tuple[Any, ...]:
         p.batches == p._lost,
         p.batches == p.committed,
         p._base,
-        p.failures.refused,
+        p.trouble.refused,
     )

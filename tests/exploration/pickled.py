@@ -12,8 +12,8 @@ from typing import Any
 from feedapi_client.lineage.graph import Graph, PublisherEdges
 from feedapi_client.model import Position
 from feedapi_client.protocol.page import Progress
-from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.handling import Handling
+from feedapi_client.runtime.trouble import Trouble
 from tests.exploration.feeds import Feed
 from tests.exploration.instance import NOTHING
 
@@ -52,11 +52,11 @@ def _reduce_position(position: Position) -> tuple[Any, ...]:
     return (_position, (position.cursor, position.status, position.revision, position.replaces))
 
 
-def _failures(refused: bool) -> Failures:
+def _trouble(refused: bool) -> Trouble:
     nothing: Any = NOTHING
-    failures = Failures(nothing)
-    failures.refused = refused
-    return failures
+    trouble = Trouble(nothing, nothing)
+    trouble.refused = refused
+    return trouble
 
 
 def _edges() -> PublisherEdges:
@@ -71,7 +71,7 @@ class _Pickler(pickle.Pickler):
     dispatch_table = {  # noqa: RUF012
         Graph: _reduce_graph,
         Position: _reduce_position,
-        Failures: lambda failures: (_failures, (failures.refused,)),
+        Trouble: lambda trouble: (_trouble, (trouble.refused,)),
         Handling: lambda _: (Handling, ()),
         PublisherEdges: lambda _: (_edges, ()),
         Progress: lambda _: (_progress, ()),

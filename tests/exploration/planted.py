@@ -13,9 +13,8 @@ from unittest.mock import patch
 
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.lineage.states import Save, State
-from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
 from tests.exploration.instance import Instance
 from tests.exploration.world import World
 
@@ -29,19 +28,19 @@ def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
 def refused_end_keeps_its_place() -> Any:
     """A refused save of the planner leaves the partition where it was read to."""
 
-    async def save(self: Driver, action: Save) -> None:
+    async def save(self: Planning, action: Save) -> None:
         from feedapi_client.errors import FencedError
 
         try:
             await self.positions.save(action.positions)
         except FencedError:
             assert self.sharing is not None
-            self._actions.popleft()
-            self._actions.extend(self.planner.refused(action.positions))
+            self._todo.popleft()
+            self.perform(self.planner.refused(action.positions))
         else:
-            self._actions.popleft()
+            self._todo.popleft()
 
-    return _replaced(Driver, "_save", save)
+    return _replaced(Planning, "_save", save)
 
 
 def nobody_checks_a_start() -> Any:
@@ -95,7 +94,14 @@ def read_by_others_is_not_asked() -> Any:
 
 def refused_is_kept_after_a_stop() -> Any:
     """A partition that was refused stays so after it was stopped and started."""
-    return _replaced(Failures, "stopped", lambda self: None)
+    stop = RuntimePartition.stop
+
+    def keeping(self: RuntimePartition) -> None:
+        refused = self.trouble.refused
+        stop(self)
+        self.trouble.refused = refused
+
+    return _replaced(RuntimePartition, "stop", keeping)
 
 
 def leaving_still_owned() -> Any:
@@ -134,7 +140,7 @@ def no_lose_on_release() -> Any:
     """What was delivered is not given up with the lease."""
 
     def lose(self: Instance, partitions: set[int]) -> None:
-        self.driver.carry_out(self.planner.revoke(partitions))
+        self.planning.carry_out_all(self.planner.revoke(partitions))
         for id in partitions:
             self.owned.pop(id, None)
             self.leaving.discard(id)

@@ -140,8 +140,8 @@ class World:
             self.left -= 1
             self.faults = {**self.faults, move.name: self.faults[move.name] - 1}
         for one in self.instances:
-            one.driver.positions = self  # type: ignore[assignment]
-            one.driver.timer = _Timer(one)  # type: ignore[assignment]
+            one.planning.positions = self  # type: ignore[assignment]
+            one.planning.timer = _Timer(one)  # type: ignore[assignment]
         if move.instance < 0:
             getattr(self, f"_{move.name}")()
         else:
@@ -193,9 +193,9 @@ class World:
 
     def _discover(self, one: Instance) -> None:
         self._take_topology(one, self.version)
-        for partition in one.driver.partitions.values():
-            if partition.started and partition.failures.refused:
-                partition.failures.refused = False
+        for partition in one.planning.partitions.values():
+            if partition.started and partition.trouble.refused:
+                partition.trouble.refused = False
 
     def _lag(self, one: Instance) -> None:
         """A replica answers with the topology of before."""
@@ -205,28 +205,28 @@ class World:
     def _take_topology(self, one: Instance, version: int) -> None:
         planner, one.wanted = one.planner, False
         if one.shared and one.version >= 0:
-            one.driver.carry_out(planner.refresh(self.stored))
+            one.planning.carry_out_all(planner.refresh(self.stored))
         one.version = version
-        one.driver.carry_out(planner.discover(self.feed.info(version)))
+        one.planning.carry_out_all(planner.discover(self.feed.info(version)))
         planner.graph = shared_graph(self.feed, version, planner.graph)
 
     def _read(self, one: Instance, partition: int) -> None:
-        found = one.driver.partitions[partition]
+        found = one.planning.partitions[partition]
         answer = self.feed.read(self.version, partition, found.read_cursor)
         if answer is not None:
             one.deliver(found, *answer)
             return
         closed, cursor = one.planner.is_closed(partition), found.read_cursor
-        one.driver.carry_out(one.planner.ended(partition, cursor, asked_closed=closed))
+        one.planning.carry_out_all(one.planner.ended(partition, cursor, asked_closed=closed))
 
     def _refuse(self, one: Instance, partition: int) -> None:
-        one.driver.partitions[partition].failures.refused = True
+        one.planning.partitions[partition].trouble.refused = True
         one.wanted = True
 
     def _commit(self, one: Instance, partition: int) -> None:
         """Do what `Delivery` does: save, release, tell the planner. Effects go with the save."""
         event, cursor = one.in_flight.pop(partition)
-        found, planner = one.driver.partitions[partition], one.planner
+        found, planner = one.planning.partitions[partition], one.planner
         number = found.batches
         if not found.is_lost(number) and planner.entries[partition].state != "superseded":
             position = planner.checkpoint(partition, cursor, after=found.position_before(number))
@@ -239,12 +239,12 @@ class World:
                     raise BrokenInvariantError(
                         "a batch was handled that can't be committed"
                     ) from None
-                one.driver.lose(found)
+                one.planning.lose(found)
             else:
                 self._apply(event)
                 found.saved(number, position, durable=True)
         found.release()
-        one.driver.carry_out(planner.released(partition, found.acknowledge()))
+        one.planning.carry_out_all(planner.released(partition, found.acknowledge()))
 
     def _apply(self, event: Event | None) -> None:
         if event is None:
@@ -314,7 +314,7 @@ class World:
         units = merged(one.planner.leasable())
         over = one.owned.keys() - {p for unit in units for p in unit} - one.leaving
         one.leaving |= over
-        one.driver.carry_out(one.planner.revoke(over))
+        one.planning.carry_out_all(one.planner.revoke(over))
         for unit in units:
             if len(claimed) >= most:
                 break
@@ -380,7 +380,7 @@ class World:
         actions = one.planner.refresh(positions, owned=owned, others=others, began=began)
         for partition, known in before.items():
             self._check_newer(one, partition, known)
-        one.driver.carry_out(actions)
+        one.planning.carry_out_all(actions)
 
     def _check_newer(self, one: Instance, partition: int, known: Position) -> None:
         position = one.planner.entries[partition].position
@@ -390,7 +390,7 @@ class World:
 
     def _give(self, one: Instance, partition: int) -> None:
         one.leaving.add(partition)
-        one.driver.carry_out(one.planner.revoke([partition]))
+        one.planning.carry_out_all(one.planner.revoke([partition]))
 
     def _expire(self, one: Instance) -> None:
         """Its heartbeat expires, and it does not notice before it looks again."""
@@ -422,7 +422,7 @@ class World:
         self._check_stored()
 
     def _check_reads(self, one: Instance) -> None:
-        for id, partition in one.driver.partitions.items():
+        for id, partition in one.planning.partitions.items():
             if not partition.started:
                 continue
             entry = partition.entry
@@ -458,7 +458,7 @@ class World:
         readers = [
             id
             for one in self.instances
-            for id, partition in one.driver.partitions.items()
+            for id, partition in one.planning.partitions.items()
             if partition.started
         ]
         if len(readers) != len(set(readers)) and self.instances[0].shared:
@@ -516,7 +516,7 @@ class World:
     def copy(self) -> bytes:
         """Return the world as bytes."""
         for one in self.instances:
-            one.driver.positions = one.driver.timer = NOTHING  # type: ignore[assignment]
+            one.planning.positions = one.planning.timer = NOTHING  # type: ignore[assignment]
         return dumped(self)
 
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
+from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.runtime.driver import ConsumerSettings, Driver
 
 from feedapi_client import CursorStore, FeedInfo, FeedKey, Limits, Partition, RetryPolicy
 from feedapi_client.lineage.planner import Entry, Planner
 from feedapi_client.model import Event
 from feedapi_client.protocol.page import CheckpointedEvents
-from feedapi_client.runtime.buffer import BufferBudget
-from feedapi_client.runtime.driver import ConsumerSettings, Driver
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions
 

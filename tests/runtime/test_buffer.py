@@ -12,10 +12,10 @@ from itertools import count
 
 import orjson
 import pytest
+from feedapi_client.runtime.buffer import HEADERS_BYTES, BufferBudget, memory_of
 
 from feedapi_client.model import Event, make_event
 from feedapi_client.protocol.page import CheckpointedEvents
-from feedapi_client.runtime.buffer import HEADERS_BYTES, BufferBudget, memory_of
 
 pytestmark = pytest.mark.anyio
 

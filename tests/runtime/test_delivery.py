@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import anyio
 import pytest
+from feedapi_client.runtime.driver import Driver
 
 from feedapi_client import Batch, FeedClient, Partition, Position, StoreError
 from feedapi_client.lineage.planner import Save
 from feedapi_client.runtime.delivery import Delivery
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
 from tests.consumer.helpers import RecordingStore
 from tests.runtime.helpers import URL, batch, driver_of, listing, safety_limit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import anyio
 import pytest
-
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
+
 from tests.runtime.helpers import safety_limit
 
 pytestmark = pytest.mark.anyio

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import anyio
 import anyio.lowlevel
 import pytest
+from feedapi_client.runtime.driver import Driver
 
 from feedapi_client import (
     FencedError,
@@ -18,7 +19,6 @@ from feedapi_client import (
     StoreError,
 )
 from feedapi_client.lineage.planner import Fail, Rediscover, Report, Save, Start, Stop
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.sharing.coordinator import Coordinator
 from tests.consumer.helpers import RecordingStore

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import anyio
 import pytest
-
-from feedapi_client import FeedUnavailableError, RequestRefusedError, RetryPolicy
 from feedapi_client.runtime.failures import AskedAs, Failures
 from feedapi_client.runtime.slots import MAX_DOUBLINGS
+
+from feedapi_client import FeedUnavailableError, RequestRefusedError, RetryPolicy
 
 pytestmark = pytest.mark.anyio
 

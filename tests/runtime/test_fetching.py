@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx
 import pytest
+from feedapi_client.runtime.driver import Driver
 
 from feedapi_client import FeedClient, FeedUnavailableError, Limits
 from feedapi_client.lineage.planner import Start, Stop
-from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import UNWINDING_SECONDS, Fetching
 from feedapi_client.runtime.partition import RuntimePartition
 from tests.consumer.helpers import RecordingStore

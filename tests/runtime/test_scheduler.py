@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.lowlevel
 import pytest
+from feedapi_client.runtime.scheduler import Scheduler
 
 from feedapi_client.errors import FeedUnavailableError
 from feedapi_client.options import RetryPolicy
 from feedapi_client.pace import Pace
-from feedapi_client.runtime.scheduler import Scheduler
 from tests.runtime.helpers import safety_limit
 from tests.simulation.clock import Backend, run_in_virtual_time
 

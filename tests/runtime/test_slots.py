@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from feedapi_client.runtime.scheduler import Waiting
 from feedapi_client.runtime.slots import Slot, SlotWatch
 

@@ -14,7 +14,7 @@ import pytest
 
 from feedapi_client import Batch, CommitOrderError, FeedConsumer, FeedInfo, Limits, Partition, Share
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.sharing.ends import Ends
 from feedapi_client.stores import Lease, View
 from feedapi_client.testing import Publisher
@@ -102,10 +102,9 @@ def test_ends_that_a_dead_instance_has_marked_do_not_end_the_next_round(backend:
 def test_a_mark_counts_unless_it_was_there_before_this_instance(mark: Lease, counts: bool) -> None:
     planner = Planner(feed=URL)
     planner.discover(FeedInfo("v2-draft", {0: Partition(0)}))
-    driver = SimpleNamespace(
-        planner=planner, settings=SimpleNamespace(follow=False), clock=lambda: 0.0
-    )
-    ends = Ends(cast("Driver", driver))
+    iteration = SimpleNamespace(settings=SimpleNamespace(follow=False), clock=lambda: 0.0)
+    planning = SimpleNamespace(planner=planner, iteration=iteration)
+    ends = Ends(cast("Planning", planning))
     ends.saw(View([], {0: Lease(0, "gone", 1, ended=True)}))
     assert ends.of({0: mark}) == ({0} if counts else set())
 

@@ -60,7 +60,7 @@ def a_failure_of_its_own_does_not_reset_the_evidence(patch: pytest.MonkeyPatch) 
     answer = RuntimePartition.empty_answer
 
     def whatever_failed(self: RuntimePartition, *args: Any, **how: Any) -> float | None:
-        self.failures.failed_at = float("-inf")
+        self.trouble.failed_at = float("-inf")
         return answer(self, *args, **how)
 
     patch.setattr(RuntimePartition, "empty_answer", whatever_failed)
@@ -81,7 +81,7 @@ def what_a_gateway_says_is_an_empty_page(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_looks_for_late_events(patch: pytest.MonkeyPatch) -> None:
     """A partition that empty answers have drained is never asked again."""
-    patch.setattr(LateEvents, "discovered", lambda self: self._driver.take_drained())
+    patch.setattr(LateEvents, "discovered", lambda self: self._planning.take_drained())
 
 
 def what_an_earlier_session_passed_over_is_not_reported(patch: pytest.MonkeyPatch) -> None:

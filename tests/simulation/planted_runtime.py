@@ -15,19 +15,17 @@ from feedapi_client.lineage.states import Save
 from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.protocol.page import CheckpointedEvents, Outcome, PageReader
 from feedapi_client.retry import Backoff
-from feedapi_client.runtime import delivery, driver, failures
-from feedapi_client.runtime.loop import Background
-from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.runtime import delivery, planning, trouble
 from feedapi_client.runtime.delivery import Delivery
-from feedapi_client.runtime.discovery_timer import DiscoveryTimer
-from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.failures import Failures
-from feedapi_client.runtime.grace import GracePeriod
-from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.fetching import Request
+from feedapi_client.runtime.loop import Background
+from feedapi_client.runtime.partition import BufferBudget, RuntimePartition
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Positions
-from feedapi_client.runtime.request import PartitionRequest
-from feedapi_client.runtime.scheduler import Scheduler
+from feedapi_client.runtime.scheduling import Agenda
 from feedapi_client.runtime.session import Session
+from feedapi_client.runtime.topology import DiscoveryTimer, Topology
+from feedapi_client.runtime.trouble import Trouble
 from feedapi_client.stores.foreign_errors import translated
 
 # ---------------------------------------------------------------------- what is read
@@ -50,14 +48,19 @@ def the_buffer_limit_drops(patch: pytest.MonkeyPatch) -> None:
     received = RuntimePartition.received
 
     def dropping(self: RuntimePartition, batch: CheckpointedEvents) -> None:
-        received(self, batch if self._buffer.has_room else batch._replace(events=[]))
+        received(self, batch if self._budget.has_room else batch._replace(events=[]))
 
     patch.setattr(RuntimePartition, "received", dropping)
 
 
 def the_buffer_is_never_freed(patch: pytest.MonkeyPatch) -> None:
     """Bytes that were delivered still count as buffered."""
-    patch.setattr(BufferBudget, "free", lambda self, size, deliverable=False: None)
+    add = BufferBudget.add
+
+    def never_less(self: BufferBudget, size: int, *, deliverable: bool = False) -> None:
+        add(self, max(size, 0), deliverable=deliverable)
+
+    patch.setattr(BufferBudget, "add", never_less)
 
 
 def a_stopped_partition_keeps_its_batches(patch: pytest.MonkeyPatch) -> None:
@@ -80,12 +83,7 @@ def a_cancelled_request_delivers(patch: pytest.MonkeyPatch) -> None:
     delivers it) is there something to receive, and no two virtual times are the same.
     """
 
-    def receive(self: PartitionRequest, batch: CheckpointedEvents) -> None:
-        self._partition.received(batch)
-        self._slots.brought(self._slot)
-        self._undelivered += batch.size
-
-    patch.setattr(PartitionRequest, "_receive", receive)
+    patch.setattr(Request, "counts", True)
 
 
 def reading_goes_on_from_the_old_cursor(patch: pytest.MonkeyPatch) -> None:
@@ -140,12 +138,12 @@ def batch_loses_an_event(patch: pytest.MonkeyPatch) -> None:
 
 def two_batches_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A partition's next batch is delivered while one of it is in flight."""
-    patch.setattr(RuntimePartition, "deliverable", property(lambda self: self._announced))
     take = RuntimePartition.take
 
     def and_queue_again(self: RuntimePartition, *bounds: Any) -> Any:
         taken = take(self, *bounds)
         self.in_flight = False
+        self.queued = False
         return taken
 
     patch.setattr(RuntimePartition, "take", and_queue_again)
@@ -166,28 +164,22 @@ def joined_batch_has_its_first_cursor(patch: pytest.MonkeyPatch) -> None:
 def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
     """The iterating task is not woken when something is ready for it."""
 
-    def enqueue(self: Driver, partition: Any) -> None:
-        if partition.deliverable and not partition.queued:
-            partition.queue()
+    def offer(self: Planning, partition: Any) -> None:
+        if not partition.queued and self._is_deliverable(partition):
+            partition.queue(True)
             self._ready.append(partition)
 
-    patch.setattr(Driver, "enqueue", enqueue)
+    patch.setattr(Planning, "offer", offer)
 
 
 def actions_are_lost(patch: pytest.MonkeyPatch) -> None:
     """An action of the planner that is interrupted is not carried out by the next caller."""
 
-    async def apply(self: Driver, actions: Any = ()) -> None:
-        self._actions.extend(actions)
-        async with self._lock:
-            while self._actions:
-                action = self._actions.popleft()
-                if isinstance(action, Save):
-                    await self.positions.save(action.positions)
-                else:
-                    self._carry_out(action)
+    async def save(self: Planning, action: Save) -> None:
+        self._todo.popleft()
+        await self.positions.save(action.positions)
 
-    patch.setattr(Driver, "apply", apply)
+    patch.setattr(Planning, "_save", save)
 
 
 # ---------------------------------------------------------------------- what a commit saves
@@ -210,13 +202,12 @@ def a_failed_commit_counts_as_made(patch: pytest.MonkeyPatch) -> None:
     async def noted_first(
         self: Delivery, partition: Any, number: int, batch: Batch, transaction: Any
     ) -> None:
-        driver = self._driver
         if partition.is_saved(number):
             return
         before = partition.position_before(number)
-        position = driver.planner.checkpoint(partition.id, batch.cursor, after=before)
+        position = self._planner.checkpoint(partition.id, batch.cursor, after=before)
         partition.saved(number, position, durable=transaction is None)
-        await driver.positions.save({partition.id: position}, transaction)
+        await self._planning.positions.save({partition.id: position}, transaction)
 
     patch.setattr(Delivery, "_commit", noted_first)
 
@@ -225,7 +216,7 @@ def run_forgets_the_commit(patch: pytest.MonkeyPatch) -> None:
     """`run` does not commit the batch of a handler that has not done so."""
 
     async def handled(self: Delivery, batch: Batch) -> None:
-        await self.release(batch.partition)
+        self.release(batch.partition)
 
     patch.setattr(Delivery, "handled", handled)
 
@@ -253,7 +244,7 @@ def a_save_is_cancelled_in_the_middle(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Positions, "save", unshielded)
     patch.setattr(delivery, "finish", at_once)
-    patch.setattr(driver, "finish", at_once)
+    patch.setattr(planning, "finish", at_once)
 
 
 def an_iteration_does_not_wait_for_a_save(patch: pytest.MonkeyPatch) -> None:
@@ -271,45 +262,45 @@ def an_iteration_does_not_wait_for_a_save(patch: pytest.MonkeyPatch) -> None:
 def failing_jobs_come_last(patch: pytest.MonkeyPatch) -> None:
     """A partition that failed waits until no healthy one is due."""
 
-    def take(self: Scheduler[Any]) -> tuple[int, Any] | None:
+    def take(self: Agenda) -> tuple[int, Any, int] | None:
         for queue in (0, 1):
-            if self._drop_moved(queue) and (queue == 0 or self._failing_running < self._share):
-                _, job = self._due[queue].popleft()
-                self.forget(job)
-                return queue, job
+            if self._drop_moved(queue) and (queue == 0 or self._failing < self._share):
+                number, job = self._due[queue].popleft()
+                self.drop(job)
+                return queue, job, number
         return None
 
-    patch.setattr(Scheduler, "_take", take)
+    patch.setattr(Agenda, "_take", take)
 
 
 def a_failing_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
     """The share of slots for failing partitions is used up once and for all."""
-    take = Scheduler._take
+    take = Agenda._take
 
-    def keeping(self: Scheduler[Any]) -> tuple[int, Any] | None:
+    def keeping(self: Agenda) -> tuple[int, Any, int] | None:
         found = take(self)
         if found is not None and found[0]:
-            self._failing_running += 1
+            self._failing += 1
         return found
 
-    patch.setattr(Scheduler, "_take", keeping)
+    patch.setattr(Agenda, "_take", keeping)
 
 
 def a_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
     """A slot without work is not counted as free."""
 
-    async def slot(self: Scheduler[Any]) -> None:
+    async def worker(self: Agenda) -> None:
         assert self._work is not None
         while (found := self._take()) is not None:
-            failing, job = found
-            self._failing_running += failing
+            failing, job, place = found
+            self._failing += failing
             try:
-                await self._work(job)
+                await self._work(job, place)
             finally:
-                self._failing_running -= failing
+                self._failing -= failing
         await anyio.Event().wait()
 
-    patch.setattr(Scheduler, "_slot", slot)
+    patch.setattr(Agenda, "_worker", worker)
 
 
 def retries_without_a_pause(patch: pytest.MonkeyPatch) -> None:
@@ -330,26 +321,26 @@ def a_refusal_leads_to_no_discovery(patch: pytest.MonkeyPatch) -> None:
 
 def pauses_by_the_time_of_day(patch: pytest.MonkeyPatch) -> None:
     """How long a refused partition still pauses is taken from the clock that people set."""
-    ask_again = Failures.ask_again
+    ask_again = Trouble.ask_again
 
-    def by_the_clock(self: Failures, **how: Any) -> float:
-        seconds = ask_again(self, **how)
-        if not seconds or self.retry_at is None:
-            return seconds
-        return max(0.0, (self.retry_at - failures.datetime.now(UTC)).total_seconds())
+    def by_the_clock(self: Trouble, **how: Any) -> float:
+        until = ask_again(self, **how)
+        if not until or self.retry_at is None:
+            return until
+        return self._clock() + (self.retry_at - trouble.datetime.now(UTC)).total_seconds()
 
-    patch.setattr(Failures, "ask_again", by_the_clock)
+    patch.setattr(Trouble, "ask_again", by_the_clock)
 
 
 def the_first_token_is_kept(patch: pytest.MonkeyPatch) -> None:
     """Fetches keep the token and the dialect of the first discovery."""
-    update = Driver.update_info
+    discovered = Topology.discovered
 
-    def once(self: Driver, info: FeedInfo) -> None:
+    def once(self: Topology, info: FeedInfo) -> None:
         if self.info is None:
-            update(self, info)
+            discovered(self, info)
 
-    patch.setattr(Driver, "update_info", once)
+    patch.setattr(Topology, "discovered", once)
 
 
 # ---------------------------------------------------------------------- what is shown
@@ -375,9 +366,9 @@ def a_silent_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
 
 def a_grace_period_never_ends(patch: pytest.MonkeyPatch) -> None:
     """A stop waits for what is in flight for as long as that takes."""
-    patch.setattr(GracePeriod, "begin", lambda self, seconds: None)
+    patch.setattr(Session, "end_within", lambda self, seconds: None)
 
 
 def a_stop_waits_for_the_feed(patch: pytest.MonkeyPatch) -> None:
     """A stop does not end an iteration that waits for its first discovery."""
-    patch.setattr(Session, "stop", lambda self: self.driver.stop())
+    patch.setattr(Session, "stop", lambda self: self.iteration.stop())

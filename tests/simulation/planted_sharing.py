@@ -11,9 +11,8 @@ import pytest
 
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Position
-from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.planning import Planning
 from feedapi_client.sharing.coordinator import Coordinator
 from feedapi_client.stores.leases import Lease
 from tests.simulation.store import SimulatedDatabase
@@ -52,41 +51,49 @@ def events_are_delivered_after_a_stop(patch: pytest.MonkeyPatch) -> None:
         self._announced = announced
 
     def next_ready(
-        self: Driver, fits: Callable[[RuntimePartition], bool] | None = None
+        self: Planning, fits: Callable[[RuntimePartition], bool] | None = None
     ) -> RuntimePartition | None:
         while self._ready:
             partition = self._ready[0]
-            if partition.deliverable and fits is not None and not fits(partition):
+            deliverable = partition.announced and not partition.in_flight
+            if deliverable and fits is not None and not fits(partition):
                 return None
             self._ready.popleft()
-            partition.unqueue()
-            if partition.deliverable:
+            partition.queue(False)
+            if deliverable:
                 return partition
         return None
 
     patch.setattr(RuntimePartition, "stop", stop)
-    patch.setattr(Driver, "next_ready", next_ready)
+    patch.setattr(Planning, "next_ready", next_ready)
 
 
 def refused_is_kept_after_a_stop(patch: pytest.MonkeyPatch) -> None:
     """A partition that was refused and given away awaits a discovery when it comes back."""
-    patch.setattr(Failures, "stopped", lambda self: None)
+    stop = RuntimePartition.stop
+
+    def keeping(self: RuntimePartition) -> None:
+        refused = self.trouble.refused
+        stop(self)
+        self.trouble.refused = refused
+
+    patch.setattr(RuntimePartition, "stop", keeping)
 
 
 def leaving_partitions_are_still_owned(patch: pytest.MonkeyPatch) -> None:
     """What is about to be given away counts as owned when the leases are looked at."""
 
     async def refresh(self: Coordinator, _: int) -> None:
-        driver, leases = self._driver, self._view.leases
-        positions = await driver.positions.load()
-        actions = driver.planner.refresh(
+        planning, leases = self._planning, self._view.leases
+        positions = await planning.positions.load()
+        actions = planning.planner.refresh(
             positions,
             owned=self._owned.keys(),
             others={p for p, lease in leases.items() if lease.owner in self._others},
             ended=self._ends.of(leases),
         )
-        await driver.apply(actions)
-        driver.wake()
+        planning.perform(actions)
+        await planning.carried_out()
 
     patch.setattr(Coordinator, "_refresh", refresh)
 
@@ -141,16 +148,16 @@ def positions_are_loaded_before_the_claim(patch: pytest.MonkeyPatch) -> None:
     real = Coordinator._round
 
     async def late(self: Coordinator) -> None:
-        positions, load = await self._driver.positions.load(), self._driver.positions.load
+        positions, load = await self._planning.positions.load(), self._planning.positions.load
 
         async def known() -> Mapping[int, Position]:
             return positions
 
-        self._driver.positions.load = known  # type: ignore[method-assign]
+        self._planning.positions.load = known  # type: ignore[method-assign]
         try:
             await real(self)
         finally:
-            self._driver.positions.load = load  # type: ignore[method-assign]
+            self._planning.positions.load = load  # type: ignore[method-assign]
 
     patch.setattr(Coordinator, "_round", late)
 

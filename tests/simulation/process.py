@@ -140,7 +140,7 @@ class Process:
         return None if self.consumer is None else self.consumer._session
 
     def _shown_reports(self) -> Sequence[str]:
-        return () if self._entered is None else tuple(self._entered.reports)
+        return () if self._entered is None else tuple(self._entered.iteration.reports)
 
     def _status_of(self, partition: int) -> PartitionStatus | None:
         return None if self._entered is None else self._entered.status_of(partition)
@@ -384,7 +384,7 @@ class Process:
         )
         limit = self._settings.buffer_bytes
         if limit < SMALL_BUFFER and self._entered is not None:
-            self._oracle.buffered(self._entered.driver.buffer.used, limit)
+            self._oracle.buffered(self._entered.buffer.used, limit)
 
     def stop(self, grace: float | None = None) -> None:
         """Call `stop` of its consumer, if it has one by now."""

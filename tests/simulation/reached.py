@@ -34,7 +34,7 @@ from feedapi_client.lineage.states import (
     State,
     Stop,
 )
-from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.planning import Planning
 from tests.simulation.__main__ import numbers
 from tests.simulation.many import Histories
 from tests.simulation.simulation import run
@@ -53,30 +53,30 @@ class Reached:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count what is reached in the block."""
-        move, apply = planner.move_entry, Driver.apply
+        move, perform = planner.move_entry, Planning.perform
         reached = self
 
         def counting_move(entry: Entry, state: State) -> None:
             reached.moves[entry.state, state] += 1
             move(entry, state)
 
-        async def counting_apply(self: Driver, actions: Any = ()) -> None:
+        def counting_perform(self: Planning, actions: Any) -> None:
             taken = list(actions)
             for action in taken:
                 reached.act(self, action)
-            await apply(self, taken)
+            perform(self, taken)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(planner, "move_entry", counting_move)
-            patch.setattr(Driver, "apply", counting_apply)
+            patch.setattr(Planning, "perform", counting_perform)
             yield
 
-    def act(self, driver: Driver, action: Action) -> None:
+    def act(self, planning: Planning, action: Action) -> None:
         """Count an action, in the state that its partitions have."""
         name = type(action).__name__
         ids = action.positions if isinstance(action, Save) else [getattr(action, "partition", None)]
         for id in ids:
-            entry = None if id is None else driver.planner.entries.get(id)
+            entry = None if id is None else planning.planner.entries.get(id)
             self.actions[_NO_STATE if entry is None else entry.state.value, name] += 1
 
     @property
