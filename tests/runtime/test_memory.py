@@ -12,94 +12,15 @@ from itertools import count
 
 import orjson
 import pytest
-from feedapi_client.runtime.buffer import HEADERS_BYTES, BufferBudget, memory_of
 
 from feedapi_client.model import Event, make_event
 from feedapi_client.protocol.page import CheckpointedEvents
+from feedapi_client.runtime.partition import HEADERS_BYTES, memory_of
 
 pytestmark = pytest.mark.anyio
 
 READ = 64 * 1024
 """The bytes that a reservation sets aside."""
-
-
-def test_r16_a_read_has_room_until_one_more_would_exceed_the_limit() -> None:
-    buffer = BufferBudget(4 * READ)
-    buffer.add(3 * READ)
-    assert buffer.has_room
-    buffer.add(1)
-    assert not buffer.has_room
-
-
-def test_r16_reserved_room_counts_as_used() -> None:
-    buffer = BufferBudget(4 * READ)
-    for _ in range(4):
-        assert buffer.has_room
-        reserved = buffer.reserve()
-    assert not buffer.has_room
-    buffer.unreserve(reserved)
-    assert buffer.has_room
-
-
-def test_r16_an_empty_buffer_of_any_size_has_room_for_a_read() -> None:
-    buffer = BufferBudget(1)
-    assert buffer.has_room
-    buffer.add(10)
-    assert not buffer.has_room
-
-
-def test_r16_waiting_helps_while_the_application_can_take_something() -> None:
-    buffer = BufferBudget(READ)
-    buffer.add(READ, deliverable=True)
-    assert not buffer.stuck
-    buffer.free(READ, deliverable=True)
-    buffer.add(READ)
-    assert buffer.stuck
-
-
-def test_r16_waiting_helps_while_a_read_may_bring_a_checkpoint() -> None:
-    buffer = BufferBudget(4 * READ)
-    reserved = buffer.reserve()
-    buffer.add(4 * READ)
-    assert not buffer.stuck
-    buffer.unreserve(reserved)
-    assert buffer.stuck
-
-
-async def test_r16_a_waiting_task_is_woken_when_space_frees_up() -> None:
-    buffer = BufferBudget(4 * READ)
-    buffer.add(4 * READ, deliverable=True)
-    changed = buffer.changed()
-    buffer.free(10, deliverable=True)
-    assert not changed.is_set(), "still no room"
-    buffer.free(READ, deliverable=True)
-    assert changed.is_set()
-
-
-async def test_r16_a_waiting_task_is_woken_when_waiting_can_not_free_any_space() -> None:
-    buffer = BufferBudget(4 * READ)
-    buffer.add(3 * READ + 1)
-    buffer.add(READ, deliverable=True)
-    changed = buffer.changed()
-    buffer.free(READ, deliverable=True)
-    assert changed.is_set()
-    assert buffer.stuck
-
-
-async def test_waiting_tasks_share_one_event_and_later_ones_get_another() -> None:
-    buffer = BufferBudget(READ)
-    buffer.add(READ, deliverable=True)
-    first = buffer.changed()
-    assert buffer.changed() is first
-    buffer.free(READ, deliverable=True)
-    assert buffer.changed() is not first
-
-
-def test_its_repr_shows_what_is_used() -> None:
-    buffer = BufferBudget(100)
-    buffer.add(30, deliverable=True)
-    buffer.add(12)
-    assert repr(buffer) == "<BufferBudget 42 of 100 bytes, 30 deliverable>"
 
 
 def test_r16_small_events_count_what_they_take_in_memory() -> None:
@@ -110,16 +31,6 @@ def test_r16_small_events_count_what_they_take_in_memory() -> None:
     with_headers = CheckpointedEvents([make_event(0, b"{}", {"a": 1})], "c", 12_000)
     assert memory_of(with_headers) == memory_of(large) + HEADERS_BYTES
     assert memory_of(CheckpointedEvents([], "c", 16)) > 200, "a batch without events takes memory"
-
-
-def test_r16_room_is_reserved_for_as_much_as_a_read_has_brought() -> None:
-    buffer = BufferBudget(10_000_000)
-    buffer.learn(700_000)
-    assert buffer.reserve() == 700_000
-    buffer.learn(1_000)
-    assert buffer.reserve() == 700_000
-    buffer.learn(50_000_000)
-    assert buffer.reserve() == 5_000_000, "two reads fit, whatever one has brought"
 
 
 MEASURE = """
