@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.causes import failure_of
 from feedapi_client.options import Share
-from feedapi_client.runtime.planning import Planning
+from feedapi_client.runtime.iteration import Iteration
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ class Callbacks:
         changed: called when a function has returned.
     """
 
-    def __init__(self, share: Share, planning: Planning, changed: Callable[[], object]) -> None:
+    def __init__(self, share: Share, iteration: Iteration, changed: Callable[[], object]) -> None:
         self._share = share
-        self._planning, self._iteration = planning, planning.iteration
+        self._iteration = iteration
         self._changed = changed
         self._tasks: TaskGroup | None = None
         self._assigning: dict[int, frozenset[int]] = {}

@@ -65,7 +65,7 @@ class Coordinator:
         self._planning, self._iteration = planning, planning.iteration
         self._options = published_options(planning.iteration.settings)
         self._member = Membership(share, store, key, name, self._options, lost=self._lose_all)
-        self._callbacks = Callbacks(share, planning, self.suspect)
+        self._callbacks = Callbacks(share, planning.iteration, self.suspect)
         self._ends = Ends(planning)
         self._view = View((), {})
         """What the last look has shown."""

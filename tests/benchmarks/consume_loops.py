@@ -395,10 +395,10 @@ def main() -> None:
     name, url = sys.argv[1:]
     scale = float(os.environ.get("TIME_SCALE", "1"))
     if scale != 1:
-        from feedapi_client.runtime import delivery, request
+        from feedapi_client.runtime import delivery, fetching
 
         delivery.TURN_SECONDS *= scale
-        request.DELIVERY_SECONDS *= scale
+        fetching.DELIVERY_SECONDS *= scale
     wall, processor = time.perf_counter(), time.process_time()
     count = asyncio.run((LOOPS | OTHERS)[name](url))
     wall, processor = time.perf_counter() - wall, time.process_time() - processor

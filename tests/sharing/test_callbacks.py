@@ -209,8 +209,8 @@ async def test_a_partition_that_is_claimed_again_waits_for_the_later_call_of_on_
         calls.append(partitions)
         await gates[len(calls) - 1].wait()
 
-    driver: Any = None
-    callbacks = Callbacks(Share(on_assigned=on_assigned), driver, lambda: None)
+    iteration: Any = None
+    callbacks = Callbacks(Share(on_assigned=on_assigned), iteration, lambda: None)
     async with anyio.create_task_group() as tasks:
         callbacks.use(tasks)
         callbacks.assign({3, 4})
