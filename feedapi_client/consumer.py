@@ -53,7 +53,6 @@ from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
 from feedapi_client.runtime.grace import GracePeriod
 from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
-from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.session import Session
 from feedapi_client.sharing.coordinator import Coordinator, instance_name
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
@@ -202,8 +201,6 @@ class FeedConsumer(Generic[Payload]):
         """What counts once the consumer is running."""
         self._entry_patience = gives_up_after(retry)
         self._wait_for_server(self._entry_patience)
-        self._observers = Observers()
-        """What `feedapi_client.telemetry` is attached to."""
         self._paused = Paused()
         self._listeners = Listeners()
         self._settings = ConsumerSettings(
@@ -218,7 +215,6 @@ class FeedConsumer(Generic[Payload]):
             stream=fetch.streaming,
             limits=limits,
             retry=self.retry,
-            observers=self._observers,
             paused=self._paused,
             listeners=self._listeners,
         )
@@ -346,7 +342,7 @@ class FeedConsumer(Generic[Payload]):
         async def work(batch: Batch) -> None:
             try:
                 try:
-                    with session.driver.observers.handling(batch):
+                    with self._listeners.handling(batch.partition):
                         await handle(batch)
                 except LeaseLostError as error:
                     if error.partition != batch.partition:

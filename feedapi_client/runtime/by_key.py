@@ -20,7 +20,7 @@ from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import Batch, Event
-from feedapi_client.notifications import EventQuarantined, HandlerFailed
+from feedapi_client.notifications import EventQuarantined, HandlerFailed, HandlerRetried
 from feedapi_client.quarantine.by_event import EventFailures, Key
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
 from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent
@@ -320,8 +320,8 @@ class ByKey:
     def _retry(self, item: KeyedEvent, error: Exception, pause: float, attempt: int) -> None:
         driver, partition = self._driver, self._partition(item)
         partition.handling.pauses(pause)
-        for observer in driver.observers:
-            observer.handler_retried(partition.id)
+        if driver.listeners:
+            driver.listeners.tell(HandlerRetried(partition.id), error)
         driver.failure_log.warn(
             partition.id,
             lambda: (
@@ -356,11 +356,9 @@ class ByKey:
         failing = self._failing.setdefault(partition.id, set())
         partition.handling.event_failed(text, again=id(item) in failing)
         failing.add(id(item))
-        for observer in self._driver.observers:
-            observer.handler_failed(partition.id, error)
         if self._driver.listeners:
             failed = HandlerFailed(partition.id, type(error).__qualname__)
-            self._driver.listeners.tell(failed)
+            self._driver.listeners.tell(failed, error)
 
     def _recovered(self, item: KeyedEvent) -> None:
         """Note that an event that may have failed is done, or dropped."""
@@ -473,8 +471,6 @@ class ByKey:
     def _log_quarantined(self, records: list[QuarantinedEvent]) -> None:
         for record in records:
             self._driver.partitions[record.partition].handling.quarantine()
-            for observer in self._driver.observers:
-                observer.quarantined(record.partition, record.error_type)
             if self._driver.listeners:
                 told = EventQuarantined(record.partition, record.error_type)
                 self._driver.listeners.tell(told)

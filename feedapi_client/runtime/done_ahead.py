@@ -164,8 +164,6 @@ class DoneAhead:
         """Count events that are not handled, because one with their identity is done."""
         driver, partition = self._driver, work.batch.partition
         driver.partitions[partition].handling.passed_over += count
-        for observer in driver.observers:
-            observer.passed_over(partition, count)
         if driver.listeners:
             driver.listeners.tell(EventsPassedOver(partition, count))
 

@@ -52,7 +52,6 @@ from feedapi_client.runtime.decisions import DecisionLog
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.runtime.failure_log import FailureLog
 from feedapi_client.runtime.loop_clock import loop_clock
-from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.partition_status import partition_status
 from feedapi_client.runtime.positions import Positions
@@ -119,7 +118,6 @@ class ConsumerSettings:
     limits: Limits
     retry: RetryPolicy
     lineage: Mapping[int, int | None] = field(default_factory=dict)
-    observers: Observers = field(default_factory=Observers)
     paused: Paused = field(default_factory=Paused)
     listeners: Listeners = field(default_factory=Listeners)
     adopts: FeedKey | None = None
@@ -157,7 +155,6 @@ class Driver:
         )
         self.timer = DiscoveryTimer(settings.limits.discovery_interval)
         self.streaming = Streaming()
-        self.observers = settings.observers
         self.listeners = settings.listeners
         self._end_told = False
         self.paused = settings.paused

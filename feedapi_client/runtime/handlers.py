@@ -12,7 +12,12 @@ from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
 from feedapi_client.errors import AlreadyDoneError, LeaseLostError
 from feedapi_client.model import Batch
-from feedapi_client.notifications import EventQuarantined, HandlerFailed
+from feedapi_client.notifications import (
+    BatchReleased,
+    EventQuarantined,
+    HandlerFailed,
+    HandlerRetried,
+)
 from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
 from feedapi_client.quarantine.handling import NoFurtherAttempt
 from feedapi_client.quarantine.policy import Handler
@@ -74,11 +79,9 @@ class WatchedHandler:
         self._raised.add(batch.partition)
         handling = self._driver.partitions[batch.partition].handling
         handling.failed(f"the handler failed with {failure_line(error)}")
-        for observer in self._driver.observers:
-            observer.handler_failed(batch.partition, error)
         if self._driver.listeners:
             failed = HandlerFailed(batch.partition, type(error).__qualname__)
-            self._driver.listeners.tell(failed)
+            self._driver.listeners.tell(failed, error)
 
     def over(self, batch: Batch) -> None:
         """The batch was handled."""
@@ -91,8 +94,8 @@ class WatchedHandler:
         if batch.partition not in self._raised:
             partition.handling.failed(f"the commit failed with {failure_line(error)}")
         partition.handling.pauses(pause)
-        for observer in self._driver.observers:
-            observer.handler_retried(batch.partition)
+        if self._driver.listeners:
+            self._driver.listeners.tell(HandlerRetried(batch.partition), error)
         self._driver.failure_log.warn(
             batch.partition,
             lambda: (
@@ -115,9 +118,9 @@ class WatchedHandler:
         if batch.partition not in self._raised:
             partition.handling.failed(f"the commit failed with {failure_line(error)}")
         self._driver.ended_by_handler(partition)
-        for observer in self._driver.observers:
+        if self._driver.listeners:
             seconds = self._driver.clock() - partition.handling.delivered_at
-            observer.released(partition.id, seconds, error)
+            self._driver.listeners.tell(BatchReleased(partition.id, seconds), error)
         if error is self._driver.failure:
             return  # logged where it was found
         log.error(
@@ -135,8 +138,6 @@ class WatchedHandler:
         """Count events that went into quarantine."""
         for event in events:
             self._driver.partitions[event.partition].handling.quarantine()
-            for observer in self._driver.observers:
-                observer.quarantined(event.partition, event.error_type)
             if self._driver.listeners:
                 told = EventQuarantined(event.partition, event.error_type)
                 self._driver.listeners.tell(told)

@@ -128,7 +128,7 @@ class Watchdog:
                 if hang[:3] not in self._reported:
                     self._reported.add(hang[:3])
                     await self._report(hang)
-            if driver.listeners:
+            if driver.listeners.subscribed:
                 self._tell_problems()
             await self.heartbeat.sleep_until(max(self._next, driver.clock() + _SHORTEST))
 
