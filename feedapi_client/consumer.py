@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import (
     AsyncIterator,
@@ -34,9 +33,8 @@ from feedapi_client.arguments import (
     check_seconds,
     check_word,
 )
-from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
-from feedapi_client.errors import FeedError, LeaseLostError
+from feedapi_client.errors import FeedError
 from feedapi_client.http.io import AsyncHTTP
 from feedapi_client.lineage.bootstrap import checked_start
 from feedapi_client.lineage.graph import checked_lineage
@@ -44,7 +42,7 @@ from feedapi_client.model import MAX_PARTITION, Batch, Event, FeedKey, Partition
 from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.by_event import EventFailures
-from feedapi_client.quarantine.handling import NoFurtherAttempt, retrying_handler
+from feedapi_client.quarantine.handling import retrying_handler
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.retry import gives_up_after
 from feedapi_client.runtime.background import Background
@@ -52,7 +50,7 @@ from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
 from feedapi_client.runtime.grace import GracePeriod
-from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
+from feedapi_client.runtime.running import HANDLER, BatchHandler, Running
 from feedapi_client.runtime.session import Session
 from feedapi_client.sharing.coordinator import Coordinator, instance_name
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
@@ -60,8 +58,6 @@ from feedapi_client.stores.base import CursorStore, LockingStore, PatientStore
 from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.sqlite import MemoryCursorStore
-
-log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
 _LEFT = "it was left and iterates no more"
@@ -327,56 +323,16 @@ class FeedConsumer(Generic[Payload]):
         """
         check_async_function("the handler", handle, HANDLER)
         check_count("max_concurrency", max_concurrency)
-        watched = WatchedHandler(handle)
+        watched = BatchHandler(handle)
         adopts = self._settings.adopts
         with self._logged():
             handle = await retrying_handler(
                 watched, on_failure, self.key, self.store, watched, adopts=adopts
             )
         session = await self._begin()
-        delivery = session.delivery
-        watched.watch(session.driver)
-        failure: list[BaseException] = []
-        slots = anyio.Semaphore(max_concurrency)
-
-        async def work(batch: Batch) -> None:
-            try:
-                try:
-                    with self._listeners.handling(batch.partition):
-                        await handle(batch)
-                except LeaseLostError as error:
-                    if error.partition != batch.partition:
-                        raise
-                    log.warning(
-                        "%s", error, extra={"feed": self.feed, "partition": batch.partition}
-                    )
-                await delivery.handled(batch)
-            except NoFurtherAttempt:
-                pass  # it comes again
-            except BaseException as error:  # noqa: BLE001 - raised below, without a group
-                failed = failure_of(error, "the commit", own_task=True)
-                watched.raised(batch, failed)
-                failure.append(failed)
-                tasks.cancel_scope.cancel()
-            else:
-                watched.over(batch)
-            finally:
-                slots.release()
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                self._handlers = tasks.cancel_scope
-                await slots.acquire()
-                while (batch := await delivery.next()) is not None:
-                    tasks.start_soon(work, batch)
-                    await slots.acquire()
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-        finally:
-            self._handlers = None
-            session.close()
-        if failure:
-            raise failure[0]
+        running = Running(session.driver)
+        with self._handling(session, running.scope):
+            await watched.run(running, session.driver, session.delivery, handle, max_concurrency)
 
     async def run_by_key(
         self,
@@ -445,9 +401,15 @@ class FeedConsumer(Generic[Payload]):
             max_concurrency=max_concurrency,
             max_in_flight=max_in_flight,
         )
-        self._handlers = by_key.scope
-        try:
+        with self._handling(session, by_key.scope):
             await by_key.run()
+
+    @contextmanager
+    def _handling(self, session: Session, handlers: anyio.CancelScope) -> Iterator[None]:
+        """Let the end of a grace period cancel the handlers, and end the session with them."""
+        self._handlers = handlers
+        try:
+            yield
         finally:
             self._handlers = None
             session.close()

@@ -25,11 +25,11 @@ from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
-from feedapi_client.runtime.handlers import WatchedHandler
 from feedapi_client.runtime.heartbeat import Heartbeat
 from feedapi_client.runtime.key_order import KeyedEvent, Oldest
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions, StoreCall
+from feedapi_client.runtime.running import BatchHandler
 from feedapi_client.runtime.stacks import stack_in, stack_of_task, stack_where
 from feedapi_client.runtime.waits import is_over, wait_of
 from feedapi_client.status import PartitionWait, Problem, ProblemName
@@ -382,7 +382,7 @@ class Watchdog:
 
 def _stack_of_handler(partition: int) -> str | None:
     """The stack of the task of `FeedConsumer.run` that handles a batch of the partition."""
-    code = WatchedHandler.__call__.__code__
+    code = BatchHandler.__call__.__code__
     return stack_where(
         lambda frame: frame.f_code is code and frame.f_locals["batch"].partition == partition
     )
