@@ -510,7 +510,7 @@ class FeedConsumer(Generic[Payload]):
 
     def status(self) -> ConsumerStatus:
         """A snapshot of every partition. Costs time linear in their number."""
-        return ConsumerStatus(self.feed) if self._session is None else self._session.status()
+        return ConsumerStatus(self.feed) if self._session is None else self._session.board.status()
 
     def topology(self) -> Mapping[int, Partition]:
         """Return the partitions and edges of the last good discovery. Not to be changed.
@@ -526,12 +526,12 @@ class FeedConsumer(Generic[Payload]):
         entered it is live and not ready.
         """
         if self._opening is not None:
-            return self._opening.health(opening=True)
+            return self._opening.board.health(opening=True)
         if self._session is None or self._tasks is None:
             text = "the consumer is not entered" if self._session is None else _LEFT
             problem = Problem(ProblemName.NOT_OPEN, None, self._closed_since, text)
             return Health(live=True, ready=False, problems=(problem,))
-        return self._session.health()
+        return self._session.board.health()
 
     # ------------------------------------------------------------------ sessions
 

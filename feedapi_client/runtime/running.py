@@ -130,7 +130,7 @@ class Running:
     def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
         """Events went into quarantine."""
         for event in events:
-            self._driver.partitions[event.partition].handling.quarantine()
+            self._driver.partitions[event.partition].handling.quarantined += 1
             if self._driver.listeners:
                 told = EventQuarantined(event.partition, event.error_type)
                 self._driver.listeners.tell(told)

@@ -286,7 +286,7 @@ class Watchdog:
             return
         what = "a batch" if events is None else "an event"
         text = f"the application has had {what} for {now - began:.1f} s"
-        partition.handling.stuck(text)
+        partition.handling.hangs = text
         yield Stall(
             ProblemName.HANDLER_STUCK,
             partition.id,
@@ -304,7 +304,7 @@ class Watchdog:
             return
         does = "is handled" if oldest.begun else "waits behind another one of its key"
         text = f"an event {does} for {now - oldest.since:.1f} s: {oldest.held_back}"
-        partition.handling.stuck(text)
+        partition.handling.hangs = text
         yield Stall(
             ProblemName.HANDLER_STUCK,
             partition.id,

@@ -143,7 +143,7 @@ class Process:
         return () if self._entered is None else tuple(self._entered.reports)
 
     def _status_of(self, partition: int) -> PartitionStatus | None:
-        return None if self._entered is None else self._entered.status_of(partition)
+        return None if self._entered is None else self._entered.board.status_of(partition)
 
     def tell(self) -> None:
         """Let the oracle know what the consumer has reported so far."""
