@@ -58,7 +58,6 @@ class Exposition(Meters, Collector):
         return encode(self._registry)
 
     def close(self) -> None:
-        """Stop observing."""
         for observation in self._observations:
             observation.close()
 

@@ -32,7 +32,7 @@ _MAX_AGE = 0.5
 """Seconds for which a snapshot is used again: its cost does not grow with the number of readers."""
 _TIMEOUT = 2.0
 """Seconds after which an event loop that does not answer counts as blocked."""
-_TICK = 0.02
+_TICK = 0.05
 """Seconds after which the event loop looks whether something is wanted."""
 _QUARANTINED_SHOWN = 20
 _QUARANTINED_SECONDS = 10.0
@@ -81,38 +81,30 @@ class _Pushed(Generic[T]):
 
     def __init__(self, take: Callable[[], Awaitable[T]], first: T) -> None:
         self._take = take
-        self._wanted = False
         self._error: Exception | None = None
         self.value = first
         self.taken = float("-inf")
-        self.beat: float | None = None
-        """When the event loop last looked; None where it does not push."""
-
-    async def push(self) -> None:
-        """Take the value when it is wanted, until cancelled."""
-        while True:
-            self.beat = time.monotonic()
-            if self._wanted:
-                self._wanted = False
-                await self._renew()
-            await anyio.sleep(_TICK)
+        self.pushed = False
+        """Whether the event loop pushes it. If not, it is read there."""
+        self.wanted = False
 
     async def read(self, max_age: float, timeout: float) -> None:
         """Have a value that is not too old. Raises TimeoutError, and what taking it raised."""
         asked = time.monotonic()
         if asked - self.taken < max_age:
             return
-        if self.beat is None:
-            await self._renew()
+        if not self.pushed:
+            await self.renew()
         else:
-            self._wanted = True
+            self.wanted = True
             with anyio.fail_after(timeout):
                 while self.taken < asked:  # noqa: ASYNC110 - pushed by another thread
                     await anyio.sleep(_TICK / 2)
         if self._error is not None:
             raise self._error
 
-    async def _renew(self) -> None:
+    async def renew(self) -> None:
+        """Take the value. To be called in the event loop of the consumers."""
         self._error = None
         try:
             self.value = await self._take()
@@ -135,15 +127,25 @@ class Snapshots:
         self._quarantine = quarantine
         self._stall_timeout = min(consumer.limits.stall_timeout for consumer in consumers)
         self._thread = 0
+        self._beat = 0.0
+        """When the event loop last looked whether something is wanted."""
         self._snapshots = _Pushed[list[Snapshot]](self._take, [])
         self._quarantined = _Pushed[list[dict[str, Any] | None]](self._take_quarantined, [])
 
     def push(self, tasks: TaskGroup) -> None:
         """Serve a monitor in another thread. To be called in the event loop of the consumers."""
-        self._thread = threading.get_ident()
-        for pushed in (self._snapshots, self._quarantined):
-            pushed.beat = time.monotonic()  # here: no reader takes the event loop for its own
-            tasks.start_soon(pushed.push)
+        self._thread, self._beat = threading.get_ident(), time.monotonic()
+        self._snapshots.pushed = self._quarantined.pushed = True
+        tasks.start_soon(self._push, tasks)
+
+    async def _push(self, tasks: TaskGroup) -> None:
+        while True:
+            self._beat = time.monotonic()
+            for each in (self._snapshots, self._quarantined):
+                if each.wanted:
+                    each.wanted = False
+                    tasks.start_soon(each.renew)
+            await anyio.sleep(_TICK)
 
     async def look(self) -> ConsumerSnapshots:
         """Return the snapshots. Where the event loop does not answer, they are the last ones."""
@@ -151,7 +153,7 @@ class Snapshots:
         try:
             await pushed.read(_MAX_AGE, _TIMEOUT)
         except TimeoutError:
-            seconds = time.monotonic() - (pushed.beat or 0.0)
+            seconds = time.monotonic() - self._beat
             where = _place_of_thread(self._thread)
             text = f"the event loop has not answered for {seconds:.0f} s; it is at {where}"
             since = datetime.now(UTC) - timedelta(seconds=seconds)

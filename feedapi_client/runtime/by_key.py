@@ -181,7 +181,6 @@ class ByKey:
         )
 
     def oldest(self, partition: int) -> Oldest | None:
-        """Return what holds the cursor of the partition back; None where nothing does."""
         return self._order.oldest(partition, self._driver.clock())
 
     def _admit(self, batch: Batch) -> None:
@@ -312,7 +311,6 @@ class ByKey:
             self._call_workers()
 
     def _put_aside(self, item: KeyedEvent, error: Exception) -> None:
-        """Quarantine the event, or end the iteration with its error."""
         cursor = item.work.batch.cursor
         record = self._failures.put_aside(item.event, cursor, item.index, item.key, error)
         if record is None:

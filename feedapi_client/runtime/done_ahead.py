@@ -252,7 +252,6 @@ class DoneAhead:
         return found
 
     def forget(self, work: KeyedBatch) -> None:
-        """Forget a batch whose cursor is saved."""
         claim = self._claim_of(work)
         if claim is None:
             return

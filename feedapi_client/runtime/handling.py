@@ -41,7 +41,6 @@ class Handling:
     _later: deque[tuple[datetime, float]] | None = None  # made when needed: there are thousands
 
     def delivered(self, now: float) -> None:
-        """A batch was delivered."""
         if self.in_flight_since is not None:
             self._later = self._later or deque()
             self._later.append((datetime.now(UTC), now))
@@ -51,7 +50,6 @@ class Handling:
         self.attempts = 1
 
     def attempt(self, now: float) -> None:
-        """The handler gets the batch in flight again."""
         self.attempt_began = now
         self.attempts += 1
         self.retry_at = self.hangs = None
@@ -82,7 +80,6 @@ class Handling:
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
 
     def saved(self) -> None:
-        """A cursor was saved."""
         self.committed_at = datetime.now(UTC)
 
     def released(self) -> None:

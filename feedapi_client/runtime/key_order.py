@@ -116,17 +116,14 @@ class KeyOrder:
 
     @property
     def ready(self) -> int:
-        """How many events may be handled now."""
         return len(self._first) + len(self._freed)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
         return not self._batches
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that have something in flight."""
         return list(self._batches)
 
     def admit(self, work: KeyedBatch, keys: Iterable[Hashable], done: Collection[int] = ()) -> None:
@@ -175,7 +172,6 @@ class KeyOrder:
         heappush(self._freed, (item.place, item))
 
     def pause(self, item: KeyedEvent) -> None:
-        """Note that the event is tried again later. Its key waits for that."""
         item.state, item.seen = PAUSING, None
 
     def resume(self, item: KeyedEvent) -> bool:
@@ -219,7 +215,6 @@ class KeyOrder:
         return (work, *found[-1]) if found else None
 
     def up_to(self, partition: int, number: int) -> list[KeyedBatch]:
-        """Return the batches in flight of the partition up to this number."""
         return [work for work in self._batches.get(partition, ()) if work.number <= number]
 
     def retire(self, works: Iterable[KeyedBatch]) -> int:
@@ -234,7 +229,6 @@ class KeyOrder:
         return retired
 
     def first_number(self, partition: int) -> int:
-        """Return the number of the oldest batch in flight of a partition that has one."""
         return self._batches[partition][0].number
 
     def drop(self, partition: int, last: int) -> list[KeyedBatch]:

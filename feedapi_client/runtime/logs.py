@@ -36,7 +36,6 @@ class DecisionLog:
         self._write(None, text, dialect=info.dialect)
 
     def started(self, partition: int, cursor: str) -> None:
-        """A partition is read from now on, in a running consumer."""
         self._write(partition, f"read from cursor {cursor!r}")
 
     def saved(self, positions: Mapping[int, Position]) -> None:
@@ -60,7 +59,6 @@ class DecisionLog:
         self._write(None, text, partition=superseded[0])
 
     def drained(self, partition: int, cursor: str) -> None:
-        """A closed partition was committed to its end."""
         self._write(partition, f"drained, committed up to {cursor!r}")
 
     def awaits_evidence(self, partitions: Iterable[int], seconds: float) -> None:

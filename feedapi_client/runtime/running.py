@@ -64,7 +64,6 @@ class Running:
             raise self._failure
 
     def start(self, task: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """Run a task that handles its own errors."""
         self._tasks.start_soon(task, *args)
 
     def start_beside(self, task: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
@@ -83,13 +82,11 @@ class Running:
         self.scope.cancel()
 
     def end_tasks(self) -> None:
-        """End what still waits: all is done."""
         self._tasks.cancel_scope.cancel()
 
     # ------------------------------------------------------------------ what is told of handlers
 
     def tell_failure(self, partition: int, error: Exception) -> None:
-        """The handler has raised."""
         if self._driver.listeners:
             self._driver.listeners.tell(HandlerFailed(partition, type(error).__qualname__), error)
 
@@ -128,7 +125,6 @@ class Running:
         )
 
     def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
-        """Events went into quarantine."""
         for event in events:
             self._driver.partitions[event.partition].handling.quarantined += 1
             if self._driver.listeners:
@@ -147,7 +143,6 @@ class BatchHandler:
         self._handle = handle
         self._driver: Driver
         self._running: Running
-        self._again: set[int] = set()
         self._raised: set[int] = set()
 
     async def __call__(self, batch: Batch) -> None:
@@ -156,9 +151,8 @@ class BatchHandler:
         A cancellation that nobody asked for is raised as a `StrayCancellationError` (R20).
         """
         partition = self._driver.partitions[batch.partition]
-        if batch.partition in self._again:  # delivering it was the first attempt
+        if partition.handling.attempt_began is None:  # delivering it was the first attempt
             partition.handling.attempt(self._driver.clock())
-        self._again.add(batch.partition)
         self._raised.discard(batch.partition)
         try:
             await awaitable_of(self._handle(batch), "the handler", HANDLER)
@@ -175,7 +169,8 @@ class BatchHandler:
             failed = failure_of(error, "the handler", own_task=True)
             self._failed(batch, failed)
             raise failed  # noqa: B904 - the cause of a stray cancellation is set
-        partition.handling.returned()
+        finally:
+            partition.handling.returned()
 
     def _failed(self, batch: Batch, error: Exception) -> None:
         self._raised.add(batch.partition)
@@ -191,7 +186,6 @@ class BatchHandler:
     # ------------------------------------------------------------------ attempts, see `Watch`
 
     def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
-        """The handler gets the batch again after a pause."""
         self._commit_failed(batch, error)
         self._running.retries(batch.partition, error, attempt, pause)
 
@@ -203,7 +197,6 @@ class BatchHandler:
             raise NoFurtherAttempt
 
     def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
-        """These events are in quarantine."""
         self._running.quarantined(events)
 
     # ------------------------------------------------------------------ the run
@@ -234,7 +227,6 @@ class BatchHandler:
                 self._ended(batch, failure_of(error, "the commit", own_task=True))
             else:
                 driver.handled_at = datetime.now(UTC)
-                self._again.discard(batch.partition)
             finally:
                 places.release()
 

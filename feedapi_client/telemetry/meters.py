@@ -160,7 +160,6 @@ class Measured:
                 self.add(metric, 0, partition=partition, operation=operation)
 
     def gauge(self, metric: Metric) -> Iterator[tuple[Attributes, Numbers]]:
-        """The values of a gauge."""
         for own, value in _GAUGES[metric](self):
             yield tuple((self.common | own).items()), [float(value)]
 
