@@ -56,25 +56,23 @@ LAYERS = (
 # The same within `feedapi_client/runtime`.
 RUNTIME_LAYERS = (
     (
-        "decisions",
-        "failure_log",
         "handling",
         "key_order",
+        "logs",
         "loop",
         "loop_thread",
-        "observers",
         "sharing",
     ),
     ("iteration", "scheduling", "topology", "waiting"),
     ("positions", "trouble"),
     ("partition",),
-    ("partition_status", "planning"),
-    ("handlers", "late"),
+    ("planning",),
+    ("late", "running"),
     ("done_ahead", "fetching"),
     ("delivery", "discovery"),
     ("by_key", "delegating"),
     ("watchdog",),
-    ("health",),
+    ("board",),
     ("session",),
 )
 # Adapters that make an HTTP client for the library, from options of their own.

@@ -19,7 +19,13 @@ from feedapi_client.errors import (
 )
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch, Position
-from feedapi_client.notifications import BatchCommitted, BatchDelivered
+from feedapi_client.notifications import (
+    BatchCommitted,
+    BatchDelivered,
+    BatchFetched,
+    BatchReleased,
+    CommitFailed,
+)
 from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.loop import finish
@@ -150,10 +156,9 @@ class Delivery:
         p.handling.delivered(iteration.clock())
         self._planner.delivered(p.id)
         batch = Batch(p.id, events, cursor, partial(self._commit, p, p.batches))
-        for observer in iteration.observers:
-            observer.delivered(batch, iteration.clock() - p.requested_at)
         if iteration.listeners:
             iteration.listeners.tell(BatchDelivered(p.id, len(events)))
+            iteration.listeners.tell(BatchFetched(p.id, iteration.clock() - p.requested_at))
         self._planning.advance(p)
         return batch
 
@@ -163,9 +168,9 @@ class Delivery:
         """Release the oldest batches: what was committed of them counts from now on (R5)."""
         p = self._planning.partitions[partition]
         for _ in range(count):
-            for observer in self._iteration.observers:
+            if self._iteration.listeners:
                 seconds = self._iteration.clock() - p.handling.delivered_at
-                observer.released(partition, seconds, None)
+                self._iteration.listeners.tell(BatchReleased(partition, seconds))
             p.release()
         self._settle(p)
 
@@ -299,10 +304,9 @@ class Delivery:
             raise
         finally:
             seconds = iteration.clock() - began
-            for observer in iteration.observers:
-                observer.committed(p.id, seconds, failure)
-            if iteration.listeners and failure is None:
-                iteration.listeners.tell(BatchCommitted(p.id, seconds))
+            if iteration.listeners:
+                told = BatchCommitted if failure is None else CommitFailed
+                iteration.listeners.tell(told(p.id, seconds), failure)
             p.commits(-1)
             if not p.in_flight:
                 self._late_commits.append(p)

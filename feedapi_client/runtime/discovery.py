@@ -182,10 +182,8 @@ class Discovery:
             raise
         finally:
             seconds = iteration.clock() - began
-            for observer in iteration.observers:
-                observer.discovered(seconds, error)
             if iteration.listeners:
-                iteration.listeners.tell(DiscoveryEnded(seconds, error_text(error)))
+                iteration.listeners.tell(DiscoveryEnded(seconds, error_text(error)), error)
 
     async def _discover(self, *, after_failures: bool) -> None:
         planning, topology, sharing = self._planning, self._topology, self._planning.sharing

@@ -22,7 +22,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
-from feedapi_client.notifications import FetchEnded, error_text
+from feedapi_client.notifications import FetchEnded, FetchRetried, error_text
 from feedapi_client.options import default_decision
 from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import (
@@ -558,10 +558,9 @@ class Fetching:
         failure = result if isinstance(result, FeedError) else None
         if not isinstance(result, GaveWay):
             self.topology.answers.add(self.clock(), failed=_fails(result))
-        for observer in self._iteration.observers:
-            observer.fetched(p.id, request.age, failure)
         if self._iteration.listeners:
-            self._iteration.listeners.tell(FetchEnded(p.id, request.age, error_text(failure)))
+            told = FetchEnded(p.id, request.age, error_text(failure))
+            self._iteration.listeners.tell(told, failure)
 
     def _ask_in(self, p: RuntimePartition, pause: float, place: int | None = None) -> None:
         p.ask_at(self.clock() + pause if pause > 0 else 0.0, place=place)
@@ -748,8 +747,8 @@ class Fetching:
 
     def _retried(self, p: RuntimePartition, error: FeedError) -> None:
         p.forget_empty_answers()
-        for observer in self._iteration.observers:
-            observer.fetch_retried(p.id, error)
+        if self._iteration.listeners:
+            self._iteration.listeners.tell(FetchRetried(p.id), error)
 
     def _final(self, p: RuntimePartition, error: FeedError) -> FeedError:
         """What to raise for a partition that refused its requests for too long."""

@@ -17,11 +17,9 @@ from feedapi_client.lineage.planner import StartAt
 from feedapi_client.model import FeedKey
 from feedapi_client.notifications import IterationEnded, Listeners, error_text
 from feedapi_client.options import Limits, RetryPolicy
-from feedapi_client.runtime.decisions import DecisionLog
-from feedapi_client.runtime.failure_log import FailureLog
 from feedapi_client.runtime.handling import Handling
+from feedapi_client.runtime.logs import DecisionLog, FailureLog
 from feedapi_client.runtime.loop import Wakeup, loop_clock
-from feedapi_client.runtime.observers import Observers
 from feedapi_client.status import Problem, ProblemName
 
 log = logging.getLogger(__name__)
@@ -65,7 +63,6 @@ class ConsumerSettings:
     limits: Limits
     retry: RetryPolicy
     lineage: Mapping[int, int | None] = field(default_factory=dict)
-    observers: Observers = field(default_factory=Observers)
     paused: Paused = field(default_factory=Paused)
     listeners: Listeners = field(default_factory=Listeners)
     adopts: FeedKey | None = None
@@ -96,7 +93,6 @@ class Iteration:
         self.settings = settings
         self.limits = settings.limits
         self.feed = settings.key.url
-        self.observers = settings.observers
         self.listeners = settings.listeners
         self.clock = loop_clock()
         self.decisions = DecisionLog(self.feed)

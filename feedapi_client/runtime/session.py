@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
 from functools import partial
 
 import anyio
@@ -16,19 +15,18 @@ import anyio
 from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.lineage.planner import Entry, Planner
+from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import FeedInfo, FeedKey, Partition, Position
 from feedapi_client.pace import Pace
 from feedapi_client.protocol.text import counted, names
+from feedapi_client.runtime.board import Board
 from feedapi_client.runtime.delegating import Delegation, Read
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error
 from feedapi_client.runtime.fetching import Fetching
-from feedapi_client.runtime.health import health_of
 from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
 from feedapi_client.runtime.loop import Wakeup, beside
-from feedapi_client.runtime.partition import BufferBudget, RuntimePartition
-from feedapi_client.runtime.partition_status import partition_status
+from feedapi_client.runtime.partition import BufferBudget
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.scheduling import Agenda
@@ -36,7 +34,6 @@ from feedapi_client.runtime.sharing import Sharing
 from feedapi_client.runtime.topology import DiscoveryTimer, Topology
 from feedapi_client.runtime.waiting import Waits
 from feedapi_client.runtime.watchdog import Watchdog, warn_if_entry_hangs
-from feedapi_client.status import ConsumerStatus, Health, PartitionStatus
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.moving import first_start
@@ -91,8 +88,16 @@ class Session:
         self._discovery = Discovery(self.planning, client, self._topology, self._fetching, waits)
         self.delivery = Delivery(self.planning, self._topology, self._fetching.late)
         self._watchdog = Watchdog(
-            self.planning, self._fetching, self.delivery, waits, lambda: self.health().problems
+            self.planning,
+            self._fetching,
+            self.delivery,
+            waits,
+            lambda: self.board.health().problems,
         )
+        self.board = Board(
+            self.planning, self._topology, self.buffer, self._watchdog, self._discovery
+        )
+        """What it shows of itself."""
         self._opening = anyio.CancelScope()
         self._scope = anyio.CancelScope()
         self._unwound = anyio.Event()
@@ -291,53 +296,3 @@ class Session:
         planner = self.planning.planner
         known = partition in planner.entries and partition in planner.graph
         return [p for p in planner.preceding(partition) if p in planner.entries] if known else []
-
-    def status(self) -> ConsumerStatus:
-        """A snapshot. Costs time linear in the number of partitions."""
-        entries, unsaved = self.planning.planner.entries, self.planning.unsaved
-        info = self._topology.info
-        return ConsumerStatus(
-            feed=self.iteration.feed,
-            dialect=info.dialect if info else None,
-            buffered_bytes=self.buffer.used,
-            partitions={id: self._status_of(entries[id], unsaved) for id in sorted(entries)},
-            reports=tuple(self.iteration.reports),
-            began=self.iteration.began,
-        )
-
-    def status_of(self, partition: int) -> PartitionStatus | None:
-        """What `status` shows of one partition; None if it is not known."""
-        entry = self.planning.planner.entries.get(partition)
-        return None if entry is None else self._status_of(entry, self.planning.unsaved)
-
-    def _status_of(self, entry: Entry, unsaved: set[int]) -> PartitionStatus:
-        id, sharing = entry.id, self.planning.sharing
-        own = self.planning.partitions.get(id)
-        return partition_status(
-            entry,
-            own,
-            self._since(entry, own),
-            unsaved=id in unsaved,
-            owner=None if sharing is None else sharing.owner(id),
-            wait=self._watchdog.wait_of(entry, own) if self.iteration.iterating else None,
-            paused=id in self._settings.paused,
-        )
-
-    def _since(self, entry: Entry, own: RuntimePartition | None) -> datetime | None:
-        """Return when the error began. For a descendant that is when its ancestor's began."""
-        if own is not None and own.trouble.since is not None:
-            return own.trouble.since
-        error = entry.error
-        if error is None or error.partition is None:
-            return None
-        origin = self.planning.partitions.get(error.partition)
-        return origin.trouble.since if origin else None
-
-    def health(self, *, opening: bool = False) -> Health:
-        """Whether the session works. Costs time linear in the number of partitions.
-
-        `opening`: `open` has not returned yet.
-        """
-        return health_of(
-            self.planning, self._watchdog, self._discovery, self.status, opening=opening
-        )

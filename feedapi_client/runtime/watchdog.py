@@ -25,11 +25,11 @@ from feedapi_client.notifications import ProblemFound, ProblemGone
 from feedapi_client.runtime.by_key import ByKey
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.fetching import Fetching
-from feedapi_client.runtime.handlers import WatchedHandler
 from feedapi_client.runtime.iteration import Iteration
 from feedapi_client.runtime.key_order import KeyedEvent, Oldest
 from feedapi_client.runtime.partition import Phase, RuntimePartition
 from feedapi_client.runtime.planning import Planning
+from feedapi_client.runtime.running import BatchHandler
 from feedapi_client.runtime.waiting import Wait, Waits, stack_of, stack_where
 from feedapi_client.status import PartitionWait, Problem, ProblemName
 
@@ -128,7 +128,7 @@ class Watchdog:
                 if hang[:3] not in self._reported:
                     self._reported.add(hang[:3])
                     self._report(hang)
-            if self._iteration.listeners:
+            if self._iteration.listeners.subscribed:
                 self._tell_problems()
             await self._sleep_until(max(self._next, self._clock() + _SHORTEST))
 
@@ -282,7 +282,7 @@ class Watchdog:
             return
         what = "a batch" if events is None else "an event"
         text = f"the application has had {what} for {now - began:.1f} s"
-        p.handling.stuck(text)
+        p.handling.hangs = text
 
         def stack() -> str | None:
             return _stack_of_handler(p.id) or stack_of(self._delivery.task)
@@ -296,7 +296,7 @@ class Watchdog:
             return
         does = "is handled" if oldest.begun else "waits behind another one of its key"
         text = f"an event {does} for {now - oldest.since:.1f} s: {oldest.held_back}"
-        p.handling.stuck(text)
+        p.handling.hangs = text
         stack = partial(_stack_of_event, p.id)
         yield Stall(ProblemName.HANDLER_STUCK, p.id, oldest.since, text, stack)
 
@@ -396,7 +396,7 @@ def _doing(wait: Wait) -> str:
 
 def _stack_of_handler(partition: int) -> str | None:
     """The stack of the task of `FeedConsumer.run` that handles a batch of the partition."""
-    code = WatchedHandler.__call__.__code__
+    code = BatchHandler.__call__.__code__
     return stack_where(
         lambda frame: frame.f_code is code and frame.f_locals["batch"].partition == partition
     )
