@@ -22,7 +22,7 @@ from feedapi_client.model import Batch, Position
 from feedapi_client.notifications import BatchCommitted, BatchDelivered
 from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.late import LateEvents
-from feedapi_client.runtime.loop import finish
+from feedapi_client.runtime.loop import finish, running_task
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Passed
@@ -79,7 +79,7 @@ class Delivery:
         self.left: object = None
         """The iterator over the events of the batch in flight, in a loop over events. What is left
         in it shows the application's progress, which costs nothing for an event."""
-        self.task: anyio.TaskInfo | None = None
+        self.task: Any = None
         """The iterating task; None while handlers run in tasks of ours."""
         self.keyed: Keyed | None = None
 
@@ -102,7 +102,7 @@ class Delivery:
             self.release(last)
         batch = await self.next()
         self._last = None if batch is None else batch.partition
-        self.task = anyio.get_current_task()
+        self.task = running_task()
         return batch
 
     async def next(self) -> Batch | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from feedapi_client.runtime.loop import loop_clock
+from feedapi_client.runtime.loop import coroutine_of, loop_clock, running_task
 from feedapi_client.status import ProblemName
 
 _FRAMES = 25
@@ -47,7 +47,7 @@ class Wait:
     ) -> None:
         self.name, self.text, self.partition, self.began = name, text, partition, began
         self.restart = restart
-        self.task = anyio.get_current_task()
+        self.task = running_task()
 
 
 class Waits:
@@ -91,9 +91,9 @@ def stack_where(matches: Callable[[FrameType], bool]) -> str | None:
     return None
 
 
-def stack_of(task: anyio.TaskInfo | None) -> str | None:
-    """Return the stack of a task."""
-    return None if task is None else _text(list(_frames(task.coro)))
+def stack_of(task: Any) -> str | None:
+    """Return the stack of a `running_task`; None for None."""
+    return None if task is None else _text(list(_frames(coroutine_of(task))))
 
 
 def frame_of_thread(id: int) -> FrameType | None:
