@@ -28,7 +28,7 @@ from feedapi_client.notifications import (
 )
 from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.late import LateEvents
-from feedapi_client.runtime.loop import finish
+from feedapi_client.runtime.loop import finish, running_task
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Passed
@@ -85,7 +85,7 @@ class Delivery:
         self.left: object = None
         """The iterator over the events of the batch in flight, in a loop over events. What is left
         in it shows the application's progress, which costs nothing for an event."""
-        self.task: anyio.TaskInfo | None = None
+        self.task: Any = None
         """The iterating task; None while handlers run in tasks of ours."""
         self.keyed: Keyed | None = None
 
@@ -108,7 +108,7 @@ class Delivery:
             self.release(last)
         batch = await self.next()
         self._last = None if batch is None else batch.partition
-        self.task = anyio.get_current_task()
+        self.task = running_task()
         return batch
 
     async def next(self) -> Batch | None:

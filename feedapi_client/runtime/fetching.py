@@ -35,6 +35,7 @@ from feedapi_client.protocol.page import (
 )
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.late import LateEvents
+from feedapi_client.runtime.loop import running_task
 from feedapi_client.runtime.partition import (
     EVENT_BYTES,
     BufferBudget,
@@ -146,7 +147,7 @@ class Request(Turn):
     def __init__(self, fetching: Fetching, p: RuntimePartition, info: FeedInfo) -> None:
         clock = fetching.clock
         super().__init__(clock, doublings=p.trouble.doublings, failing=p.failing)
-        self.task = anyio.get_current_task()
+        self.task = running_task()
         self.info = info
         self.asked, self.term = p.read_cursor, p.term
         self.failure: FeedError | None = None

@@ -25,7 +25,7 @@ from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
-from feedapi_client.runtime.loop import Wakeup, beside
+from feedapi_client.runtime.loop import Wakeup, beside, running_task
 from feedapi_client.runtime.partition import BufferBudget
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Positions
@@ -116,9 +116,7 @@ class Session:
         Logs a warning when one of these hangs. Raises what these raise. `stop` ends it, and the
         session with it: it may take as long as a publisher fails.
         """
-        warning = partial(
-            warn_if_entry_hangs, self.iteration, self._watchdog.waits, anyio.get_current_task()
-        )
+        warning = partial(warn_if_entry_hangs, self.iteration, self._watchdog.waits, running_task())
         with self._opening:
             await beside(warning, self._load_and_open())
         if self._opening.cancelled_caught:

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from feedapi_client.runtime.loop import loop_clock
+from feedapi_client.runtime.loop import coroutine_of, loop_clock, running_task
 from feedapi_client.status import ProblemName
 
 _FRAMES = 25
@@ -43,7 +43,7 @@ class Wait:
     ) -> None:
         self.name, self.text, self.partition, self.began = name, text, partition, began
         self.restart = restart
-        self.task = anyio.get_current_task()
+        self.task = running_task()
 
 
 class Waits:
@@ -87,9 +87,9 @@ def stack_where(matches: Callable[[FrameType], bool]) -> str | None:
     return None
 
 
-def stack_of(task: anyio.TaskInfo | None) -> str | None:
-    """Return the stack of a task."""
-    return None if task is None else _text(list(_frames(task.coro)))
+def stack_of(task: Any) -> str | None:
+    """Return the stack of a `running_task`; None for None."""
+    return None if task is None else _text(list(_frames(coroutine_of(task))))
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:

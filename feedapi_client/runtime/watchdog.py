@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import length_hint
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -420,7 +420,7 @@ def waits_for(iteration: Iteration, waits: Waits) -> str:
     return iteration.entry_waits if call is None else f"for the store, {call.text}"
 
 
-async def warn_if_entry_hangs(iteration: Iteration, waits: Waits, task: anyio.TaskInfo) -> None:
+async def warn_if_entry_hangs(iteration: Iteration, waits: Waits, task: Any) -> None:
     """Log a warning whenever an entry has waited for one thing for `Limits.stall_timeout` more.
 
     Until cancelled. `task` opens the session.

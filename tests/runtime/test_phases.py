@@ -16,7 +16,17 @@ from feedapi_client.runtime.scheduling import Turn
 pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(max_batch_bytes=1000)
-FACTS = ("turn", "started", "paused", "refused", "at_end", "full", "end", "gave_way", "watches")
+FACTS: tuple[str, ...] = (
+    "turn",
+    "started",
+    "paused",
+    "refused",
+    "at_end",
+    "full",
+    "end",
+    "gave_way",
+    "watches",
+)
 
 
 def partition(state: State, facts: dict[str, bool]) -> RuntimePartition:

@@ -212,7 +212,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.fencing_is_swallowed),
     Mutant(_R.a_save_is_cancelled_in_the_middle, of(histories.commits_that_are_cancelled)),
     Mutant(_R.an_iteration_does_not_wait_for_a_save, of(histories.left_while_the_store_is_slow)),
-    Mutant(_R.failing_jobs_come_last, by_name("streams_that_are_always_due")),
     Mutant(_R.a_failing_slot_is_never_returned),
     Mutant(_R.a_slot_is_never_returned),
     Mutant(_R.retries_without_a_pause),

@@ -259,20 +259,6 @@ def an_iteration_does_not_wait_for_a_save(patch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- what is scheduled
 
 
-def failing_jobs_come_last(patch: pytest.MonkeyPatch) -> None:
-    """A partition that failed waits until no healthy one is due."""
-
-    def take(self: Agenda) -> tuple[int, Any, int] | None:
-        for queue in (0, 1):
-            if self._drop_moved(queue) and (queue == 0 or self._failing < self._share):
-                number, job = self._due[queue].popleft()
-                self.drop(job)
-                return queue, job, number
-        return None
-
-    patch.setattr(Agenda, "_take", take)
-
-
 def a_failing_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
     """The share of slots for failing partitions is used up once and for all."""
     take = Agenda._take

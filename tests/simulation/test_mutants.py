@@ -76,7 +76,6 @@ SOON = [
     "two_batches_in_flight",
     "a_failed_commit_counts_as_made",
     "fencing_is_swallowed",
-    "failing_jobs_come_last",
     "a_slot_is_never_returned",
     "a_silent_page_is_the_end",
     "the_buffer_limit_drops",

@@ -46,7 +46,6 @@ def test_r09_a_successor_of_unknown_ancestors_is_an_error_and_not_read_again(bac
         (planted_runtime.actions_are_lost, "cancelled_while_the_planner_acts"),
         (planted_planner.last_cursor_is_used_with_a_selection, "selection_with_cursors_of_its_own"),
         (planted_planner.an_empty_page_is_the_end, "closed_partition_at_a_lagging_replica"),
-        (planted_runtime.failing_jobs_come_last, "streams_that_are_always_due"),
         (planted_planner.children_at_once, "split_of_a_waiting_partition"),
         (planted_planner.unknown_ancestors_are_not_reported, "begun_and_split_while_down"),
         (planted_planner.unread_ancestors_are_not_superseded, "second_consumer_after_a_split"),
