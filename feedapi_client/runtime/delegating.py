@@ -60,9 +60,11 @@ class Delegation:
         """Commit what was reached, release the batch, and go on."""
         partition = self._driver.partitions[batch.partition]
         reached = self._reached.pop(batch.partition, None) or Reached(batch.cursor)
-        nothing = partition.news and reached.cursor == batch.cursor
+        moved = reached.cursor != batch.cursor
+        nothing = partition.news and not moved
         partition.read_elsewhere(reached.cursor)
-        if reached.cursor != partition.entry.cursor:
+        # Whoever read waits for the save, also of a cursor that goes back to the stored one.
+        if moved or reached.cursor != partition.entry.cursor:
             await self._delivery.commit(replace(batch, cursor=reached.cursor))
         await self._delivery.release(batch.partition)
         if nothing:
