@@ -636,10 +636,18 @@ class Driver:
         entry = self.planner.entries.get(partition)
         return None if entry is None else self._status_of(entry, self._unsaved(), wait)
 
-    def _unsaved(self) -> set[int]:
-        return {id for a in self._actions if isinstance(a, Save) for id in a.positions}
+    def _unsaved(self) -> dict[int, bool]:
+        """Return the partitions whose saves are to come; True: the store has nothing of it yet."""
+        unsaved: dict[int, bool] = {}
+        for action in self._actions:
+            if isinstance(action, Save):
+                for id, position in action.positions.items():
+                    unsaved[id] = unsaved.get(id, False) or position.replaces is None
+        return unsaved
 
-    def _status_of(self, entry: Entry, unsaved: set[int], wait: WaitOf | None) -> PartitionStatus:
+    def _status_of(
+        self, entry: Entry, unsaved: Mapping[int, bool], wait: WaitOf | None
+    ) -> PartitionStatus:
         id = entry.id
         own = self.partitions.get(id)
         return partition_status(
@@ -647,6 +655,7 @@ class Driver:
             own,
             self._since(entry, own),
             unsaved=id in unsaved,
+            new=unsaved.get(id, False),
             owner=None if self.sharing is None else self.sharing.owner(id),
             wait=None if wait is None else wait(self, entry, own),
             paused=id in self.paused,
