@@ -28,7 +28,8 @@ def partition_status(
 
     `partition` is None for one that was never read in this session, `since` the time of its error.
     `unsaved`: the store does not have the position of the planner yet. `new`: it has none of this
-    partition. `owner`: the instance that reads it. `wait`: what it waits for. `paused`: by the application.
+    partition. `owner`: the instance that reads it. `wait`: what it waits for. `paused`: by the
+    application.
     """
     error = entry.error or (partition.error if partition else None)
     if entry.state in _READ_NO_MORE:
