@@ -10,6 +10,7 @@ import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.request import getproxies
@@ -166,12 +167,14 @@ class AsyncIO(_IO):
             return failure_of(error)
         return too_slow(deadline.seconds)
 
-    async def send(self, request: httpx.Request, auth: Any) -> AsyncBody:
-        response = await self.client.send(request, stream=True, auth=auth, follow_redirects=False)
-        return AsyncBody(response)
+    async def send(self, request: httpx.Request, auth: Any) -> HTTPXBody:
+        return self.body(
+            await self.client.send(request, stream=True, auth=auth, follow_redirects=False)
+        )
 
-    def body(self, response: httpx.Response) -> AsyncBody:
-        return AsyncBody(response)
+    def body(self, response: httpx.Response) -> HTTPXBody:
+        of_memory = response.is_stream_consumed
+        return HTTPXBody(response, response.aiter_bytes() if of_memory else response.aiter_raw())
 
     def read_timeout(self, silence: float | None) -> Any:
         """The timeout of one read, as httpx takes it."""
@@ -185,25 +188,14 @@ class HTTPXBody:
     raw bytes can't be had again.
     """
 
-    def __init__(self, response: httpx.Response) -> None:
-        self._response, self.status = response, response.status_code
-        self.headers = response.headers
-        self._decoded = response.is_stream_consumed
-        self.coding = "" if self._decoded else self.headers.get("content-encoding", "")
-
-
-class AsyncBody(HTTPXBody):
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(response)
-        self._chunks = response.aiter_bytes() if self._decoded else response.aiter_raw()
-        self._under_way = False
-        self._until = 0.0
+    def __init__(self, response: httpx.Response, chunks: Any) -> None:
+        self._response, self._chunks, self._under_way = response, chunks, False
+        self.status, self.headers = response.status_code, response.headers
+        decoded = response.is_stream_consumed
+        self.coding = "" if decoded else self.headers.get("content-encoding", "")
 
     async def read(self) -> bytes | None:
         """Return the next chunk, None at the end."""
-        if (now := anyio.current_time()) >= self._until:  # a read may bring thousands of chunks
-            await anyio.lowlevel.checkpoint()
-            self._until = now + _SLICE
         self._under_way = False  # until there is a chunk: an exception ends the iteration
         chunk = await anext(self._chunks, None)
         self._under_way = chunk is not None
@@ -227,12 +219,9 @@ async def abandon(chunks: AsyncIterator[bytes]) -> None:
     httpx iterates through a chain of generators. Closing the outermost leaves the others to the
     garbage collector, which trio warns of. A read that is cancelled ends them all, in order.
     """
-    with anyio.CancelScope(shield=True) as scope:
+    with anyio.CancelScope(shield=True) as scope, suppress(Exception):
         scope.cancel()
-        try:
-            async for _ in chunks:  # what is in memory already comes without a wait
-                pass
-        except Exception:  # noqa: BLE001, S110 - what is not read can't fail any more
+        async for _ in chunks:  # what is in memory already comes without a wait
             pass
 
 
@@ -268,11 +257,11 @@ class BlockingIO(_IO):
             silence.deadline = _NEVER
 
     async def send(self, request: httpx.Request, auth: Any) -> BlockingBody:
-        response = self.client.send(request, stream=True, auth=auth, follow_redirects=False)
-        return BlockingBody(response)
+        return self.body(self.client.send(request, stream=True, auth=auth, follow_redirects=False))
 
     def body(self, response: httpx.Response) -> BlockingBody:
-        return BlockingBody(response)
+        of_memory = response.is_stream_consumed
+        return BlockingBody(response, response.iter_bytes() if of_memory else response.iter_raw())
 
     def read_timeout(self, silence: float | None) -> Any:
         """See `AsyncIO.read_timeout`. It also bounds the exchange as a whole."""
@@ -280,11 +269,7 @@ class BlockingIO(_IO):
 
 
 class BlockingBody(HTTPXBody):
-    """See `AsyncBody`."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(response)
-        self._chunks = response.iter_bytes() if self._decoded else response.iter_raw()
+    """See `HTTPXBody`."""
 
     async def read(self) -> bytes | None:
         return next(self._chunks, None)
@@ -317,7 +302,7 @@ class ReadTimeout:
         return math.ceil(seconds)
 
 
-Body = AsyncBody | BlockingBody | WireBody
+Body = HTTPXBody | WireBody
 
 
 def too_slow(seconds: float) -> httpx.ReadTimeout:
