@@ -1,7 +1,7 @@
 """GET requests of one feed: what is sent, redirects, and which error a status means.
 
 `Endpoint` is written once, with coroutines. Its `io` sends the requests: `AsyncIO`, or
-`BlockingIO`, with which no coroutine suspends, so that `run_now` runs it.
+`BlockingIO`, with which no coroutine suspends, so that `io.run_now` runs it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import aclosing, closing, suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx
 
@@ -44,13 +43,12 @@ from feedapi_client.http.http_errors import (
     the_error,
     unanswered,
 )
-from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline
+from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline, basic
 from feedapi_client.http.redaction import Secrets, decoded, header_secrets, query_of, query_values
 from feedapi_client.http.urls import FeedURL, origin, shown_origin
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import LONGEST_BYTES, excerpt
 
-T = TypeVar("T")
 _MAX_REDIRECTS = 5
 _LONGEST_URL = 64 * 1024
 _LONGEST_LOCATION = 8 * 1024
@@ -65,20 +63,6 @@ _IN_A_TURN = 8
 """Chunks until other tasks get their turn: one read from a socket may bring thousands."""
 _SOME_REDIRECT = 302
 """Stands for the status of a redirect to a URL that httpx can't read: its error has none."""
-
-
-def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not suspend, as those over `BlockingIO`.
-
-    Raises RuntimeError if it does.
-    """
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    coroutine.close()
-    raise RuntimeError("a coroutine of the synchronous client waits for an event loop")
 
 
 class Endpoint:
@@ -102,7 +86,7 @@ class Endpoint:
         secrets = self._url.secrets
         if (pair := self._url.basic_auth) is not None:
             self._auth = httpx.BasicAuth(*pair)
-            headers["Authorization"] = _basic(*pair)
+            headers["Authorization"] = basic(*pair)
             secrets |= header_secrets(headers["Authorization"])
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         trusting = io.owned or io.client.trust_env
@@ -110,7 +94,7 @@ class Endpoint:
             variable, proxy = named
             self._via = f", asked through {shown_origin(proxy.url)}, which {variable} names"
             if proxy.auth is not None:
-                secrets |= header_secrets(_basic(*proxy.auth))
+                secrets |= header_secrets(basic(*proxy.auth))
         self.secrets = Secrets(self._url.site, secrets, io.client)
         self.hide: Callable[[str], str] = self.secrets.hide
 
@@ -466,10 +450,6 @@ class Exchange:
             error = ProtocolError(text, **where)
         error.status = status
         return error
-
-
-def _basic(user: str, password: str) -> str:
-    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
 @cache

@@ -25,8 +25,8 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.io import AsyncIO
-from feedapi_client.http.transport import Exchange, run_now
+from feedapi_client.http.io import AsyncIO, run_now
+from feedapi_client.http.transport import Exchange
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
 from tests.http.helpers import (
