@@ -56,12 +56,12 @@ def _holds(entry: str, url: httpx.URL) -> bool:
         return False
     if port.lstrip(":") not in ("", str(url.port or PORTS.get(url.scheme))):
         return False
-    if name == "*":
+    if name in ("*", url.host):
         return True
     try:
         address = ip_address(url.host)
     except ValueError:
-        return bool(name) and f".{url.host}".endswith(f".{name.lstrip('*.')}")
+        return bool(name) and url.host.endswith(f".{name.lstrip('*.')}")
     with suppress(ValueError):
         return address in ip_network(name, strict=False)
     return False
