@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from redis.backoff import NoBackoff
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.redis import RedisCursorStore
-from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
+from feedapi_client.testing.contracts import advanced, opening
 from tests.positions import counted, stand
 from tests.servers import Redis, run_redis_cluster
 
@@ -30,41 +29,6 @@ def empty_redis(redis_server: Redis) -> Redis:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server
-
-
-class TestRedisCursorStore(AdministrableStoreContract):
-    supports_transactions = False
-    supports_second_handle = True
-    supports_failure_injection = True
-    decode_responses = False
-
-    @pytest.fixture(params=["asyncio"])
-    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
-
-    @pytest.fixture
-    async def store(self, empty_redis: Redis) -> AsyncIterator[RedisCursorStore]:
-        async with redis.asyncio.Redis.from_url(
-            empty_redis.url, decode_responses=self.decode_responses
-        ) as client:
-            self.url = empty_redis.url
-            yield RedisCursorStore(client)
-
-    @asynccontextmanager
-    async def second_handle(self, store: RedisCursorStore) -> AsyncIterator[RedisCursorStore]:
-        async with RedisCursorStore(self.url) as second:
-            yield second
-
-    @asynccontextmanager
-    async def failing(self, store: RedisCursorStore) -> AsyncIterator[None]:
-        async with redis.asyncio.Redis.from_url(self.url) as client:
-            await client.config_set("maxmemory", 1)
-            yield
-            await client.config_set("maxmemory", 0)
-
-
-class TestRedisCursorStoreThatDecodes(TestRedisCursorStore):
-    decode_responses = True
 
 
 class TestOnRedis:
