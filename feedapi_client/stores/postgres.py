@@ -176,20 +176,16 @@ class PostgresDatabase(Database):
 
     @property
     def place(self) -> object:
-        """See `Database.place`."""
         return self._given
 
     def quoted(self, table: str) -> str:
-        """See `Database.quoted`."""
         parts = [self._schema] * bool(self._schema) + [table]
         return ".".join(f'"{str(part).replace(chr(34), chr(34) * 2)}"' for part in parts)
 
     def needs_asyncio(self, transaction: Any) -> bool:
-        """See `Answering.needs_asyncio`."""
         return (_kind_of(transaction, _CONNECTIONS) or self.driver) != "psycopg in threads"
 
     async def transact(self, script: Script[T]) -> T:
-        """See `Database.transact`."""
         pool = await self._opened()
         if self.driver == "psycopg in threads":
             return await transact_in_thread(
@@ -200,7 +196,6 @@ class PostgresDatabase(Database):
             return await self.run(connection, script)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """See `Database.within`."""
         if await _is_autocommit(transaction):
             raise StoreError(
                 "no transaction is open on the connection, which is in autocommit mode: "
@@ -211,7 +206,6 @@ class PostgresDatabase(Database):
     # Connections for leases
 
     async def acquire(self) -> Any:
-        """See `LeaseConnections.acquire`."""
         pool = await self._opened()
         if self.driver == "asyncpg":
             return await pool.acquire()
@@ -236,7 +230,6 @@ class PostgresDatabase(Database):
         return await in_callers_thread(run, otherwise=in_thread)
 
     async def release(self, connection: Any, *, broken: bool) -> None:
-        """See `LeaseConnections.release`."""
         pool = self._pool
         if pool is None:
             return  # closed meanwhile

@@ -201,7 +201,6 @@ class SQLDatabase(Database):
 
     @property
     def place(self) -> object:
-        """See `Database.place`."""
         return self._sync.url
 
     def table_of(self, kind: str, name: str) -> sa.Table:
@@ -227,17 +226,14 @@ class SQLDatabase(Database):
         return sa.Table(name, self._metadata, *columns, schema=self._schema, **_TABLE_OPTIONS)
 
     def quoted(self, table: str) -> str:
-        """See `Database.quoted`."""
         preparer = self.engine.dialect.identifier_preparer
         prefix = f"{preparer.quote_schema(self._mapped)}." if self._mapped else ""
         return prefix + preparer.quote(table)
 
     async def transact(self, script: Script[T]) -> T:
-        """See `Database.transact`."""
         return await self._transact(partial(_run_where_it_rolls_back, script=script))
 
     async def read(self, script: Script[T]) -> T:
-        """See `Database.read`."""
         return await self._transact(partial(_run, script=script))
 
     async def _transact(self, work: Work[T]) -> T:
@@ -359,7 +355,6 @@ class _LeaseConnections:
         self._lock = threading.Lock()
 
     async def acquire(self) -> AnyConnection:
-        """See `LeaseConnections.acquire`."""
         self._bound = None
         if isinstance(self._engine, AsyncEngine):
             return await self._engine.connect()

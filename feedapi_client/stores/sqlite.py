@@ -130,23 +130,18 @@ class SQLiteDatabase(Database):
 
     @property
     def place(self) -> object:
-        """See `Database.place`."""
         return os.path.realpath(self._path)
 
     def need(self, tables: Mapping[str, str]) -> None:
-        """See `Database.need`."""
         self._needed.update(tables)
 
     async def transact(self, script: Script[T]) -> T:
-        """See `Database.transact`."""
         return await self._run(partial(_transact, script=script))
 
     async def read(self, script: Script[T]) -> T:
-        """See `Database.read`."""
         return await self._run(lambda connection: run_on_cursors(script, connection.cursor))
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """See `Database.within`."""
         # Rows are tuples of `str`, whatever factories the caller's connection has.
         factory: Any = getattr(transaction, "text_factory", None)
         joined = self._joined(script, transaction)
@@ -184,7 +179,6 @@ class SQLiteDatabase(Database):
             await anyio.to_thread.run_sync(self._close)
 
     def reason(self, error: Exception) -> str:
-        """See `Answering.reason`."""
         hint = ""
         if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
             hint = (
@@ -299,22 +293,18 @@ class MemoryDatabase(Database):
             self._connection.execute(create_table(table, "sqlite"))
 
     async def transact(self, script: Script[T]) -> T:
-        """See `Database.transact`."""
         return _transact(self._connection, script)
 
     async def read(self, script: Script[T]) -> T:
-        """See `Database.read`."""
         return run_on_cursors(script, self._connection.cursor)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:  # noqa: ARG002
-        """See `Database.within`."""
         raise StoreError(
             "MemoryCursorStore can't take part in a transaction: "
             "use a store in the database that the effects go to"
         )
 
     def reason(self, error: Exception) -> str:
-        """See `Answering.reason`."""
         return str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
 
 

@@ -10,8 +10,6 @@ import asyncpg  # type: ignore[import-untyped]
 import psycopg
 import psycopg_pool
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
@@ -19,7 +17,6 @@ from feedapi_client.stores import (
     Journal,
     Lease,
     PostgresCursorStore,
-    SQLAlchemyCursorStore,
 )
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.testing.contracts import (
@@ -144,53 +141,6 @@ async def test_a_pipeline_without_a_transaction_is_refused(dsn: str) -> None:
 # ---------------------------------------------------------------- the same tables as SQLAlchemy's
 
 
-async def test_what_sqlalchemys_store_writes_this_one_reads(postgres: Postgres, dsn: str) -> None:
-    engine = create_async_engine(postgres.url())
-    journal = Journal(keep=None)
-    theirs = SQLAlchemyCursorStore(engine, journal=journal)
-    async with PostgresCursorStore(dsn, journal=journal) as ours:
-        await theirs.create_tables()
-        await ours.create_tables()
-        first = opening(range(3))
-        await theirs.save(FEED, first)
-        assert await ours.load(FEED) == first
-        await ours.save(FEED, advanced(first))
-        await theirs.save(FEED, advanced(advanced(first)))
-        assert await ours.load(FEED) == await theirs.load(FEED) == advanced(advanced(first))
-        assert await ours.feeds() == await theirs.feeds() == [FEED]
-        await ours.beat(FEED, "a", 1000)
-        assert await ours.put(FEED, "a", claims("a", {0: 0})) == {0}
-        assert await theirs.beat(FEED, "a", 1000)
-        assert (await theirs.look(FEED)).leases[0].owner == "a"
-        assert await theirs.put(FEED, "a", claims("a", {1: 0})) == {1}
-        assert (await ours.look(FEED)).leases.keys() == {0, 1}
-        await theirs.leave(FEED, "a")
-        assert not (await ours.look(FEED)).instances
-        await ours.leave(FEED, "a")
-    await engine.dispose()
-
-
-async def test_sqlalchemys_store_creates_the_same_tables(postgres: Postgres, dsn: str) -> None:
-    columns = (
-        "SELECT table_name, ordinal_position, column_name, data_type, character_maximum_length, "
-        "is_nullable, column_default FROM information_schema.columns "
-        "WHERE table_name LIKE 'feedapi_cursors%' ORDER BY 1, 2"
-    )
-    keys = (
-        "SELECT conrelid::regclass::text, pg_get_constraintdef(oid) FROM pg_constraint "
-        "WHERE conrelid::regclass::text LIKE 'feedapi_cursors%' AND contype = 'p' ORDER BY 1"
-    )
-    async with PostgresCursorStore(dsn, journal=Journal()) as ours:
-        await ours.create_tables()
-    created = execute(dsn, columns), execute(dsn, keys)
-    execute(dsn, DROP.format("feedapi_cursors"))
-    engine = create_async_engine(postgres.url())
-    await SQLAlchemyCursorStore(engine, journal=Journal()).create_tables()
-    await engine.dispose()
-    assert created == (execute(dsn, columns), execute(dsn, keys))
-    assert len(created[1]) == 5
-
-
 async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
     execute(dsn, 'DROP SCHEMA IF EXISTS "My Schema" CASCADE', 'CREATE SCHEMA "My Schema"')
     async with PostgresCursorStore(
@@ -203,14 +153,6 @@ async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
         await store.leave(FEED, "a")
         assert await store.load(FEED) == advanced(opening())
     execute(dsn, 'DROP SCHEMA "My Schema" CASCADE')
-
-
-async def test_create_tables_may_be_called_by_several_at_once(dsn: str) -> None:
-    async with PostgresCursorStore(dsn, journal=Journal()) as store:
-        async with anyio.create_task_group() as group:
-            for _ in range(6):
-                group.start_soon(store.create_tables)
-        await store.save(FEED, opening())
 
 
 # ---------------------------------------------------------------- statements and bad input
@@ -233,35 +175,6 @@ async def test_the_usual_save_is_one_statement(dsn: str) -> None:
                 await anyio.sleep(0.01)
         assert len(statements) == 2
         await connection.close()
-
-
-async def test_what_is_no_connection_or_pool_is_refused(dsn: str) -> None:
-    with pytest.raises(TypeError, match="not a Engine"):
-        PostgresCursorStore(sa.create_engine("sqlite://"))  # type: ignore[arg-type]
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        for wrong in (object(), dsn, create_async_engine("sqlite+aiosqlite://")):
-            with pytest.raises(StoreError, match="psycopg"):
-                await store.save(FEED, opening(), transaction=wrong)
-
-
-async def test_r19_an_unreachable_database_is_a_store_error_without_the_password() -> None:
-    secret = "postgresql://user:secret-password@127.0.0.1:1/db"
-    for dsn in (secret, "host=127.0.0.1 port=1 password=secret-password connect_timeout=1"):
-        async with PostgresCursorStore(dsn, timeout=5) as store:
-            with pytest.raises(StoreError) as failed:
-                await store.load(FEED)
-            assert "secret" not in f"{failed.value} {store!r}"
-
-
-async def test_on_trio_operations_say_what_to_use(dsn: str) -> None:
-    store = PostgresCursorStore(dsn)
-
-    def load() -> None:
-        with pytest.raises(StoreError, match="asyncio only"):
-            anyio.run(store.load, FEED, backend="trio")
-
-    await anyio.to_thread.run_sync(load)
 
 
 async def test_a_pool_that_is_too_small_for_leases_is_refused(dsn: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,39 +138,7 @@ async def test_a_save_of_all_partitions_is_a_few_statements(
     assert len(statements) < 70
 
 
-async def test_both_sqlite_stores_work_on_one_file(tmp_path: Path) -> None:
-    from feedapi_client.stores import SQLiteCursorStore
-
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/cursors.db")
-    first = SQLAlchemyCursorStore(engine, journal=Journal(keep=None))
-    await first.create_tables()
-    async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as second:
-        await first.save(FEED, opening(range(3)))
-        await second.save(FEED, advanced(opening(range(3))))
-        await first.save(FEED, advanced(advanced(opening(range(3)))))
-        assert (
-            await first.load(FEED)
-            == await second.load(FEED)
-            == advanced(advanced(opening(range(3))))
-        )
-        assert await first.feeds() == await second.feeds() == [FEED]
-    await engine.dispose()
-
-
 # Tables
-
-
-async def test_create_tables_may_be_called_by_several_at_once(
-    url: str, engine: AsyncEngine
-) -> None:
-    async with AsyncExitStack() as stack:
-        engines = [create_async_engine(url) for _ in range(4)]
-        for other in engines:
-            stack.push_async_callback(other.dispose)
-        async with anyio.create_task_group() as group:
-            for other in engines:
-                group.start_soon(SQLAlchemyCursorStore(other, journal=Journal()).create_tables)
-    await SQLAlchemyCursorStore(engine).save(FEED, opening())
 
 
 async def test_the_table_is_part_of_the_callers_metadata(engine: AsyncEngine) -> None:
@@ -255,13 +222,6 @@ async def test_r5_first_positions_whose_commit_fails_are_not_stored(tmp_path: Pa
     await engine.dispose()
 
 
-async def test_an_engine_with_the_execution_option_autocommit_is_refused(
-    engine: AsyncEngine,
-) -> None:
-    with pytest.raises(ValueError, match="AUTOCOMMIT"):
-        SQLAlchemyCursorStore(engine.execution_options(isolation_level="AUTOCOMMIT"))
-
-
 async def test_a_connection_in_autocommit_mode_is_no_transaction(
     store: SQLAlchemyCursorStore, engine: AsyncEngine
 ) -> None:
@@ -311,16 +271,6 @@ async def test_an_sqlite_engine_that_emits_begin_itself_has_transactions(tmp_pat
     await engine.dispose()
 
 
-def test_what_is_no_engine_is_refused() -> None:
-    with pytest.raises(TypeError, match="not a str"):
-        SQLAlchemyCursorStore("sqlite://")  # type: ignore[arg-type]
-
-
-def test_an_engine_whose_threads_have_databases_of_their_own_is_refused() -> None:
-    with pytest.raises(ValueError, match="StaticPool"):
-        SQLAlchemyCursorStore(sa.create_engine("sqlite://"))
-
-
 async def test_text_that_the_database_can_not_keep_is_a_store_error(
     store: SQLAlchemyCursorStore, engine: AsyncEngine
 ) -> None:
@@ -329,18 +279,6 @@ async def test_text_that_the_database_can_not_keep_is_a_store_error(
             await store.save(FEED, {0: Position(cursor)})
     await store.save(FEED, opening())
     assert await store.load(FEED) == opening()
-
-
-@pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+asyncpg", "mysql+asyncmy"])
-async def test_r19_an_unreachable_database_is_a_store_error_without_the_password(
-    driver: str,
-) -> None:
-    engine = create_async_engine(f"{driver}://user:secret-password@127.0.0.1:1/db")
-    store = SQLAlchemyCursorStore(engine, timeout=10)
-    with pytest.raises(StoreError) as failed:
-        await store.load(FEED)
-    assert "secret" not in f"{failed.value} {failed.value.__cause__} {store!r}"
-    await engine.dispose()
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
@@ -361,12 +299,6 @@ async def test_r17_fencing_at_stricter_isolation(
                 "NoneType"
             ]
         await engine.dispose()
-
-
-def test_on_trio_operations_say_what_to_use() -> None:
-    store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"))
-    with pytest.raises(StoreError, match="asyncio only"):
-        anyio.run(store.load, FEED, backend="trio")
 
 
 async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ class OnDriver:
         async with empty(case[0], request, tmp_path) as self.app:
             yield self.app
 
+
+class StoreOnDriver(OnDriver):
     @pytest.fixture
     async def store(self, app: App) -> AsyncIterator[Any]:
         store = app.store()
@@ -69,23 +71,23 @@ class OnDriver:
 
 
 @pytest.mark.parametrize("case", cases([drivers.MEMORY]), indirect=True)
-class TestMemory(OnDriver, AdministrableStoreContract, DoneStoreContract):
+class TestMemory(StoreOnDriver, AdministrableStoreContract, DoneStoreContract):
     supports_transactions = supports_second_handle = supports_failure_injection = False
 
 
 @pytest.mark.parametrize("case", cases(drivers.SQL[1:]), indirect=True)
-class TestSQL(OnDriver, AdministrableStoreContract, DoneStoreContract):
+class TestSQL(StoreOnDriver, AdministrableStoreContract, DoneStoreContract):
     supports_transactions = supports_second_handle = supports_failure_injection = True
 
 
 @pytest.mark.parametrize("case", cases(drivers.REDIS), indirect=True)
-class TestRedis(OnDriver, AdministrableStoreContract):
+class TestRedis(StoreOnDriver, AdministrableStoreContract):
     supports_transactions = False
     supports_second_handle = supports_failure_injection = True
 
 
 @pytest.mark.parametrize("case", cases([drivers.MEMORY]), indirect=True)
-class TestLeasesInMemory(OnDriver, LeaseStoreContract):
+class TestLeasesInMemory(StoreOnDriver, LeaseStoreContract):
     supports_second_handle = False
 
 
@@ -93,7 +95,7 @@ LEASING = [each for each in drivers.SQL[1:] if not each.transaction or each.kind
 
 
 @pytest.mark.parametrize("case", cases([*LEASING, drivers.REDIS[0]]), indirect=True)
-class TestLeases(OnDriver, LeaseStoreContract):
+class TestLeases(StoreOnDriver, LeaseStoreContract):
     supports_second_handle = True
 
 

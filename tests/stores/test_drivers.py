@@ -1,25 +1,45 @@
-"""The application's own transaction, with every driver: what is beside the contracts."""
+"""What is beside the contracts and the same with every driver: transactions, tables, refusals."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import redis
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores import (
+    Journal,
+    PostgresCursorStore,
+    RedisCursorStore,
+    SQLAlchemyCursorStore,
+)
 from feedapi_client.testing.contracts import advanced, opening
+from tests.leases import claims
 from tests.positions import counted
 from tests.servers import Postgres
-from tests.stores.drivers import POSTGRES, SERVED, TRANSACTING, App, Driver, cases, empty
+from tests.stores.drivers import (
+    FILES,
+    POSTGRES,
+    SERVED,
+    TABLES,
+    TRANSACTING,
+    App,
+    Driver,
+    cases,
+    empty,
+    handle,
+)
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
@@ -243,3 +263,158 @@ async def test_a_synchronous_connection_is_used_by_threads_beside_the_event_loop
     await app.end(begun, commit=True)
     assert used
     assert threading.get_ident() not in used
+
+
+# Tables
+
+
+CREATING = [each for each in TRANSACTING if each.server != "file" or "SQLAlchemy" in each.name]
+CREATING = [each for each in CREATING if not each.transaction]
+
+
+@with_drivers(CREATING)
+async def test_create_tables_may_be_called_by_several_at_once(app: App, store: Any) -> None:
+    app.execute(*(f"DROP TABLE IF EXISTS {table}" for table in (*TABLES, "feedapi_format")))
+    async with AsyncExitStack() as stack:
+        handles = [await stack.enter_async_context(handle(app.driver, app.place)) for _ in "1234"]
+        async with anyio.create_task_group() as group:
+            for each in handles:
+                group.start_soon(each.store(journal=Journal()).create_tables)
+    await store.save(FEED, opening())
+
+
+@with_drivers([*CREATING, *(each for each in TRANSACTING if each.name == "sqlite3")])
+async def test_what_one_store_of_a_database_writes_the_others_read(app: App) -> None:
+    others = [each for each in (*CREATING, *FILES) if each.server == app.driver.server]
+    positions = opening(range(3))
+    async with app.store(journal=Journal(keep=None)) as ours:
+        await ours.save(FEED, positions)
+        for driver in others:
+            async with (
+                handle(driver, app.place) as other,
+                other.store(journal=Journal(keep=None)) as theirs,
+            ):
+                assert await theirs.load(FEED) == positions
+                positions = advanced(positions)
+                await theirs.save(FEED, positions)
+                assert await ours.load(FEED) == positions
+                assert await ours.feeds() == await theirs.feeds() == [FEED]
+                assert await theirs.beat(FEED, driver.name, 1000) is False
+                assert await theirs.put(FEED, driver.name, claims(driver.name, {0: 0})) == {0}
+                assert (await ours.look(FEED)).leases[0].owner == driver.name
+                await ours.leave(FEED, driver.name)
+                assert not (await theirs.look(FEED)).instances
+                app.execute("DELETE FROM feedapi_cursors_leases")
+
+
+@with_drivers([each for each in CREATING if each.server == "postgres"])
+async def test_every_store_creates_the_same_tables(app: App) -> None:
+    columns = (
+        "SELECT table_name, ordinal_position, column_name, data_type, character_maximum_length, "
+        "is_nullable, column_default FROM information_schema.columns "
+        "WHERE table_name LIKE 'feedapi_cursors%' ORDER BY 1, 2"
+    )
+    keys = (
+        "SELECT conrelid::regclass\\:\\:text, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid::regclass\\:\\:text LIKE 'feedapi_cursors%' AND contype = 'p' ORDER BY 1"
+    ).replace("::regclass", "\\:\\:regclass")
+    found = []
+    metadata = sa.MetaData()
+    SQLAlchemyCursorStore(sa.create_engine("sqlite:///x"), metadata=metadata, journal=Journal())
+    for create in (True, False):
+        app.execute(*(f"DROP TABLE IF EXISTS {table}" for table in TABLES))
+        if create:
+            await app.store(journal=Journal()).create_tables()
+        else:  # by the application's own migrations
+            metadata.create_all(app.admin)
+        found.append((app.execute(columns), app.execute(keys)))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 5
+
+
+# What is wrong
+
+
+WRONG: dict[str, tuple[Any, type[Exception]]] = {
+    "an Engine or an AsyncEngine is needed, not a str": (
+        lambda: SQLAlchemyCursorStore("sqlite://"),  # type: ignore[arg-type]
+        TypeError,
+    ),
+    "poolclass=sqlalchemy.StaticPool": (
+        lambda: SQLAlchemyCursorStore(sa.create_engine("sqlite://")),
+        ValueError,
+    ),
+    "not oracle": (lambda: SQLAlchemyCursorStore(_engine_of("oracle")), ValueError),
+    "the isolation level AUTOCOMMIT": (
+        lambda: SQLAlchemyCursorStore(
+            sa.create_engine("sqlite:///x").execution_options(isolation_level="AUTOCOMMIT")
+        ),
+        ValueError,
+    ),
+    "or a DSN, not a Engine": (
+        lambda: PostgresCursorStore(sa.create_engine("sqlite://")),  # type: ignore[arg-type]
+        TypeError,
+    ),
+    "needs a redis.asyncio client or a URL": (
+        lambda: RedisCursorStore(redis.Redis()),
+        TypeError,
+    ),
+}
+
+
+def _engine_of(name: str) -> sa.Engine:
+    engine = sa.create_engine("sqlite:///x")
+    engine.dialect.name = name
+    return engine
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_what_is_no_database_is_refused(why: str) -> None:
+    make, kind = WRONG[why]
+    with pytest.raises(kind, match=why):
+        make()
+
+
+ASYNCIO_ONLY = (
+    lambda: SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://")),
+    lambda: PostgresCursorStore("postgresql:///"),
+    lambda: RedisCursorStore("redis://127.0.0.1:1/0"),
+)
+
+
+@pytest.mark.parametrize("make", ASYNCIO_ONLY)
+def test_on_trio_operations_say_what_to_use(make: Any) -> None:
+    with pytest.raises(StoreError, match="asyncio only: use SQLiteCursorStore"):
+        anyio.run(make().load, FEED, backend="trio")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [(None, "asyncio")], indirect=True)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "postgresql://user:secret-password@127.0.0.1:1/db",
+        "host=127.0.0.1 port=1 password=secret-password connect_timeout=1",
+        "postgresql+psycopg://user:secret-password@127.0.0.1:1/db",
+        "postgresql+asyncpg://user:secret-password@127.0.0.1:1/db",
+        "mysql+asyncmy://user:secret-password@127.0.0.1:1/db",
+        "redis://:secret-password@127.0.0.1:1/0",
+    ],
+)
+async def test_r19_an_unreachable_database_is_a_store_error_without_the_password(
+    case: Any, place: str
+) -> None:
+    store: Any
+    if place.startswith("redis"):
+        store = RedisCursorStore(place)
+    elif "+" in place:
+        store = SQLAlchemyCursorStore(create_async_engine(place), timeout=10)
+    else:
+        store = PostgresCursorStore(place, timeout=5)
+    async with store:
+        with pytest.raises(StoreError) as failed:
+            await store.load(FEED)
+        causes = f"{failed.value.__cause__}" * (place.count("+") + place.startswith("redis"))
+        assert "secret" not in f"{failed.value} {causes} {store!r}"
+    if "+" in place:
+        await store.engine.dispose()
