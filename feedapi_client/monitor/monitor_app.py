@@ -23,8 +23,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.monitor.families import Metrics
 from feedapi_client.monitor.snapshots import SameLoop, Source
 from feedapi_client.monitor.status_json import Quarantined, health_json, status_json
-from feedapi_client.quarantine.quarantine_location import quarantine_beside
-from feedapi_client.quarantine.quarantine_store import QuarantineStore
+from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 
 HEADERS = {
     # Nothing from elsewhere, and no script but the files beside the page.
