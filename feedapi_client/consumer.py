@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import (
     AsyncIterator,
@@ -34,9 +33,8 @@ from feedapi_client.arguments import (
     check_seconds,
     check_word,
 )
-from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
-from feedapi_client.errors import FeedError, LeaseLostError
+from feedapi_client.errors import FeedError
 from feedapi_client.http.io import AsyncHTTP
 from feedapi_client.lineage.bootstrap import checked_start
 from feedapi_client.lineage.graph import checked_lineage
@@ -53,7 +51,7 @@ from feedapi_client.model import (
 from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.by_event import EventFailures
-from feedapi_client.quarantine.handling import NoFurtherAttempt, retrying_handler
+from feedapi_client.quarantine.handling import retrying_handler
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.retry import gives_up_after
 from feedapi_client.runtime.background import Background
@@ -62,8 +60,7 @@ from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.delegating import READ
 from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
 from feedapi_client.runtime.grace import GracePeriod
-from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
-from feedapi_client.runtime.observers import Observers
+from feedapi_client.runtime.running import HANDLER, BatchHandler, Running
 from feedapi_client.runtime.session import Session
 from feedapi_client.sharing.coordinator import Coordinator, instance_name
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
@@ -71,8 +68,6 @@ from feedapi_client.stores.base import CursorStore, LockingStore, PatientStore
 from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.sqlite import MemoryCursorStore
-
-log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
 _LEFT = "it was left and iterates no more"
@@ -212,8 +207,6 @@ class FeedConsumer(Generic[Payload]):
         """What counts once the consumer is running."""
         self._entry_patience = gives_up_after(retry)
         self._wait_for_server(self._entry_patience)
-        self._observers = Observers()
-        """What `feedapi_client.telemetry` is attached to."""
         self._paused = Paused()
         self._listeners = Listeners()
         self._settings = ConsumerSettings(
@@ -228,7 +221,6 @@ class FeedConsumer(Generic[Payload]):
             stream=fetch.streaming,
             limits=limits,
             retry=self.retry,
-            observers=self._observers,
             paused=self._paused,
             listeners=self._listeners,
         )
@@ -341,7 +333,7 @@ class FeedConsumer(Generic[Payload]):
         """
         check_async_function("the handler", handle, HANDLER)
         check_count("max_concurrency", max_concurrency)
-        watched = WatchedHandler(handle)
+        watched = BatchHandler(handle)
         adopts = self._settings.adopts
         with self._logged():
             handle = await retrying_handler(
@@ -386,60 +378,23 @@ class FeedConsumer(Generic[Payload]):
         check_async_function("read", read, READ)
         session = await self._begin()
         delegation = session.delegate(read, late)
-        watched = WatchedHandler(delegation.handle)
+        watched = BatchHandler(delegation.handle)
         await self._handle(session, watched, watched, delegation.handled, MAX_PARTITION + 1)
 
     async def _handle(
         self,
         session: Session,
-        watched: WatchedHandler,
+        watched: BatchHandler,
         handle: Callable[[Batch], Awaitable[object]],
         handled: Callable[[Batch], Awaitable[None]],
         max_concurrency: int,
     ) -> None:
         """Handle all batches of a session, `max_concurrency` at once."""
-        watched.watch(session.driver)
-        failure: list[BaseException] = []
-        slots = anyio.Semaphore(max_concurrency)
-
-        async def work(batch: Batch) -> None:
-            try:
-                try:
-                    with session.driver.observers.handling(batch):
-                        await handle(batch)
-                except LeaseLostError as error:
-                    if error.partition != batch.partition:
-                        raise
-                    log.warning(
-                        "%s", error, extra={"feed": self.feed, "partition": batch.partition}
-                    )
-                await handled(batch)
-            except NoFurtherAttempt:
-                pass  # it comes again
-            except BaseException as error:  # noqa: BLE001 - raised below, without a group
-                failed = failure_of(error, "the commit", own_task=True)
-                watched.raised(batch, failed)
-                failure.append(failed)
-                tasks.cancel_scope.cancel()
-            else:
-                watched.over(batch)
-            finally:
-                slots.release()
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                self._handlers = tasks.cancel_scope
-                await slots.acquire()
-                while (batch := await session.delivery.next()) is not None:
-                    tasks.start_soon(work, batch)
-                    await slots.acquire()
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-        finally:
-            self._handlers = None
-            session.close()
-        if failure:
-            raise failure[0]
+        running = Running(session.driver)
+        with self._handling(session, running.scope):
+            await watched.run(
+                running, session.driver, session.delivery, handle, handled, max_concurrency
+            )
 
     async def run_by_key(
         self,
@@ -508,9 +463,15 @@ class FeedConsumer(Generic[Payload]):
             max_concurrency=max_concurrency,
             max_in_flight=max_in_flight,
         )
-        self._handlers = by_key.scope
-        try:
+        with self._handling(session, by_key.scope):
             await by_key.run()
+
+    @contextmanager
+    def _handling(self, session: Session, handlers: anyio.CancelScope) -> Iterator[None]:
+        """Let the end of a grace period cancel the handlers, and end the session with them."""
+        self._handlers = handlers
+        try:
+            yield
         finally:
             self._handlers = None
             session.close()
@@ -611,7 +572,7 @@ class FeedConsumer(Generic[Payload]):
 
     def status(self) -> ConsumerStatus:
         """A snapshot of every partition. Costs time linear in their number."""
-        return ConsumerStatus(self.feed) if self._session is None else self._session.status()
+        return ConsumerStatus(self.feed) if self._session is None else self._session.board.status()
 
     def topology(self) -> Mapping[int, Partition]:
         """Return the partitions and edges of the last good discovery. Not to be changed.
@@ -636,12 +597,12 @@ class FeedConsumer(Generic[Payload]):
         entered it is live and not ready.
         """
         if self._opening is not None:
-            return self._opening.health(opening=True)
+            return self._opening.board.health(opening=True)
         if self._session is None or self._tasks is None:
             text = "the consumer is not entered" if self._session is None else _LEFT
             problem = Problem(ProblemName.NOT_OPEN, None, self._closed_since, text)
             return Health(live=True, ready=False, problems=(problem,))
-        return self._session.health()
+        return self._session.board.health()
 
     # ------------------------------------------------------------------ sessions
 

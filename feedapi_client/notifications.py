@@ -8,10 +8,11 @@ text of this library, or the name of another exception's type.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from feedapi_client.errors import FeedError
 from feedapi_client.status import ProblemName
@@ -193,13 +194,86 @@ def error_text(error: BaseException | None) -> str | None:
     return str(error) if isinstance(error, FeedError) else type(error).__qualname__
 
 
+class InnerNotification:
+    """What happens, and is none of the application's business: only parts of this library are told.
+
+    Not to be told to a `Listener`.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFetched(InnerNotification):
+    """The request that brought the last events of the batch just delivered began so long ago."""
+
+    partition: int
+    seconds_ago: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReleased(InnerNotification):
+    """The application is done with the oldest batch in flight, after so many seconds.
+
+    Its cause is how the handler has ended the iteration, if it did.
+    """
+
+    partition: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed(InnerNotification):
+    """A cursor could not be saved, which took so many seconds."""
+
+    partition: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRetried(InnerNotification):
+    """A request failed, and is made again."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRetried(InnerNotification):
+    """The handler gets a batch, or an event, again after a pause."""
+
+    partition: int
+
+
+_NO_CONTEXT = nullcontext()
+
+
+class InnerListener(Protocol):
+    """A part of this library that is told what happens. It must not raise or block."""
+
+    def told(
+        self, happened: Notification | InnerNotification, cause: BaseException | None, /
+    ) -> None:
+        """Something has happened. `cause` is for its type only: its text may hold a payload."""
+        ...
+
+    def handling(self, partition: int, /) -> AbstractContextManager[object]:
+        """Return the context in which the handler of `FeedConsumer.run` handles a batch."""
+        ...
+
+
 class Listeners:
     """Who is told what happens in one consumer. False while nobody is."""
 
     def __init__(self) -> None:
         self._all: tuple[Subscription, ...] = ()
+        self._inner: tuple[InnerListener, ...] = ()
 
     def __bool__(self) -> bool:
+        return bool(self._all or self._inner)
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether the application listens. Problems are looked for only then."""
         return bool(self._all)
 
     def add(self, listener: Listener) -> Subscription:
@@ -212,10 +286,37 @@ class Listeners:
         """Tell it no more."""
         self._all = tuple(each for each in self._all if each is not subscription)
 
-    def tell(self, notification: Notification) -> None:
-        """Call each listener. What one raises is reported, and goes no further."""
-        for subscription in self._all:
-            subscription.tell(notification)
+    def attach(self, listener: InnerListener) -> None:
+        """Tell a part of this library of everything from now on, inner notifications included."""
+        self._inner = (*self._inner, listener)
+
+    def detach(self, listener: InnerListener) -> None:
+        """Tell it no more. May be called again."""
+        self._inner = tuple(each for each in self._inner if each is not listener)
+
+    def tell(
+        self, happened: Notification | InnerNotification, cause: BaseException | None = None
+    ) -> None:
+        """Call each listener. What an application's raises is reported, and goes no further.
+
+        Only parts of this library get the `cause`, which is the error behind it.
+        """
+        for listener in self._inner:
+            listener.told(happened, cause)
+        if not isinstance(happened, InnerNotification):
+            for subscription in self._all:
+                subscription.tell(happened)
+
+    def handling(self, partition: int) -> AbstractContextManager[object]:
+        """Return the context in which a handler handles a batch: those of all inner listeners."""
+        return self._contexts(partition) if self._inner else _NO_CONTEXT
+
+    @contextmanager
+    def _contexts(self, partition: int) -> Iterator[None]:
+        with ExitStack() as contexts:
+            for listener in self._inner:
+                contexts.enter_context(listener.handling(partition))
+            yield
 
 
 class Subscription:

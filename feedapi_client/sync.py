@@ -44,11 +44,11 @@ from feedapi_client.model import (
     being_handled,
     remembers,
 )
+from feedapi_client.notifications import Listeners
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.handling import DryRunPassed
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.runtime.loop_thread import LoopThread, NotOpenError
-from feedapi_client.runtime.observers import Observers
 from feedapi_client.status import ConsumerStatus, Health
 from feedapi_client.stores.base import CursorStore, ThreadBoundStore
 from feedapi_client.stores.caller_thread import LOOK_SECONDS, CallerThread
@@ -422,9 +422,9 @@ class SyncFeedConsumer(Generic[Payload]):
         return self._consumer.instance
 
     @property
-    def _observers(self) -> Observers:
+    def _listeners(self) -> Listeners:
         """What `feedapi_client.telemetry` is attached to."""
-        return self._consumer._observers
+        return self._consumer._listeners
 
     @property
     def cut_short(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.liftbridge_errors import MessageTooLargeError
 from feedapi_client.model import Batch
+from feedapi_client.notifications import EventQuarantined
 from feedapi_client.protocol.text import printable
 from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 from feedapi_client.quarantine.record import quarantined
@@ -77,8 +78,8 @@ class OversizedEvents:
                 extra={"feed": self._consumer.feed, "partition": batch.partition},
             )
             if self._quarantine is not None:
-                for observer in self._consumer._observers:
-                    observer.quarantined(batch.partition, type(error).__qualname__)
+                told = EventQuarantined(batch.partition, type(error).__qualname__)
+                self._consumer._listeners.tell(told, error)
 
     def _stop(self, batch: Batch, index: int, error: MessageTooLargeError) -> MessageTooLargeError:
         stopped = MessageTooLargeError(

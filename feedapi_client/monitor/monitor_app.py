@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any
 
-import anyio
 import orjson
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,11 +17,10 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.errors import StoreError
-from feedapi_client.monitor.families import Metrics
-from feedapi_client.monitor.snapshots import SameLoop, Source
+from feedapi_client.monitor.exposition import Exposition, media_type
+from feedapi_client.monitor.snapshots import Snapshots
 from feedapi_client.monitor.status_json import Quarantined, health_json, status_json
-from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
+from feedapi_client.quarantine.quarantine_store import QuarantineStore
 
 HEADERS = {
     # Nothing from elsewhere, and no script but the files beside the page.
@@ -39,12 +36,6 @@ HEADERS = {
 }
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _JSON = "application/json"
-_QUARANTINED_SHOWN = 20
-_QUARANTINED_SECONDS = 10.0
-"""Time for which the quarantined events that were read are shown again."""
-_QUARANTINE_TIMEOUT = 5.0
-_KEPT_SECONDS = 0.5
-"""Time for which metrics, and a status, that were rendered are given again."""
 
 
 class Monitor:
@@ -68,20 +59,19 @@ class Monitor:
         *consumers: FeedConsumer,
         quarantine: QuarantineStore | None = None,
         hosts: Collection[str] | None = None,
-        _source: Source | None = None,
+        _snapshots: Snapshots | None = None,
     ) -> None:
         if not consumers:
             raise TypeError("a Monitor needs a consumer")
-        self._source: Source = _source or SameLoop(consumers)
+        self._snapshots = _snapshots or Snapshots(consumers, quarantine)
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
-        self._metrics = Metrics(consumers)
-        self._kept_metrics, self._kept_status = _Kept(), _Kept()
-        self._quarantines = [QuarantineView(consumer, quarantine) for consumer in consumers]
+        self._exposition = Exposition(consumers)
+        self._texts: dict[str, tuple[float, bytes]] = {}
         self._app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
-                Route("/metrics", self._metrics_text),
+                Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/", _static("index.html")),
                 *(Route(f"/{name}", _static(name)) for name in static_files()),
@@ -116,7 +106,7 @@ class Monitor:
 
     def close(self) -> None:
         """Stop observing the consumers. `serve` calls it."""
-        self._metrics.close()
+        self._exposition.close()
 
     async def _healthz(self, _: Request) -> Response:
         return await self._probe("live")
@@ -125,58 +115,32 @@ class Monitor:
         return await self._probe("ready")
 
     async def _probe(self, which: str) -> Response:
-        health = health_json(await self._source.observe())
-        return _json(health, 200 if health[which] else 503)
+        health = health_json(await self._snapshots.look())
+        text = orjson.dumps(health)
+        return Response(text, 200 if health[which] else 503, media_type=_JSON)
 
     async def _status(self, _: Request) -> Response:
-        return Response(await self._kept_status.get(_JSON, self._status_text), media_type=_JSON)
+        seen = await self._snapshots.look()
+        quarantined: Sequence[Quarantined] = [None] * len(seen.snapshots)
+        if seen.blocked is not None:
+            return Response(orjson.dumps(status_json(seen, quarantined)), media_type=_JSON)
+        quarantined = await self._snapshots.quarantined()
+        return self._kept(_JSON, seen.taken, lambda: orjson.dumps(status_json(seen, quarantined)))
 
-    async def _status_text(self) -> bytes:
-        seen = await self._source.observe()
-        quarantined: list[Quarantined] = [None] * len(seen.snapshots)
-        if seen.blocked is None:
-            quarantined = await self._source.call(self._read_quarantines)
-        return orjson.dumps(status_json(seen, quarantined))
-
-    async def _read_quarantines(self) -> Sequence[Quarantined]:
-        return [await view.read() for view in self._quarantines]
-
-    async def _metrics_text(self, request: Request) -> Response:
-        accept = request.headers.get("accept", "")
-        media_type = self._metrics.media_type(accept)
-
-        async def render() -> bytes:
-            text, _ = await self._source.call(self._metrics.render, accept)
-            return bytes(text)
-
-        try:
-            text = await self._kept_metrics.get(media_type, render)
-        except TimeoutError:
+    async def _metrics(self, request: Request) -> Response:
+        seen, accept = await self._snapshots.look(), request.headers.get("accept", "")
+        if seen.blocked is not None:
             return Response("the event loop does not answer", 503)
-        return Response(text, media_type=media_type)
+        return self._kept(
+            media_type(accept), seen.taken, lambda: self._exposition.render(accept, seen.snapshots)
+        )
 
-
-class _Kept:
-    """Texts that are rendered at most twice a second, whoever asks for them."""
-
-    def __init__(self) -> None:
-        self._rendered: dict[str, tuple[float, bytes]] = {}
-        self._lock: anyio.Lock | None = None
-
-    async def get(self, media_type: str, render: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return the text of a media type."""
-        if self._lock is None:  # here: `serve` is called in another event loop
-            self._lock = anyio.Lock()
-        async with self._lock:
-            found = self._rendered.get(media_type)
-            if found is None or time.monotonic() - found[0] >= _KEPT_SECONDS:
-                text = await render()
-                found = self._rendered[media_type] = (time.monotonic(), text)
-        return found[1]
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type=_JSON)
+    def _kept(self, media_type: str, taken: float, render: Callable[[], bytes]) -> Response:
+        """Render a text once for each snapshot, whoever asks for it."""
+        found = self._texts.get(media_type)
+        if found is None or found[0] < taken:
+            found = self._texts[media_type] = taken, render()
+        return Response(found[1], media_type=media_type)
 
 
 @cache
@@ -198,50 +162,3 @@ def _static(name: str) -> Any:
         return Response(content, media_type=media_type)
 
     return respond
-
-
-class QuarantineView:
-    """Reads the oldest quarantined events of one consumer, at most once in 10 seconds.
-
-    It shows where they are and why, no payload.
-
-    Arguments:
-        store: None for the one beside the consumer's cursors, if there is one.
-    """
-
-    def __init__(self, consumer: FeedConsumer, store: QuarantineStore | None) -> None:
-        self._consumer = consumer
-        self._store = store
-        self._found: dict[str, Any] | None = None
-        self._read = -_QUARANTINED_SECONDS
-
-    async def read(self) -> dict[str, Any] | None:
-        """Return the first events and whether there are more; None where that can't be said.
-
-        To be called in the event loop of the consumer, whose database this is.
-        """
-        if time.monotonic() - self._read >= _QUARANTINED_SECONDS:
-            self._read = time.monotonic()
-            self._found = None
-            with anyio.move_on_after(_QUARANTINE_TIMEOUT):
-                self._found = await self._load()
-        return self._found
-
-    async def _load(self) -> dict[str, Any] | None:
-        try:
-            store = self._store or quarantine_beside(self._consumer.store)
-            events = await store.page(self._consumer.key, limit=_QUARANTINED_SHOWN + 1)
-        except StoreError:
-            return None  # no quarantine beside these cursors, or nothing was put there ever
-        return {
-            "more": len(events) > _QUARANTINED_SHOWN,
-            "events": [
-                {
-                    "id": event.id,
-                    "partition": event.partition,
-                    "error_type": event.error_type,
-                    "time": event.time,
-                }
-                for event in events[:_QUARANTINED_SHOWN]
-            ],
-        }

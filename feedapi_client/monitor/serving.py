@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.monitor.monitor_app import Monitor
-from feedapi_client.monitor.snapshots import Inbox, OtherThread
+from feedapi_client.monitor.snapshots import Snapshots
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
 
 _BACKLOG = 128
@@ -134,16 +134,13 @@ class MonitorServer:
         except BaseException:
             listener.close()
             raise
-        inbox = Inbox()
-        self._tasks.start_soon(inbox.run)
-        source = OtherThread(self._consumers, inbox, threading.get_ident())
+        snapshots = Snapshots(self._consumers, self._quarantine)
+        snapshots.push(self._tasks)
         host, port = listener.getsockname()[:2]
         hosts = ("localhost",) if self._hosts is None else self._hosts
         if self._hosts is None and not ip_address(host).is_loopback:
             hosts = ("localhost", socket.gethostname())
-        self._monitor = Monitor(
-            *self._consumers, quarantine=self._quarantine, hosts=hosts, _source=source
-        )
+        self._monitor = Monitor(*self._consumers, hosts=hosts, _snapshots=snapshots)
         self.url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
         self._server = uvicorn.Server(
             uvicorn.Config(

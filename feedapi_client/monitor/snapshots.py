@@ -1,34 +1,46 @@
-"""Snapshots of consumers, and the two places where a monitor takes them.
+"""Snapshots of consumers, taken in their event loop, for readers in that or in another thread.
 
-Those are the event loop of the consumers, and another thread.
+Another thread, which answers also while that event loop is blocked, never calls into it: it says
+what it wants, and the event loop pushes that when it comes by. Its age says whether it does.
 """
 
 from __future__ import annotations
 
-import asyncio
+import gc
+import sys
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from inspect import isawaitable
-from typing import Any, Protocol
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, TypeVar
 
 import anyio
-import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from feedapi_client.consumer import FeedConsumer
+from feedapi_client.errors import StoreError
 from feedapi_client.model import Partition
-from feedapi_client.runtime.stacks import place_of_thread
+from feedapi_client.quarantine.quarantine_store import quarantine_beside
+from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
 
 _MAX_AGE = 0.5
 """Seconds for which a snapshot is used again: its cost does not grow with the number of readers."""
 _TIMEOUT = 2.0
 """Seconds after which an event loop that does not answer counts as blocked."""
-_CALL_TIMEOUT = 10.0
+_TICK = 0.05
+"""Seconds after which the event loop looks whether something is wanted."""
+_QUARANTINED_SHOWN = 20
+_QUARANTINED_SECONDS = 10.0
+"""Seconds for which the quarantined events that were read are shown again."""
+_QUARANTINE_TIMEOUT = 5.0
+_INNERMOST = 5
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,7 @@ class ConsumerSnapshots:
     """
 
     snapshots: Sequence[Snapshot]
+    taken: float
     blocked: Problem | None = None
     live: bool = True
     """False once the event loop has been blocked for longer than `Limits.stall_timeout`."""
@@ -58,149 +71,154 @@ class ConsumerSnapshots:
 def take_snapshots(consumers: Sequence[FeedConsumer]) -> list[Snapshot]:
     """Return a snapshot of each consumer. To be called in their event loop."""
     return [
-        Snapshot(
-            datetime.now(UTC),
-            consumer.key.name,
-            consumer.status(),
-            consumer.health(),
-            consumer.topology(),
-        )
-        for consumer in consumers
+        Snapshot(datetime.now(UTC), each.key.name, each.status(), each.health(), each.topology())
+        for each in consumers
     ]
 
 
-class Source(Protocol):
-    """Gives access to consumers from where the monitor runs."""
+class _Pushed(Generic[T]):
+    """A value that is taken in one event loop, and read there or in another thread."""
 
-    async def observe(self) -> ConsumerSnapshots:
-        """Return snapshots that are at most half a second old."""
-        ...
+    def __init__(self, take: Callable[[], Awaitable[T]], first: T) -> None:
+        self._take = take
+        self._error: Exception | None = None
+        self.value = first
+        self.taken = float("-inf")
+        self.pushed = False
+        """Whether the event loop pushes it. If not, it is read there."""
+        self.wanted = False
 
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return the result of a function, or coroutine function, called in their event loop.
-
-        Raises TimeoutError when that takes too long.
-        """
-        ...
-
-
-class SameLoop:
-    """The monitor runs in the event loop of the consumers, mounted in an application."""
-
-    def __init__(self, consumers: Sequence[FeedConsumer]) -> None:
-        self._consumers = consumers
-        self._snapshots: list[Snapshot] = []
-        self._taken = -_MAX_AGE
-
-    async def observe(self) -> ConsumerSnapshots:
-        """See `Source.observe`."""
-        now = time.monotonic()
-        if now - self._taken >= _MAX_AGE:
-            self._snapshots, self._taken = take_snapshots(self._consumers), now
-        return ConsumerSnapshots(self._snapshots)
-
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See `Source.call`."""
-        with anyio.fail_after(_CALL_TIMEOUT):
-            result = function(*args)
-            return await result if isawaitable(result) else result
-
-
-class Inbox:
-    """Takes functions from any thread, and runs them in the event loop that it was made in.
-
-    A portal of anyio does so too, but its calls block the calling thread for as long as the event
-    loop is blocked.
-    """
-
-    def __init__(self) -> None:
-        self._loop: Any = anyio.lowlevel.current_token().native_token
-        self._calls: deque[Callable[[], Any]] = deque()
-        self._filled = anyio.Event()
-
-    def put(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have a function, or coroutine function, called. To be called from another thread."""
-        future: Future[Any] = Future()
-        self._calls.append(partial(_answer, future, function, *args))
-        if isinstance(self._loop, asyncio.AbstractEventLoop):
-            self._loop.call_soon_threadsafe(self._wake)
+    async def read(self, max_age: float, timeout: float) -> None:
+        """Have a value that is not too old. Raises TimeoutError, and what taking it raised."""
+        asked = time.monotonic()
+        if asked - self.taken < max_age:
+            return
+        if not self.pushed:
+            await self.renew()
         else:
-            self._loop.run_sync_soon(self._wake)
-        return future
+            self.wanted = True
+            with anyio.fail_after(timeout):
+                while self.taken < asked:  # noqa: ASYNC110 - pushed by another thread
+                    await anyio.sleep(_TICK / 2)
+        if self._error is not None:
+            raise self._error
 
-    async def run(self) -> None:
-        """Call the functions, each in a task of its own, until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            while True:
-                await self._filled.wait()
-                self._filled = anyio.Event()
-                while self._calls:
-                    tasks.start_soon(self._calls.popleft())
-
-    def _wake(self) -> None:
-        self._filled.set()
-
-
-async def _answer(future: Future[Any], function: Callable[..., Any], *args: Any) -> None:
-    """Call a function for another thread, which may have given up."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = function(*args)
-        future.set_result(await result if isawaitable(result) else result)
-    except Exception as error:  # noqa: BLE001 - raised there
-        future.set_exception(error)
-    finally:
-        if not future.done():
-            future.set_exception(TimeoutError("the monitor is being closed"))
+    async def renew(self) -> None:
+        """Take the value. To be called in the event loop of the consumers."""
+        self._error = None
+        try:
+            self.value = await self._take()
+        except Exception as error:  # noqa: BLE001 - raised where it is read
+            self._error = error
+        self.taken = time.monotonic()
 
 
-class OtherThread:
-    """The monitor runs in a thread of its own, on asyncio, and asks the consumers' event loop.
-
-    So it answers also while that event loop is blocked, and says where.
+class Snapshots:
+    """What a monitor shows of its consumers, at most half a second old.
 
     Arguments:
-        inbox: runs in that event loop what is put into it.
-        thread: the identifier of the thread that it runs in.
+        quarantine: where quarantined events are; None for beside the cursors of each consumer.
     """
 
-    def __init__(self, consumers: Sequence[FeedConsumer], inbox: Inbox, thread: int) -> None:
+    def __init__(
+        self, consumers: Sequence[FeedConsumer], quarantine: QuarantineStore | None
+    ) -> None:
         self._consumers = consumers
-        self._inbox = inbox
-        self._thread = thread
+        self._quarantine = quarantine
         self._stall_timeout = min(consumer.limits.stall_timeout for consumer in consumers)
-        self._snapshots: list[Snapshot] = []
-        self._taken = -_MAX_AGE
-        self._unanswered: float | None = None
-        self._lock = asyncio.Lock()
+        self._thread = 0
+        self._beat = 0.0
+        """When the event loop last looked whether something is wanted."""
+        self._snapshots = _Pushed[list[Snapshot]](self._take, [])
+        self._quarantined = _Pushed[list[dict[str, Any] | None]](self._take_quarantined, [])
 
-    async def observe(self) -> ConsumerSnapshots:
-        """See `Source.observe`."""
-        async with self._lock:
-            asked = time.monotonic()
-            if asked - self._taken < _MAX_AGE:
-                return ConsumerSnapshots(self._snapshots)
-            try:
-                self._snapshots = await self._call(_TIMEOUT, take_snapshots, self._consumers)
-            except TimeoutError:
-                if self._unanswered is None:
-                    self._unanswered = asked
-                return self._blocked(time.monotonic() - self._unanswered)
-            self._taken, self._unanswered = time.monotonic(), None
-            return ConsumerSnapshots(self._snapshots)
+    def push(self, tasks: TaskGroup) -> None:
+        """Serve a monitor in another thread. To be called in the event loop of the consumers."""
+        self._thread, self._beat = threading.get_ident(), time.monotonic()
+        self._snapshots.pushed = self._quarantined.pushed = True
+        tasks.start_soon(self._push, tasks)
 
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See `Source.call`."""
-        return await self._call(_CALL_TIMEOUT, function, *args)
+    async def _push(self, tasks: TaskGroup) -> None:
+        while True:
+            self._beat = time.monotonic()
+            for each in (self._snapshots, self._quarantined):
+                if each.wanted:
+                    each.wanted = False
+                    tasks.start_soon(each.renew)
+            await anyio.sleep(_TICK)
 
-    async def _call(self, timeout: float, function: Callable[..., Any], *args: Any) -> Any:
-        future = self._inbox.put(function, *args)
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+    async def look(self) -> ConsumerSnapshots:
+        """Return the snapshots. Where the event loop does not answer, they are the last ones."""
+        pushed = self._snapshots
+        try:
+            await pushed.read(_MAX_AGE, _TIMEOUT)
+        except TimeoutError:
+            seconds = time.monotonic() - self._beat
+            where = _place_of_thread(self._thread)
+            text = f"the event loop has not answered for {seconds:.0f} s; it is at {where}"
+            since = datetime.now(UTC) - timedelta(seconds=seconds)
+            problem = Problem(ProblemName.EVENT_LOOP_BLOCKED, None, since, text)
+            live = seconds < self._stall_timeout
+            return ConsumerSnapshots(pushed.value, pushed.taken, problem, live)
+        return ConsumerSnapshots(pushed.value, pushed.taken)
 
-    def _blocked(self, seconds: float) -> ConsumerSnapshots:
-        where = place_of_thread(self._thread)
-        text = f"the event loop has not answered for {seconds:.0f} s; it is at {where}"
-        since = datetime.now(UTC) - timedelta(seconds=seconds)
-        problem = Problem(ProblemName.EVENT_LOOP_BLOCKED, None, since, text)
-        return ConsumerSnapshots(self._snapshots, problem, live=seconds < self._stall_timeout)
+    async def quarantined(self) -> Sequence[Mapping[str, Any] | None]:
+        """Return the first quarantined events of each consumer; None where that can't be said."""
+        try:
+            timeout = 2 * _QUARANTINE_TIMEOUT
+            await self._quarantined.read(_QUARANTINED_SECONDS, timeout)
+        except TimeoutError:
+            return [None] * len(self._consumers)
+        return self._quarantined.value
+
+    async def _take(self) -> list[Snapshot]:
+        return take_snapshots(self._consumers)
+
+    async def _take_quarantined(self) -> list[dict[str, Any] | None]:
+        found: list[dict[str, Any] | None] = []
+        for consumer in self._consumers:
+            found.append(None)
+            with anyio.move_on_after(_QUARANTINE_TIMEOUT):
+                found[-1] = await self._read_quarantined(consumer)
+        return found
+
+    async def _read_quarantined(self, consumer: FeedConsumer) -> dict[str, Any] | None:
+        """Where the oldest quarantined events are, and why. No payload."""
+        try:
+            store = self._quarantine or quarantine_beside(consumer.store)
+            events = await store.page(consumer.key, limit=_QUARANTINED_SHOWN + 1)
+        except StoreError:
+            return None  # no quarantine beside these cursors, or nothing was put there ever
+        shown = ("id", "partition", "error_type", "time")
+        return {
+            "more": len(events) > _QUARANTINED_SHOWN,
+            "events": [
+                {name: getattr(event, name) for name in shown}
+                for event in events[:_QUARANTINED_SHOWN]
+            ],
+        }
+
+
+def frame_of_thread(id: int) -> FrameType | None:
+    """Return the frame in which a thread is; None when there is no such thread."""
+    # CPython 3.11 makes the frames while it holds a lock that a thread needs to end. If garbage is
+    # collected meanwhile, such a thread may get its turn: the process then stands still for ever
+    # (gh-106883).
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(id)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _place_of_thread(id: int) -> str:
+    """Where a thread is: its innermost frames in one line."""
+    frame = frame_of_thread(id)
+    if frame is None:
+        return "an unknown place"
+    return ", called by ".join(
+        f"{each.name} ({Path(each.filename).name}:{each.lineno})"
+        for each in reversed(traceback.extract_stack(frame, limit=_INNERMOST))
+    )

@@ -7,6 +7,7 @@ in a bounded number of tasks, retries failing events, and saves cursors.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,23 +15,22 @@ from types import CoroutineType
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
 from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import Batch, Event
-from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.by_event import EventFailures, Key
-from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
+from feedapi_client.quarantine.failure_text import failure_line
 from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent
-from feedapi_client.retry import Backoff, retry
+from feedapi_client.retry import retry
 from feedapi_client.runtime.buffer import memory_of
 from feedapi_client.runtime.delivery import TURN_SECONDS, Delivery
 from feedapi_client.runtime.done_ahead import DoneAhead, EventIdOf
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.key_order import KeyedBatch, KeyedEvent, KeyOrder, Oldest
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.running import Running
 from feedapi_client.runtime.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -74,14 +74,17 @@ class ByKey:
         max_concurrency: int,
         max_in_flight: int,
     ) -> None:
-        self.scope = anyio.CancelScope()
+        self._running = Running(driver, log)
+        self.scope = self._running.scope
         """Cancels what is in flight."""
         self._driver = driver
         self._delivery = delivery
         self._handle = handle
         self._key = key
         self._failures = failures
-        self._ahead = None if event_id is None else DoneAhead(driver, event_id, self)
+        self._ahead: DoneAhead | None = None
+        if event_id is not None:
+            self._ahead = DoneAhead(driver, event_id, self._running, self.look, failures.backoff)
         self._max_concurrency = max_concurrency
         self._max_in_flight = max_in_flight
         self._max_size = driver.limits.max_buffered_bytes
@@ -93,11 +96,9 @@ class ByKey:
         self._turn: object = None
         self._turn_ends = 0.0
         self._committing: set[int] = set()
-        self._backoffs: dict[int, Backoff] = {}
-        self._failing: dict[int, set[int]] = {}
+        self._failing: Counter[int] = Counter()
+        """By partition: how many events in flight have failed, where any has."""
         self._unkeyed = False
-        self._tasks: TaskGroup
-        self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<ByKey {self._workers - len(self._idle)} handlers, {self._order!r}>"
@@ -105,29 +106,17 @@ class ByKey:
     async def run(self) -> None:
         """Handle events until the end of the feed or a stop.
 
-        Raises what the handler raises, if that ends the iteration, and the session's failure.
-        Cancellation cancels the handlers.
+        After a stop what was begun is finished, and the cursor saved as far as all before it is
+        done. The rest comes again, undone. Raises what the handler raises, if that ends the
+        iteration, and the session's failure.
         """
         self._delivery.overlap(self)
-        try:
-            with self.scope:
-                async with anyio.create_task_group() as self._tasks:
-                    while (batch := await self._delivery.next()) is not None:
-                        self._admit(batch)
-                    await self._finish()
-                    self._tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-        if self._failure is not None:
-            raise self._failure
+        await self._running.run(self._deliver)
 
-    async def _finish(self) -> None:
-        """Wait until all that was delivered is handled and committed; after a stop, what was begun.
-
-        The rest comes again, undone. So does what is done behind the cursor: that is then saved as
-        far as all before it is done.
-        """
+    async def _deliver(self) -> None:
         driver = self._driver
+        while (batch := await self._delivery.next()) is not None:
+            self._admit(batch)
         while not self._finished:
             if driver.failure is not None:
                 raise driver.failure
@@ -136,6 +125,7 @@ class ByKey:
                 await driver.woken()
         for partition in self._order.partitions:
             await self._save_partly(partition)
+        self._running.end_tasks()
 
     @property
     def _finished(self) -> bool:
@@ -153,8 +143,7 @@ class ByKey:
         if self._losses == self._driver.losses:
             return
         self._losses = self._driver.losses
-        if self._failures.held is not None and self._driver.sharing is not None:
-            self._failures.held.stale = True
+        self._held_may_be_stale()
         for id in self._order.partitions:
             partition, first = self._driver.partitions[id], self._order.first_number(id)
             if partition.is_lost(first):
@@ -162,6 +151,11 @@ class ByKey:
                 self._dropped(id, self._order.drop(id, last))
             elif partition.entry.state is State.ELSEWHERE:
                 self._dropped(id, self._order.drop_unbegun(id))
+
+    def _held_may_be_stale(self) -> None:
+        """Another instance may have changed which keys wait for a replay."""
+        if self._failures.held is not None and self._driver.sharing is not None:
+            self._failures.held.stale = True
 
     def _dropped(self, id: int, lost: list[KeyedBatch]) -> None:
         for work in lost:
@@ -179,33 +173,27 @@ class ByKey:
         """
         if self._ahead is not None and not self._ahead.is_claimed(partition):
             return None
-        first = partition.pending[0]
+        first, order = partition.pending[0], self._order
         self._size = memory_of(first)
-        order = self._order
-        if order.idle:
-            return True
-        return (
+        return order.idle or (
             order.events + len(first.events) <= self._max_in_flight
             and order.size + self._size <= self._max_size
         )
 
     def oldest(self, partition: int) -> Oldest | None:
-        """Return what holds the cursor of the partition back; None where nothing does."""
         return self._order.oldest(partition, self._driver.clock())
 
     def _admit(self, batch: Batch) -> None:
-        driver = self._driver
-        partition = driver.partitions[batch.partition]
-        number = partition.batches
+        partition = self._driver.partitions[batch.partition]
         work = KeyedBatch(
             batch,
-            number=number,
+            number=partition.batches,
             size=self._size,
-            delivered_at=driver.clock(),
+            delivered_at=self._driver.clock(),
             marks=partition.marks,
         )
-        if number == 1 and driver.sharing is not None and self._failures.held is not None:
-            self._failures.held.stale = True
+        if work.number == 1:
+            self._held_may_be_stale()
         done = () if self._ahead is None else self._ahead.identify(work)
         self._order.admit(work, self._keys(batch), done)
         if not work.left:
@@ -241,7 +229,7 @@ class ByKey:
             wanted -= 1
         for _ in range(min(wanted, self._max_concurrency - self._workers)):
             self._workers += 1
-            self._tasks.start_soon(self._work)
+            self._running.start(self._work)
 
     async def _work(self) -> None:
         """Handle one event after the other. No call more than needed: it is the inner loop."""
@@ -261,7 +249,7 @@ class ByKey:
                 except BaseException as error:  # noqa: BLE001 - retried, quarantined or raised
                     self._failed(item, failure_of(error, "the handler", own_task=True))
                 else:
-                    if self._backoffs or failures.in_a_row:
+                    if self._failing or failures.in_a_row:
                         self._driver.handled_at = datetime.now(UTC)
                         self._recovered(item)
                         failures.handled(item.work.batch.partition)
@@ -302,37 +290,20 @@ class ByKey:
         """Retry the event, put it aside, or end the iteration."""
         if item.work.lost:
             self._done(item)  # whoever has the lease now handles it
-            return
-        if isinstance(error, EarlierEventQuarantined):
-            self._put_aside(item, error)
-            return
-        self._note_failure(item, error)
-        backoff = self._backoffs.get(id(item))
-        if backoff is None:
-            backoff = self._backoffs[id(item)] = self._failures.backoff()
-        try:
-            pause = backoff.pause(error)
-        except Exception:  # noqa: BLE001 - the same error: it is final
+        elif isinstance(error, EarlierEventQuarantined):
             self._put_aside(item, error)
         else:
-            self._retry(item, error, pause, backoff.failures + 1)
-
-    def _retry(self, item: KeyedEvent, error: Exception, pause: float, attempt: int) -> None:
-        driver, partition = self._driver, self._partition(item)
-        partition.handling.pauses(pause)
-        for observer in driver.observers:
-            observer.handler_retried(partition.id)
-        driver.failure_log.warn(
-            partition.id,
-            lambda: (
-                f"feed {driver.feed}, partition {partition.id}: {partition.handling.error}; "
-                f"attempt {attempt} of this event in {pause:.1f} s\n"
-                f"{failure_traceback(error)}"
-            ),
-            attempt=attempt,
-        )
-        self._order.pause(item)
-        self._tasks.start_soon(self._again, item, pause)
+            self._note_failure(item, error)
+            assert item.backoff is not None
+            try:
+                pause = item.backoff.pause(error)
+            except Exception:  # noqa: BLE001 - the same error: it is final
+                self._put_aside(item, error)
+            else:
+                attempt, partition = item.backoff.failures + 1, item.work.batch.partition
+                self._running.retries(partition, error, attempt, pause, of=" of this event")
+                self._order.pause(item)
+                self._running.start(self._again, item, pause)
 
     async def _again(self, item: KeyedEvent, pause: float) -> None:
         await anyio.sleep(pause)
@@ -340,59 +311,34 @@ class ByKey:
             self._call_workers()
 
     def _put_aside(self, item: KeyedEvent, error: Exception) -> None:
-        """Quarantine the event, or end the iteration with its error."""
         cursor = item.work.batch.cursor
         record = self._failures.put_aside(item.event, cursor, item.index, item.key, error)
         if record is None:
-            self._end(item, error)
+            self._running.ended_by(item.work.batch.partition, error)
+            self._running.end(error)
         else:
             self._driver.handled_at = datetime.now(UTC)
             item.work.quarantined.append(record)
             self._done(item)
 
     def _note_failure(self, item: KeyedEvent, error: Exception) -> None:
-        partition = self._partition(item)
+        id, again = item.work.batch.partition, item.backoff is not None
+        if item.backoff is None:
+            item.backoff = self._failures.backoff()
+            self._failing[id] += 1
         text = f"the handler failed with {failure_line(error)}"
-        failing = self._failing.setdefault(partition.id, set())
-        partition.handling.event_failed(text, again=id(item) in failing)
-        failing.add(id(item))
-        for observer in self._driver.observers:
-            observer.handler_failed(partition.id, error)
-        if self._driver.listeners:
-            failed = HandlerFailed(partition.id, type(error).__qualname__)
-            self._driver.listeners.tell(failed)
+        self._driver.partitions[id].handling.event_failed(text, again=again)
+        self._running.tell_failure(id, error)
 
     def _recovered(self, item: KeyedEvent) -> None:
         """Note that an event that may have failed is done, or dropped."""
-        self._backoffs.pop(id(item), None)
-        partition = self._partition(item)
-        failing = self._failing.get(partition.id)
-        if failing is None or id(item) not in failing:
+        if item.backoff is None:
             return
-        failing.discard(id(item))
-        if not failing:
-            del self._failing[partition.id]
-            partition.handling.recovered()
-
-    def _end(self, item: KeyedEvent, error: Exception) -> None:
-        """End the iteration with the error of an event."""
-        driver, partition = self._driver, self._partition(item)
-        if self._failure is None:
-            self._failure = error
-            driver.ended_by_handler(partition)
-            if error is not driver.failure:  # which was logged where it was found
-                log.error(
-                    "feed %s, partition %d: %s, which ends the iteration\n%s",
-                    driver.feed,
-                    partition.id,
-                    partition.handling.error,
-                    failure_traceback(error),
-                    extra={"feed": driver.feed, "partition": partition.id},
-                )
-        self.scope.cancel()
-
-    def _partition(self, item: KeyedEvent) -> RuntimePartition:
-        return self._driver.partitions[item.work.batch.partition]
+        item.backoff, id = None, item.work.batch.partition
+        self._failing[id] -= 1
+        if not self._failing[id]:
+            del self._failing[id]
+            self._driver.partitions[id].handling.recovered()
 
     # ------------------------------------------------------------------ what is committed
 
@@ -400,7 +346,7 @@ class ByKey:
         """Commit the first batches of the partition, unless none of them is done."""
         if partition not in self._committing and self._order.complete(partition):
             self._committing.add(partition)
-            self._tasks.start_soon(self._commit, partition)
+            self._running.start_beside(self._commit, partition)
 
     async def _commit(self, partition: int) -> None:
         """Save the cursor of the last batch up to which all is done, as long as there is one."""
@@ -415,12 +361,8 @@ class ByKey:
                         if self._ahead is not None:
                             self._ahead.forget(work)
                         self._settle(work)
-                        self._log_quarantined(work.quarantined)
+                        self._tell_quarantined(work.quarantined)
                 await self._delivery.release(partition, retired)
-        except BaseException as error:  # noqa: BLE001 - raised by `run`, without a group around it
-            failed = failure_of(error, "a save or a task beside the handlers", own_task=True)
-            self._failure = self._failure or failed
-            self.scope.cancel()
         finally:
             self._committing.discard(partition)
             self._driver.wake()
@@ -436,13 +378,13 @@ class ByKey:
         await self._save(
             replace(work.batch, events=work.batch.events[:count], cursor=cursor), records
         )
-        self._log_quarantined(records)
+        self._tell_quarantined(records)
 
     async def _save(self, batch: Batch, records: list[QuarantinedEvent]) -> None:
         async def save() -> None:
             await self._delivery.commit(batch, lambda: self._failures.save(batch, records))
 
-        await retry(save, self.backoff(), sleep=anyio.sleep)
+        await retry(save, self._failures.backoff(), sleep=anyio.sleep)
 
     def passed(self, partition: int, number: int) -> dict[int, set[str]] | None:
         """Return what is done before the end of a batch; None where nothing is remembered."""
@@ -450,34 +392,13 @@ class ByKey:
             return None
         return self._ahead.passed(self._order.up_to(partition, number))
 
-    def backoff(self) -> Backoff:
-        """Return the backoff of one operation of the store."""
-        return self._failures.backoff()
-
-    def begin(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task beside the handlers. An error of it ends the iteration."""
-        self._tasks.start_soon(self._run_beside, task)
-
-    async def _run_beside(self, task: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await task()
-        except BaseException as error:  # noqa: BLE001 - raised by `run`, without a group around it
-            failed = failure_of(error, "a save or a task beside the handlers", own_task=True)
-            self._failure = self._failure or failed
-            self.scope.cancel()
-
     def _settle(self, work: KeyedBatch) -> None:
         if work.quarantined and self._failures.held is not None:
             self._failures.held.settled(work.quarantined)
 
-    def _log_quarantined(self, records: list[QuarantinedEvent]) -> None:
+    def _tell_quarantined(self, records: list[QuarantinedEvent]) -> None:
+        self._running.quarantined(records)
         for record in records:
-            self._driver.partitions[record.partition].handling.quarantine()
-            for observer in self._driver.observers:
-                observer.quarantined(record.partition, record.error_type)
-            if self._driver.listeners:
-                told = EventQuarantined(record.partition, record.error_type)
-                self._driver.listeners.tell(told)
             log.warning(
                 "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
                 "the handler failed with %s",

@@ -20,7 +20,13 @@ from feedapi_client.errors import (
 )
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch, Position
-from feedapi_client.notifications import BatchCommitted, BatchDelivered
+from feedapi_client.notifications import (
+    BatchCommitted,
+    BatchDelivered,
+    BatchFetched,
+    BatchReleased,
+    CommitFailed,
+)
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
@@ -143,10 +149,10 @@ class Delivery:
         self._driver.planner.delivered(partition.id)
         commit = partial(self._commit, partition, partition.batches)
         batch = Batch(partition.id, events, cursor, commit)
-        for observer in self._driver.observers:
-            observer.delivered(batch, self._driver.clock() - partition.requested_at)
-        if self._driver.listeners:
-            self._driver.listeners.tell(BatchDelivered(partition.id, len(events)))
+        if listeners := self._driver.listeners:
+            listeners.tell(BatchDelivered(partition.id, len(events)))
+            ago = self._driver.clock() - partition.requested_at
+            listeners.tell(BatchFetched(partition.id, ago))
         if partition.end is not None and not partition.pending:
             self._fetching.reached_end(partition)
         else:
@@ -159,9 +165,9 @@ class Delivery:
         """Release the oldest batches: what was committed of them counts from now on (R5)."""
         partition = self._driver.partitions[partition_id]
         for _ in range(count):
-            for observer in self._driver.observers:
+            if self._driver.listeners:
                 seconds = self._driver.clock() - partition.handling.delivered_at
-                observer.released(partition_id, seconds, None)
+                self._driver.listeners.tell(BatchReleased(partition_id, seconds))
             partition.release()
         self._released.append(partition)
         self._driver.enqueue(partition)
@@ -305,10 +311,9 @@ class Delivery:
             failure = error
             raise
         finally:
-            for observer in driver.observers:
-                observer.committed(partition.id, driver.clock() - began, failure)
-            if driver.listeners and failure is None:
-                driver.listeners.tell(BatchCommitted(partition.id, driver.clock() - began))
+            if driver.listeners:
+                told = BatchCommitted if failure is None else CommitFailed
+                driver.listeners.tell(told(partition.id, driver.clock() - began), failure)
             partition.end_commit()
             if not partition.in_flight:
                 self._released.append(partition)

@@ -171,10 +171,8 @@ class Discovery:
         finally:
             seconds = driver.clock() - self.began
             self.began = self._scope = None
-            for observer in driver.observers:
-                observer.discovered(seconds, error)
             if driver.listeners:
-                driver.listeners.tell(DiscoveryEnded(seconds, error_text(error)))
+                driver.listeners.tell(DiscoveryEnded(seconds, error_text(error)), error)
 
     async def _in_turn(self, request: Callable[[], Awaitable[T]]) -> T:
         """Make a request as soon as the pace allows, ahead of those of partitions (R14).

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -22,6 +23,7 @@ from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.key_order import KeyedBatch, KeyedEvent
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.running import Running
 from feedapi_client.stores.done import Claim, DoneEvent, stored_id
 
 log = logging.getLogger(__name__)
@@ -30,37 +32,16 @@ _DIGEST_BYTES = 16
 EventIdOf = Callable[[Event], object]
 
 
-class _Handling(Protocol):
-    """What handles the events."""
-
-    def begin(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task beside the handlers. An error of it ends the iteration."""
-        ...
-
-    def look(self) -> None:
-        """Drop what was lost with its lease."""
-        ...
-
-    def backoff(self) -> Backoff:
-        """Return the backoff of one operation of the store."""
-        ...
-
-
+@dataclass(slots=True, eq=False)
 class _Reading:
-    """One partition since it was last read from its stored position.
+    """One partition since it was last read from its stored position."""
 
-    Attributes:
-        number: `RuntimePartition.readings`.
-        claim: None until it is made.
-        payloads: a digest of the payload of each event whose cursor is not saved, by its identity.
-    """
-
-    __slots__ = ("claim", "number", "payloads")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.claim: Claim | None = None
-        self.payloads: dict[str, bytes] = {}
+    number: int
+    """`RuntimePartition.readings`."""
+    claim: Claim | None = None
+    """None until it is made."""
+    payloads: dict[str, bytes] = field(default_factory=dict)
+    """A digest of the payload of each event whose cursor is not saved, by its identity."""
 
 
 class DoneAhead:
@@ -69,13 +50,24 @@ class DoneAhead:
     Arguments:
         driver: of the session.
         event_id: gives the identity of an event.
-        handling: what handles the events.
+        running: the tasks beside the handlers.
+        look: drops what was lost with its lease.
+        backoff: gives the backoff of one operation of the store.
     """
 
-    def __init__(self, driver: Driver, event_id: EventIdOf, handling: _Handling) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        event_id: EventIdOf,
+        running: Running,
+        look: Callable[[], None],
+        backoff: Callable[[], Backoff],
+    ) -> None:
         self._driver = driver
         self._event_id = event_id
-        self._handling = handling
+        self._running = running
+        self._look = look
+        self._backoff = backoff
         self._readings: dict[int, _Reading] = {}
 
     # ------------------------------------------------------------------ claims
@@ -88,7 +80,7 @@ class DoneAhead:
         reading = self._readings.get(partition.id)
         if reading is None or reading.number != partition.readings:
             reading = self._readings[partition.id] = _Reading(partition.readings)
-            self._handling.begin(partial(self._claim, partition, reading))
+            self._running.start_beside(self._claim, partition, reading)
         return reading.claim is not None
 
     async def _claim(self, partition: RuntimePartition, reading: _Reading) -> None:
@@ -100,7 +92,7 @@ class DoneAhead:
             return await driver.positions.claim([partition.id, *ancestors], revision)
 
         try:
-            made = await retry(claim, self._handling.backoff(), sleep=anyio.sleep)
+            made = await retry(claim, self._backoff(), sleep=anyio.sleep)
         except FencedError as error:
             if self._readings.get(partition.id) is not reading:
                 return
@@ -119,7 +111,7 @@ class DoneAhead:
         self._readings.pop(partition.id, None)
         if self._driver.sharing is not None:
             self._driver.lose(partition)
-            self._handling.look()
+            self._look()
         else:
             self._driver.fail(error)
 
@@ -164,8 +156,6 @@ class DoneAhead:
         """Count events that are not handled, because one with their identity is done."""
         driver, partition = self._driver, work.batch.partition
         driver.partitions[partition].handling.passed_over += count
-        for observer in driver.observers:
-            observer.passed_over(partition, count)
         if driver.listeners:
             driver.listeners.tell(EventsPassedOver(partition, count))
 
@@ -212,7 +202,7 @@ class DoneAhead:
                 feed=driver.feed,
                 partition=partition.id,
             )
-        self._handling.look()
+        self._look()
         if work.lost:
             raise self._lease_lost(partition.id)
         item.tried = True
@@ -262,7 +252,6 @@ class DoneAhead:
         return found
 
     def forget(self, work: KeyedBatch) -> None:
-        """Forget a batch whose cursor is saved."""
         claim = self._claim_of(work)
         if claim is None:
             return

@@ -21,7 +21,6 @@ from feedapi_client.errors import FeedError, FencedError
 from feedapi_client.lineage.planner import (
     Action,
     Drained,
-    Entry,
     Fail,
     Planner,
     Rediscover,
@@ -48,32 +47,22 @@ from feedapi_client.protocol.page import FeedAnswers, passed_limit
 from feedapi_client.protocol.text import names, shown
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.cancellation import finish
-from feedapi_client.runtime.decisions import DecisionLog
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
-from feedapi_client.runtime.failure_log import FailureLog
+from feedapi_client.runtime.logs import DecisionLog, FailureLog
 from feedapi_client.runtime.loop_clock import loop_clock
-from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.partition import RuntimePartition
-from feedapi_client.runtime.partition_status import partition_status
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.scheduler import Scheduler
 from feedapi_client.runtime.sharing import Sharing
 from feedapi_client.runtime.streaming import Streaming
 from feedapi_client.runtime.wakeup import Wakeup
-from feedapi_client.status import (
-    ConsumerStatus,
-    PartitionStatus,
-    PartitionWait,
-    Problem,
-    ProblemName,
-)
+from feedapi_client.status import Problem, ProblemName
 
 log = logging.getLogger(__name__)
 
 _REPORTS_KEPT = 100
 _AT_ONCE = 256
 """Actions that are carried out before others get their turn."""
-WaitOf = Callable[["Driver", Entry, RuntimePartition | None], PartitionWait | None]
 
 
 class Paused:
@@ -119,7 +108,6 @@ class ConsumerSettings:
     limits: Limits
     retry: RetryPolicy
     lineage: Mapping[int, int | None] = field(default_factory=dict)
-    observers: Observers = field(default_factory=Observers)
     paused: Paused = field(default_factory=Paused)
     listeners: Listeners = field(default_factory=Listeners)
     adopts: FeedKey | None = None
@@ -157,7 +145,6 @@ class Driver:
         )
         self.timer = DiscoveryTimer(settings.limits.discovery_interval)
         self.streaming = Streaming()
-        self.observers = settings.observers
         self.listeners = settings.listeners
         self._end_told = False
         self.paused = settings.paused
@@ -619,54 +606,12 @@ class Driver:
         where = "" if partition is None else f", partition {partition}"
         return f"feed {self.feed}{where}: {text}"
 
-    def status(self, wait: WaitOf | None = None) -> ConsumerStatus:
-        """Return a snapshot of the session. `wait` says what a partition waits for."""
-        entries, unsaved = self.planner.entries, self._unsaved()
-        return ConsumerStatus(
-            feed=self.feed,
-            dialect=self.info.dialect if self.info else None,
-            buffered_bytes=self.buffer.used,
-            partitions={id: self._status_of(entries[id], unsaved, wait) for id in sorted(entries)},
-            reports=tuple(self.reports),
-            began=self.began,
-        )
-
-    def status_of(self, partition: int, wait: WaitOf | None = None) -> PartitionStatus | None:
-        """Return what `status` shows of one partition; None if it is not known."""
-        entry = self.planner.entries.get(partition)
-        return None if entry is None else self._status_of(entry, self._unsaved(), wait)
-
-    def _unsaved(self) -> dict[int, bool]:
-        """Return the partitions whose saves are to come; True: the store has nothing of it yet."""
+    @property
+    def unsaved(self) -> dict[int, bool]:
+        """The partitions whose saves are to come; True: the store has nothing of it yet."""
         unsaved: dict[int, bool] = {}
         for action in self._actions:
             if isinstance(action, Save):
                 for id, position in action.positions.items():
                     unsaved[id] = unsaved.get(id, False) or position.replaces is None
         return unsaved
-
-    def _status_of(
-        self, entry: Entry, unsaved: Mapping[int, bool], wait: WaitOf | None
-    ) -> PartitionStatus:
-        id = entry.id
-        own = self.partitions.get(id)
-        return partition_status(
-            entry,
-            own,
-            self._since(entry, own),
-            unsaved=id in unsaved,
-            new=unsaved.get(id, False),
-            owner=None if self.sharing is None else self.sharing.owner(id),
-            wait=None if wait is None else wait(self, entry, own),
-            paused=id in self.paused,
-        )
-
-    def _since(self, entry: Entry, own: RuntimePartition | None) -> datetime | None:
-        """Return when the error began. For a descendant that is when its ancestor's began."""
-        if own is not None and own.failures.since is not None:
-            return own.failures.since
-        error = entry.error
-        if error is None or error.partition is None:
-            return None
-        origin = self.partitions.get(error.partition)
-        return origin.failures.since if origin else None

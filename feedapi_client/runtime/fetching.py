@@ -17,7 +17,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.lineage.planner import Entry, Start, State
 from feedapi_client.model import FIRST, LAST, FeedInfo
-from feedapi_client.notifications import FetchEnded, error_text
+from feedapi_client.notifications import FetchEnded, FetchRetried, error_text
 from feedapi_client.options import default_decision
 from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import (
@@ -139,10 +139,9 @@ class Fetching:
         driver, failure = self._driver, result if isinstance(result, FeedError) else None
         if not isinstance(result, SlotPreempted):
             driver.answers.add(driver.clock(), failed=_fails(result))
-        for observer in driver.observers:
-            observer.fetched(partition.id, slot.age, failure)
         if driver.listeners:
-            driver.listeners.tell(FetchEnded(partition.id, slot.age, error_text(failure)))
+            told = FetchEnded(partition.id, slot.age, error_text(failure))
+            driver.listeners.tell(told, failure)
 
     def _log_request(
         self,
@@ -414,8 +413,8 @@ class Fetching:
 
     def _retried(self, partition: RuntimePartition, error: FeedError) -> None:
         partition.forget_empty_answers()
-        for observer in self._driver.observers:
-            observer.fetch_retried(partition.id, error)
+        if self._driver.listeners:
+            self._driver.listeners.tell(FetchRetried(partition.id), error)
 
     def _final(self, partition: RuntimePartition, error: FeedError) -> FeedError:
         """What to raise for a partition that refused its requests for too long."""

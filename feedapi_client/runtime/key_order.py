@@ -10,70 +10,46 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from heapq import heappop, heappush
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 import msgspec
 
 from feedapi_client.model import Batch, Event
 from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.retry import Backoff
 
 WAITING, READY, RUNNING, PAUSING = range(4)
 """States of an event: behind another of its key, due, handled, to be tried again after a pause."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class KeyedBatch:
-    """One delivered batch.
+    """One delivered batch."""
 
-    Attributes:
-        number: counts the batches of its partition.
-        size: bytes of memory that it takes.
-        delivered_at: on the clock of the event loop.
-        open_items: its events; None in the place of each that is done.
-        left: how many are not done.
-        lost: its lease was lost: nothing of it is begun or committed any more.
-        marks: checkpoints in it: how many of its events are before each, and its cursor.
-        quarantined: records to be saved with its cursor.
-        claim, ids, passes: with ``event_id``: the claim under which it was delivered, the identity
-            of each event or why it has none, and what is done of it by partition.
-    """
-
-    __slots__ = (
-        "batch",
-        "claim",
-        "delivered_at",
-        "ids",
-        "left",
-        "lost",
-        "marks",
-        "number",
-        "open_items",
-        "passes",
-        "quarantined",
-        "size",
-    )
-
-    def __init__(
-        self,
-        batch: Batch,
-        *,
-        number: int,
-        size: int,
-        delivered_at: float,
-        marks: Sequence[tuple[int, str]] = (),
-    ) -> None:
-        self.batch = batch
-        self.marks = marks
-        self.number = number
-        self.size = size
-        self.delivered_at = delivered_at
-        self.open_items: list[KeyedEvent | None] = []
-        self.left = 0
-        self.lost = False
-        self.quarantined: list[QuarantinedEvent] = []
-        self.claim = 0
-        self.ids: list[str | Exception] = []
-        self.passes: dict[int, set[str]] = {}
+    batch: Batch = field(kw_only=False)
+    number: int
+    """Counts the batches of its partition."""
+    size: int
+    """Bytes of memory that it takes."""
+    delivered_at: float
+    marks: Sequence[tuple[int, str]] = ()
+    """Checkpoints in it: how many of its events are before each, and its cursor."""
+    open_items: list[KeyedEvent | None] = field(default_factory=list)
+    """Its events; None in the place of each that is done."""
+    left: int = 0
+    """How many are not done."""
+    lost: bool = False
+    """Its lease was lost: nothing of it is begun or committed any more."""
+    quarantined: list[QuarantinedEvent] = field(default_factory=list)
+    """Records to be saved with its cursor."""
+    claim: int = 0
+    """With ``event_id``: the claim under which it was delivered."""
+    ids: list[str | Exception] = field(default_factory=list)
+    """The identity of each event, or why it has none."""
+    passes: dict[int, set[str]] = field(default_factory=dict)
+    """What is done of it, by partition."""
 
 
 class KeyedEvent(msgspec.Struct, eq=False):
@@ -82,6 +58,7 @@ class KeyedEvent(msgspec.Struct, eq=False):
     `place`: counts the events as they were delivered.
     `seen`: when the present attempt at it was first seen to hold its cursor back.
     `tried`: whether an attempt has called `Event.done`.
+    `backoff`: of its attempts, once one has failed.
     """
 
     key: Any
@@ -92,6 +69,7 @@ class KeyedEvent(msgspec.Struct, eq=False):
     state: int = WAITING
     seen: float | None = None
     tried: bool = False
+    backoff: Backoff | None = None
 
 
 class Oldest(NamedTuple):
@@ -109,20 +87,18 @@ class Oldest(NamedTuple):
     @property
     def held_back(self) -> str:
         """What waits for it, for people. Never its key."""
-        if not self.behind:
-            return "the cursor of the partition waits for it"
-        return f"the cursor of the partition waits for it, with {self.behind} later events"
+        more = f", with {self.behind} later events" if self.behind else ""
+        return f"the cursor of the partition waits for it{more}"
 
 
 class KeyOrder:
     """The events in flight of all partitions."""
 
     def __init__(self) -> None:
-        # What may be handled now: events that waited for nothing, and the places of those that
-        # waited for another one, as a heap.
+        # What may be handled now: events that waited for nothing, and those that waited for another
+        # one, as a heap by their places.
         self._first: deque[KeyedEvent] = deque()
-        self._freed: list[int] = []
-        self._by_place: dict[int, KeyedEvent] = {}
+        self._freed: list[tuple[int, KeyedEvent]] = []
         self._places = 0
         self.events = 0
         """How many events are in flight."""
@@ -140,17 +116,14 @@ class KeyOrder:
 
     @property
     def ready(self) -> int:
-        """How many events may be handled now."""
         return len(self._first) + len(self._freed)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
         return not self._batches
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that have something in flight."""
         return list(self._batches)
 
     def admit(self, work: KeyedBatch, keys: Iterable[Hashable], done: Collection[int] = ()) -> None:
@@ -185,10 +158,10 @@ class KeyOrder:
         It is the one that was delivered first: little is then done ahead of the cursor.
         """
         freed, first = self._freed, self._first
-        if first and not (freed and freed[0] < first[0].place):
+        if first and not (freed and freed[0][0] < first[0].place):
             item = first.popleft()
         elif freed:
-            item = self._by_place.pop(heappop(freed))
+            item = heappop(freed)[1]
         else:
             return None
         item.state = RUNNING
@@ -196,40 +169,30 @@ class KeyOrder:
 
     def _free(self, item: KeyedEvent) -> None:
         item.state = READY
-        self._by_place[item.place] = item
-        heappush(self._freed, item.place)
+        heappush(self._freed, (item.place, item))
 
     def pause(self, item: KeyedEvent) -> None:
-        """Note that the event is tried again later. Its key waits for that."""
         item.state, item.seen = PAUSING, None
 
     def resume(self, item: KeyedEvent) -> bool:
         """Let the event be tried again. Return whether it still has to be."""
-        if item.work.lost:
-            return False
-        self._free(item)
-        return True
+        if not item.work.lost:
+            self._free(item)
+        return not item.work.lost
 
     def done(self, item: KeyedEvent) -> bool:
         """Note that the event is handled: the next one of its key is ready.
 
         Return whether batches of its partition may be committed.
         """
-        work, key = item.work, item.key
+        work = item.work
         work.open_items[item.index] = None
         work.left -= 1
-        if queue := self._later[key]:
+        if queue := self._later[item.key]:
             self._free(queue.popleft())
         else:
-            del self._later[key]
+            del self._later[item.key]
         return not work.left and not work.lost and self._batches[work.batch.partition][0] is work
-
-    def _advance(self, key: Hashable) -> None:
-        queue = self._later[key]
-        if queue:
-            self._free(queue.popleft())
-        else:
-            del self._later[key]
 
     def complete(self, partition: int) -> list[KeyedBatch]:
         """Return the first batches of the partition, as far as all of their events are done."""
@@ -252,7 +215,6 @@ class KeyOrder:
         return (work, *found[-1]) if found else None
 
     def up_to(self, partition: int, number: int) -> list[KeyedBatch]:
-        """Return the batches in flight of the partition up to this number."""
         return [work for work in self._batches.get(partition, ()) if work.number <= number]
 
     def retire(self, works: Iterable[KeyedBatch]) -> int:
@@ -267,7 +229,6 @@ class KeyOrder:
         return retired
 
     def first_number(self, partition: int) -> int:
-        """Return the number of the oldest batch in flight of a partition that has one."""
         return self._batches[partition][0].number
 
     def drop(self, partition: int, last: int) -> list[KeyedBatch]:
@@ -275,8 +236,7 @@ class KeyOrder:
 
         What is being handled goes on, and its key waits for it. Nothing else is left of them.
         """
-        works = self._batches.get(partition, ())
-        return self._drop([work for work in works if work.number <= last])
+        return self._drop(self.up_to(partition, last))
 
     def drop_unbegun(self, partition: int) -> list[KeyedBatch]:
         """Drop the last batches of a partition that is given away, as far as none is begun."""
@@ -289,20 +249,23 @@ class KeyOrder:
         return self._drop(found)
 
     def _drop(self, lost: list[KeyedBatch]) -> list[KeyedBatch]:
-        dropped = [item for work in lost for item in work.open_items if item is not None]
         for work in lost:
             work.lost = True
             self._batches[work.batch.partition].remove(work)
             self._forget(work)
+        dropped = [item for work in lost for item in work.open_items if item is not None]
         self._first = deque(item for item in self._first if not item.work.lost)
-        self._by_place = {at: item for at, item in self._by_place.items() if not item.work.lost}
-        self._freed = sorted(self._by_place)
+        self._freed = [each for each in self._freed if not each[1].work.lost]
+        heapify(self._freed)
         for key in {item.key for item in dropped if item.state == WAITING}:
             queue = self._later[key]
             self._later[key] = deque(item for item in queue or () if not item.work.lost)
         for item in dropped:
-            if item.state in (READY, PAUSING):
-                self._advance(item.key)
+            if item.state in (READY, PAUSING):  # its key waits for it no more
+                if queue := self._later[item.key]:
+                    self._free(queue.popleft())
+                else:
+                    del self._later[item.key]
         return lost
 
     def _forget(self, work: KeyedBatch) -> None:

@@ -18,6 +18,7 @@ from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import FeedInfo, FeedKey, Partition, Position
 from feedapi_client.protocol.text import counted, names
+from feedapi_client.runtime.board import Board
 from feedapi_client.runtime.cancellation import beside
 from feedapi_client.runtime.delegating import Delegation, Read
 from feedapi_client.runtime.delivery import Delivery
@@ -25,12 +26,9 @@ from feedapi_client.runtime.discovery import Discovery, first_error
 from feedapi_client.runtime.driver import ConsumerSettings, Driver
 from feedapi_client.runtime.entering import warn_if_entry_hangs
 from feedapi_client.runtime.fetching import Fetching
-from feedapi_client.runtime.health import health_of
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.sharing import Sharing
-from feedapi_client.runtime.waits import wait_of
 from feedapi_client.runtime.watchdog import Watchdog
-from feedapi_client.status import ConsumerStatus, Health, PartitionStatus
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.moving import first_start
@@ -77,8 +75,10 @@ class Session:
             self._fetching,
             self._discovery,
             self.delivery,
-            lambda: self.health().problems,
+            lambda: self.board.health().problems,
         )
+        self.board = Board(self.driver, self._watchdog, self._discovery)
+        """What it shows of itself."""
 
     def __repr__(self) -> str:
         return f"<Session {self.driver!r}>"
@@ -247,18 +247,3 @@ class Session:
         planner = self.driver.planner
         known = partition in planner.entries and partition in planner.graph
         return [p for p in planner.preceding(partition) if p in planner.entries] if known else []
-
-    def status(self) -> ConsumerStatus:
-        """A snapshot. Costs time linear in the number of partitions."""
-        return self.driver.status(wait_of if self.driver.iterating else None)
-
-    def status_of(self, partition: int) -> PartitionStatus | None:
-        """What `status` shows of one partition; None if it is not known."""
-        return self.driver.status_of(partition, wait_of if self.driver.iterating else None)
-
-    def health(self, *, opening: bool = False) -> Health:
-        """Whether the session works. Costs time linear in the number of partitions.
-
-        `opening`: `open` has not returned yet.
-        """
-        return health_of(self.driver, self._watchdog, self._discovery, opening=opening)

@@ -1,19 +1,15 @@
-"""Where a task or a thread stands, for a log record: functions, files and lines, no values."""
+"""Where a task stands, for a log record: functions, files and lines, no values."""
 
 from __future__ import annotations
 
-import gc
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import anyio
 
 _FRAMES = 25
-_INNERMOST = 5
 
 
 def stack_where(matches: Callable[[FrameType], bool]) -> str | None:
@@ -47,31 +43,6 @@ def stack_of_task(id: int | None) -> str | None:
         if task.id == id:
             return _text(list(_frames(task.coro)))
     return None
-
-
-def frame_of_thread(id: int) -> FrameType | None:
-    """Return the frame in which a thread is; None when there is no such thread."""
-    # CPython 3.11 makes the frames while it holds a lock that a thread needs to end. If garbage is
-    # collected meanwhile, such a thread may get its turn: the process then stands still for ever
-    # (gh-106883).
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames().get(id)
-    finally:
-        if collects:
-            gc.enable()
-
-
-def place_of_thread(id: int) -> str:
-    """Return where a thread is: its innermost frames in one line."""
-    frame = frame_of_thread(id)
-    if frame is None:
-        return "an unknown place"
-    return ", called by ".join(
-        f"{each.name} ({Path(each.filename).name}:{each.lineno})"
-        for each in reversed(traceback.extract_stack(frame, limit=_INNERMOST))
-    )
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:

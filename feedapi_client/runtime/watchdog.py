@@ -25,11 +25,11 @@ from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
-from feedapi_client.runtime.handlers import WatchedHandler
 from feedapi_client.runtime.heartbeat import Heartbeat
 from feedapi_client.runtime.key_order import KeyedEvent, Oldest
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions, StoreCall
+from feedapi_client.runtime.running import BatchHandler
 from feedapi_client.runtime.stacks import stack_in, stack_of_task, stack_where
 from feedapi_client.runtime.waits import is_over, wait_of
 from feedapi_client.status import PartitionWait, Problem, ProblemName
@@ -128,7 +128,7 @@ class Watchdog:
                 if hang[:3] not in self._reported:
                     self._reported.add(hang[:3])
                     await self._report(hang)
-            if driver.listeners:
+            if driver.listeners.subscribed:
                 self._tell_problems()
             await self.heartbeat.sleep_until(max(self._next, driver.clock() + _SHORTEST))
 
@@ -286,7 +286,7 @@ class Watchdog:
             return
         what = "a batch" if events is None else "an event"
         text = f"the application has had {what} for {now - began:.1f} s"
-        partition.handling.stuck(text)
+        partition.handling.hangs = text
         yield Stall(
             ProblemName.HANDLER_STUCK,
             partition.id,
@@ -304,7 +304,7 @@ class Watchdog:
             return
         does = "is handled" if oldest.begun else "waits behind another one of its key"
         text = f"an event {does} for {now - oldest.since:.1f} s: {oldest.held_back}"
-        partition.handling.stuck(text)
+        partition.handling.hangs = text
         yield Stall(
             ProblemName.HANDLER_STUCK,
             partition.id,
@@ -382,7 +382,7 @@ class Watchdog:
 
 def _stack_of_handler(partition: int) -> str | None:
     """The stack of the task of `FeedConsumer.run` that handles a batch of the partition."""
-    code = WatchedHandler.__call__.__code__
+    code = BatchHandler.__call__.__code__
     return stack_where(
         lambda frame: frame.f_code is code and frame.f_locals["batch"].partition == partition
     )

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+
 import feedapi_client.telemetry.metrics as metrics
-from feedapi_client.model import Batch
-from feedapi_client.status import ConsumerStatus, PartitionState
-from feedapi_client.telemetry.gauges import MAX_PARTITIONS, Gauges
-from feedapi_client.telemetry.instruments import Count, HistogramLike, Sink, instruments_of
-from feedapi_client.telemetry.metrics import Metric
-from feedapi_client.telemetry.spans import Spans
+from feedapi_client.notifications import (
+    BatchCommitted,
+    BatchDelivered,
+    BatchFetched,
+    BatchReleased,
+    CommitFailed,
+    DiscoveryEnded,
+    EventQuarantined,
+    EventsPassedOver,
+    FetchEnded,
+    FetchRetried,
+    HandlerFailed,
+    HandlerRetried,
+)
+from feedapi_client.telemetry.meters import SCOPE, Look, Measured, Meters, instruments_of
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
-    from opentelemetry.trace import Tracer
 
     from feedapi_client.consumer import FeedConsumer
 
-ENDED = (
-    PartitionState.DRAINED,
-    PartitionState.SUPERSEDED,
-    PartitionState.VANISHED,
-    PartitionState.ELSEWHERE,
-)
-"""States of partitions that are not read, by this instance."""
-_Operation = tuple[str, str | None]
-_PROCESS: _Operation = ("process", None)
-_FETCH: _Operation = ("fetch", "receive")
-_COMMIT: _Operation = ("commit", "settle")
+_COUNTED = {
+    FetchRetried: metrics.FETCH_RETRIES,
+    HandlerFailed: metrics.HANDLER_FAILURES,
+    HandlerRetried: metrics.HANDLER_RETRIES,
+    EventQuarantined: metrics.QUARANTINED,
+}
+_LOOK_SECONDS = 1.0
+"""How often to look whether the application has set a provider: that reads the environment."""
+_NO_CONTEXT = nullcontext()
 
 
 def observe(
@@ -66,23 +76,25 @@ class Observation:
     Concurrency: to be closed in the event loop of the consumer, or when that has ended.
     """
 
-    def __init__(self, consumer: FeedConsumer, sink: Sink, tracer: Tracer | None) -> None:
-        self._consumer = consumer
-        self._common: dict[str, Any] = {
+    def __init__(
+        self,
+        consumer: FeedConsumer,
+        meters: Meters,
+        tracer: Tracer | None,
+        _look: Look | None = None,
+    ) -> None:
+        common = {
             metrics.SYSTEM: "feedapi",
             metrics.DESTINATION: consumer.feed,
             metrics.GROUP: consumer.key.name,
         }
-        self._sink = sink
-        self._process = sink[metrics.PROCESS]
-        self._operations = sink[metrics.OPERATIONS]
-        self._discovery = sink[metrics.DISCOVERY]
-        self._spans = Spans(tracer, self._common)
-        self._attributes: dict[tuple[object, ...], dict[str, Any]] = {}
-        self._counts = sink.totals.open()
-        self._seen: set[int] = set()
-        self._sink.gauges[id(self)] = Gauges(consumer, self._common, self._begin_counting)
-        consumer._observers.add(self)
+        look = _look or (lambda: (consumer.status(), consumer.health()))
+        self._measured = Measured(common, lambda: consumer.instance, look, meters)
+        self._meters = meters
+        self._spans = _Spans(tracer, common)
+        self._listeners = consumer._listeners
+        self._meters.attach(self._measured)
+        self._listeners.attach(self)
 
     def __enter__(self) -> Self:
         return self
@@ -92,134 +104,121 @@ class Observation:
 
     def close(self) -> None:
         """End the observation. May be called again."""
-        self._consumer._observers.remove(self)
-        self._sink.gauges.pop(id(self), None)
-        self._sink.totals.close(self._counts)
+        self._listeners.detach(self)
+        self._meters.detach(self._measured)
         self._spans.close()
 
-    # ------------------------------------------------------------------ what the runtime tells
+    def handling(self, partition: int, /) -> AbstractContextManager[object]:
+        """See `feedapi_client.notifications.InnerListener`."""
+        return self._spans.current(partition)
 
-    def delivered(self, batch: Batch, requested_seconds_ago: float) -> None:
-        """See `feedapi_client.runtime.observers.Observer`; likewise below."""
-        self._seen.add(batch.partition)
-        self._count(metrics.MESSAGES, batch.partition, len(batch.events), operation=_PROCESS)
-        self._spans.delivered(batch, requested_seconds_ago)
+    def told(self, happened: object, cause: BaseException | None, /) -> None:
+        """See `feedapi_client.notifications.InnerListener`."""
+        add, error = self._measured.add, None if cause is None else type(cause).__qualname__
+        match happened:
+            case BatchDelivered(partition, events):
+                add(metrics.MESSAGES, events, partition=partition, operation="process")
+                self._spans.begin(partition, events)
+            case BatchFetched(partition, seconds):
+                self._spans.add(partition, "fetch", "receive", seconds, None)
+            case FetchEnded(_, seconds):
+                # Only the conventions' histogram: a second one of the same durations would take the
+                # SDK 90,000 instructions more, also for each commit. Their sum is almost free.
+                add(metrics.OPERATIONS, seconds, error=error, operation="fetch")
+                add(metrics.FETCH, seconds, error=error)
+            case BatchCommitted(partition, seconds) | CommitFailed(partition, seconds):
+                add(metrics.OPERATIONS, seconds, error=error, operation="commit")
+                add(metrics.COMMIT, seconds, error=error)
+                self._spans.add(partition, "commit", "settle", seconds, error)
+            case BatchReleased(partition, seconds):
+                add(metrics.PROCESS, seconds, error=error, operation="process")
+                self._spans.end(partition, error)
+            case DiscoveryEnded(seconds):
+                add(metrics.DISCOVERY, seconds, error=error)
+            case EventsPassedOver(partition, events):
+                add(metrics.PASSED_OVER, events, partition=partition)
+            case FetchRetried() | HandlerFailed() | HandlerRetried() | EventQuarantined():
+                add(_COUNTED[type(happened)], 1, partition=happened.partition)
+            case _:
+                pass
 
-    def handling(self, batch: Batch) -> AbstractContextManager[object]:
-        """See `Observer`."""
-        return self._spans.handling(batch)
 
-    def released(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer`."""
-        self._record(self._process, seconds, error, _PROCESS)
-        self._spans.released(partition, error)
+class _Spans:
+    """The spans of one consumer: one ``process`` a batch, with ``fetch`` and ``commit`` below it.
 
-    def fetched(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer`."""
-        # Only the conventions' histogram: a second one of the same durations would take the SDK
-        # 90,000 instructions more, also for each commit. Their sum in a counter is almost free.
-        self._seen.add(partition)
-        self._record(self._operations, seconds, error, _FETCH)
-        self._count(metrics.FETCH, None, seconds, error=_kind(error))
+    Without a tracer that of the global provider. As long as the application has not set one, no
+    span is begun; those of batches are within a second after it has.
+    """
 
-    def committed(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer`."""
-        self._record(self._operations, seconds, error, _COMMIT)
-        self._count(metrics.COMMIT, None, seconds, error=_kind(error))
-        self._spans.committed(partition, seconds, error)
+    def __init__(self, tracer: Tracer | None, common: dict[str, str]) -> None:
+        self._tracer = trace.get_tracer(SCOPE) if tracer is None else tracer
+        self._off = isinstance(self._tracer, trace.NoOpTracer)
+        # When to look next for a provider; None when there is no need to.
+        self._look_at: float | None = float("-inf") if tracer is None else None
+        self._common = common
+        self._open: dict[int, Span] = {}
 
-    def discovered(self, seconds: float, error: BaseException | None) -> None:
-        """See `Observer`."""
-        self._record(self._discovery, seconds, error)
+    def begin(self, partition: int, events: int) -> None:
+        """Begin the span of a batch."""
+        self.end(partition, None)
+        if self._off or (self._look_at is not None and self._no_provider()):
+            return
+        count = {"messaging.batch.message_count": events}
+        span = self._start(partition, "process", "process", SpanKind.CONSUMER, count)
+        if span.is_recording():
+            self._open[partition] = span
 
-    def handler_failed(self, partition: int, error: BaseException) -> None:  # noqa: ARG002
-        """See `Observer`."""
-        self._count(metrics.HANDLER_FAILURES, partition)
+    def current(self, partition: int) -> AbstractContextManager[object]:
+        """Make the span the current one, so that spans of the handler are below it."""
+        span = self._open.get(partition)
+        if span is None:
+            return _NO_CONTEXT
+        # The exception is not recorded: its text may hold a payload.
+        return trace.use_span(
+            span, end_on_exit=False, record_exception=False, set_status_on_exception=False
+        )
 
-    def handler_retried(self, partition: int) -> None:
-        """See `Observer`."""
-        self._count(metrics.HANDLER_RETRIES, partition)
+    def add(self, partition: int, name: str, kind: str, seconds: float, error: str | None) -> None:
+        """Add what is over now, and took so long, to the span of the batch in flight."""
+        if (parent := self._open.get(partition)) is not None:
+            now = time.time_ns()
+            below = trace.set_span_in_context(parent)
+            begun = {"context": below, "start_time": now - int(seconds * 1e9)}
+            _end(self._start(partition, name, kind, SpanKind.CLIENT, {}, **begun), error, now)
 
-    def fetch_retried(self, partition: int, error: BaseException) -> None:  # noqa: ARG002
-        """See `Observer`."""
-        self._count(metrics.FETCH_RETRIES, partition)
+    def end(self, partition: int, error: str | None) -> None:
+        """End the span of a batch."""
+        if (span := self._open.pop(partition, None)) is not None:
+            _end(span, error)
 
-    def quarantined(self, partition: int, error_type: str) -> None:  # noqa: ARG002
-        """See `Observer`."""
-        self._count(metrics.QUARANTINED, partition)
+    def close(self) -> None:
+        """End the spans of batches that nobody has finished."""
+        for partition in list(self._open):
+            self.end(partition, None)
 
-    def passed_over(self, partition: int, count: int) -> None:
-        """See `Observer`."""
-        self._count(metrics.PASSED_OVER, partition, count)
+    def _no_provider(self) -> bool:
+        """Whether the application has not set a global provider, as far as was looked."""
+        now = time.monotonic()
+        if self._look_at is not None and now >= self._look_at:
+            missing = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+            self._look_at = now + _LOOK_SECONDS if missing else None
+        return self._look_at is not None
 
-    # ------------------------------------------------------------------ series
-
-    def _begin_counting(self, status: ConsumerStatus) -> None:
-        """Have the counters of all partitions that may be read, before anything is counted.
-
-        Called by any thread that exports.
-        """
-        read = [each.partition for each in status.partitions.values() if each.state not in ENDED]
-        self._seen.update(read)
-        for metric in metrics.FROM_THE_START:
-            operation = _PROCESS if metric is metrics.MESSAGES else None
-            for partition in read if len(self._seen) <= MAX_PARTITIONS else (None,):
-                self._count(metric, partition, 0, operation=operation)
-
-    def _record(
-        self,
-        histogram: HistogramLike,
-        seconds: float,
-        error: BaseException | None,
-        operation: _Operation | None = None,
-    ) -> None:
-        kind = _kind(error)
-        attributes = self._attributes.get((operation, None, kind))
-        if attributes is None:
-            attributes = self._labels(None, kind, operation)
-        histogram.record(seconds, attributes)
-
-    def _count(
-        self,
-        metric: Metric,
-        partition: int | None,
-        amount: float = 1,
-        *,
-        error: str | None = None,
-        operation: _Operation | None = None,
-    ) -> None:
-        if len(self._seen) > MAX_PARTITIONS:
-            partition = None
-        key = (metric.name, partition, error)
-        count = self._counts.get(key)
-        if count is None:
-            made = Count(metric, self._labels(partition, error, operation))
-            count = self._counts.setdefault(key, made)  # a thread that exports may be faster
-        if amount:
-            count.value += amount
-
-    def _labels(
-        self, partition: int | None, error: str | None, operation: _Operation | None
-    ) -> dict[str, Any]:
-        """Return the attributes of a series. Each set of them is built once."""
-        key = (operation, partition, error)
-        found = self._attributes.get(key)
-        if found is None:
-            found = self._attributes.setdefault(key, self._built(partition, error, operation))
-        return found
-
-    def _built(
-        self, partition: int | None, error: str | None, operation: _Operation | None
-    ) -> dict[str, Any]:
-        name, kind = operation or (None, None)
+    def _start(
+        self, partition: int, name: str, kind: str, of: SpanKind, more: dict[str, Any], **begun: Any
+    ) -> Span:
         own = {
-            metrics.PARTITION: None if partition is None else str(partition),
-            metrics.ERROR: error,
             metrics.OPERATION: name,
             metrics.OPERATION_TYPE: kind,
+            metrics.PARTITION: str(partition),
         }
-        return self._common | {key: value for key, value in own.items() if value is not None}
+        attributes = self._common | own | more
+        named = f"{name} {self._common[metrics.DESTINATION]}"
+        return self._tracer.start_span(named, kind=of, attributes=attributes, **begun)
 
 
-def _kind(error: BaseException | None) -> str | None:
-    return None if error is None else type(error).__qualname__
+def _end(span: Span, error: str | None, now: int | None = None) -> None:
+    if error is not None:
+        span.set_attribute(metrics.ERROR, error)
+        span.set_status(Status(StatusCode.ERROR, error))
+    span.end(now)

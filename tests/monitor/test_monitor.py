@@ -21,7 +21,7 @@ from starlette.routing import Mount
 import feedapi_client.monitor.monitor_app
 from feedapi_client import Batch, FeedConsumer, PartitionState, PartitionStatus, Quarantine
 from feedapi_client.monitor import Monitor, serve
-from feedapi_client.monitor.families import Metrics
+from feedapi_client.monitor.exposition import Exposition
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import SAFETY_LIMIT, consume, limits, numbers, wait_until
 from tests.monitor.conftest import get
@@ -384,7 +384,7 @@ async def test_what_is_no_request_is_not_logged(
 @pytest.mark.parametrize(
     ("path", "module", "name"),
     [
-        ("metrics", Metrics, "render"),
+        ("metrics", Exposition, "render"),
         ("status", feedapi_client.monitor.monitor_app, "status_json"),
     ],
 )
@@ -400,7 +400,7 @@ async def test_what_costs_much_is_rendered_at_most_twice_a_second(
         return render(*arguments)
 
     monkeypatch.setattr(module, name, counted)
-    monkeypatch.setattr("feedapi_client.monitor.monitor_app._KEPT_SECONDS", SAFETY_LIMIT)
+    monkeypatch.setattr("feedapi_client.monitor.snapshots._MAX_AGE", SAFETY_LIMIT)
     async with serve(consume(publisher), port=0) as server:
         answers = [await get(server.url, path) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [200] * 5

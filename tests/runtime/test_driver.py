@@ -13,11 +13,13 @@ from feedapi_client import (
     LineageError,
     Partition,
     PartitionState,
+    PartitionStatus,
     Position,
     Share,
     StoreError,
 )
 from feedapi_client.lineage.planner import Fail, Rediscover, Report, Save, Start, Stop
+from feedapi_client.runtime.board import partition_status
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.sharing.coordinator import Coordinator
@@ -59,6 +61,11 @@ async def test_actions_are_carried_out_in_their_order(store: RecordingStore) -> 
     assert await store.positions() == {0: counted("a", 2)}
 
 
+def shown(driver: Driver, id: int) -> PartitionStatus:
+    entry, own = driver.planner.entries[id], driver.partitions.get(id)
+    return partition_status(entry, own, None, unsaved=id in driver.unsaved)
+
+
 async def test_status_shows_a_transfer_only_after_its_save(store: RecordingStore) -> None:
     driver, gate = driver_of(store, listing(0)), Gate()
     first = driver.planner.entries[0].position
@@ -70,12 +77,12 @@ async def test_status_shows_a_transfer_only_after_its_save(store: RecordingStore
         tasks.start_soon(driver.apply, successor)
         with safety_limit():
             await gate.reached.wait()
-        assert driver.status()[0].state is PartitionState.READING
-        assert driver.status()[0].cursor == first.cursor
-        assert driver.status()[1].cursor is None
+        assert shown(driver, 0).state is PartitionState.READING
+        assert shown(driver, 0).cursor == first.cursor
+        assert shown(driver, 1).cursor is None
         gate.open.set()
-    assert driver.status()[0].state is PartitionState.SUPERSEDED
-    assert driver.status()[1].cursor == first.cursor
+    assert shown(driver, 0).state is PartitionState.SUPERSEDED
+    assert shown(driver, 1).cursor == first.cursor
 
 
 async def test_r20_a_save_that_fails_stays_in_the_queue_for_the_next_caller(

@@ -8,9 +8,9 @@ import pytest
 from feedapi_client import FeedUnavailableError, Limits, NegotiationError, Position, RetryPolicy
 from feedapi_client.errors import RequestRefusedError
 from feedapi_client.lineage.planner import Entry, State
+from feedapi_client.runtime.board import partition_status
 from feedapi_client.runtime.buffer import BufferBudget, memory_of
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
-from feedapi_client.runtime.partition_status import partition_status
 from feedapi_client.runtime.slots import Slot
 from feedapi_client.status import PartitionState
 from tests.runtime.helpers import LIMITS, batch, runtime_partition

@@ -12,7 +12,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from feedapi_client.model import Batch, Event
+from feedapi_client.model import Event
+from feedapi_client.notifications import BatchDelivered, BatchReleased
 from feedapi_client.options import Limits
 from feedapi_client.status import Health, ProblemName
 from tests.simulation.scenario import Scenario
@@ -88,46 +89,30 @@ class Keys:
 
 
 class InFlight:
-    """Counts what a process holds that can't be committed yet, as an `Observer`."""
+    """Counts what a process holds that can't be committed yet, as an `InnerListener`."""
 
     def __init__(self, violated: Callable[[str, str], None], most: int) -> None:
         self._violated = violated
         self._most = most
         self._sizes: dict[int, deque[int]] = {}
 
-    def delivered(self, batch: Batch, requested_seconds_ago: float) -> None:
-        """See `Observer`."""
-        self._sizes.setdefault(batch.partition, deque()).append(len(batch.events))
-        sizes = [size for of_one in self._sizes.values() for size in of_one]
-        if sum(sizes) > self._most and len([size for size in sizes if size]) > 1:
-            self._violated("in flight", f"{sum(sizes)} events are in flight, of {self._most}")
+    def told(self, happened: object, cause: BaseException | None, /) -> None:
+        """See `InnerListener`."""
+        match happened:
+            case BatchDelivered(partition, events):
+                self._sizes.setdefault(partition, deque()).append(events)
+                sizes = [size for of_one in self._sizes.values() for size in of_one]
+                if sum(sizes) > self._most and len([size for size in sizes if size]) > 1:
+                    text = f"{sum(sizes)} events are in flight, of {self._most}"
+                    self._violated("in flight", text)
+            case BatchReleased(partition):
+                self._sizes[partition].popleft()
+            case _:
+                pass
 
-    def handling(self, batch: Batch) -> AbstractContextManager[object]:
-        """See `Observer`."""
+    def handling(self, partition: int, /) -> AbstractContextManager[object]:
+        """See `InnerListener`."""
         return nullcontext()
-
-    def released(
-        self,
-        partition: int,
-        seconds: float,
-        error: BaseException | None,
-    ) -> None:
-        """See `Observer`."""
-        self._sizes[partition].popleft()
-
-    def fetched(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer`. Nothing is to be said of it, nor of what follows."""
-
-    def committed(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer`."""
-
-    def handler_failed(self, partition: int, error: BaseException) -> None: ...
-    def handler_retried(self, partition: int) -> None: ...
-    def fetch_retried(self, partition: int, error: BaseException) -> None: ...
-    def quarantined(self, partition: int, error_type: str) -> None: ...
-
-    def passed_over(self, partition: int, count: int) -> None: ...
-    def discovered(self, seconds: float, error: BaseException | None) -> None: ...
 
 
 def entity_of(event: Event) -> int:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
 
-from feedapi_client.model import Batch, Position
+from feedapi_client.model import Position
+from feedapi_client.notifications import BatchDelivered
 from feedapi_client.sharing.coordinator import BOOTSTRAP
 from feedapi_client.status import PartitionState, PartitionStatus, PartitionWait
 from feedapi_client.stores.leases import Lease
@@ -199,33 +200,17 @@ class Knowledge:
 
 
 class Deliveries:
-    """Tells what an instance knows of each batch that is delivered; an `Observer`."""
+    """Tells what an instance knows of each batch that is delivered; an `InnerListener`."""
 
     def __init__(self, knowledge: Knowledge, status_of: StatusOf) -> None:
         self._knowledge = knowledge
         self._status_of = status_of
 
-    def delivered(self, batch: Batch, requested_seconds_ago: float) -> None:
-        """See `Observer.delivered`."""
-        self._knowledge.delivers(self._status_of(batch.partition))
+    def told(self, happened: object, cause: BaseException | None, /) -> None:
+        """See `InnerListener`."""
+        if isinstance(happened, BatchDelivered):
+            self._knowledge.delivers(self._status_of(happened.partition))
 
-    def handling(self, batch: Batch) -> AbstractContextManager[object]:
-        """See `Observer.handling`."""
+    def handling(self, partition: int, /) -> AbstractContextManager[object]:
+        """See `InnerListener`."""
         return nullcontext()
-
-    def fetched(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer.fetched`. Nothing is to be said of it, nor of what follows."""
-
-    def released(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer.released`."""
-
-    def committed(self, partition: int, seconds: float, error: BaseException | None) -> None:
-        """See `Observer.committed`."""
-
-    def handler_failed(self, partition: int, error: BaseException) -> None: ...
-    def handler_retried(self, partition: int) -> None: ...
-    def fetch_retried(self, partition: int, error: BaseException) -> None: ...
-    def quarantined(self, partition: int, error_type: str) -> None: ...
-
-    def passed_over(self, partition: int, count: int) -> None: ...
-    def discovered(self, seconds: float, error: BaseException | None) -> None: ...

@@ -143,7 +143,7 @@ class Process:
         return () if self._entered is None else tuple(self._entered.reports)
 
     def _status_of(self, partition: int) -> PartitionStatus | None:
-        return None if self._entered is None else self._entered.status_of(partition)
+        return None if self._entered is None else self._entered.board.status_of(partition)
 
     def tell(self) -> None:
         """Let the oracle know what the consumer has reported so far."""
@@ -216,7 +216,7 @@ class Process:
             consumer = self.consumer = self.make_consumer(http)
             if self.knowledge is not None:
                 self.knowledge.status_of = self._status_of
-                consumer._observers.add(Deliveries(self.knowledge, self._status_of))
+                consumer._listeners.attach(Deliveries(self.knowledge, self._status_of))
             again = True
             while again:
                 async with consumer:
@@ -256,7 +256,7 @@ class Process:
         self.keys = Keys(self._oracle.violated, self._now)
         counted = InFlight(self._oracle.violated, settings.in_flight)
         if not settings.instances:  # what is lost with a lease is not released
-            consumer._observers.add(counted)
+            consumer._listeners.attach(counted)
         try:
             await consumer.run_by_key(
                 self._handle_keyed,
@@ -269,7 +269,7 @@ class Process:
         finally:
             self.keys = None
             if not settings.instances:
-                consumer._observers.remove(counted)
+                consumer._listeners.detach(counted)
 
     def look(self) -> None:
         """Check what the consumer says of events that hang. One of several loses some of them."""

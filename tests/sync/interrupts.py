@@ -10,8 +10,8 @@ from types import FrameType
 from typing import Any
 
 from feedapi_client import sync
+from feedapi_client.monitor.snapshots import frame_of_thread
 from feedapi_client.runtime import loop_thread
-from feedapi_client.runtime.stacks import frame_of_thread
 from feedapi_client.stores import caller_thread
 from tests.consumer.helpers import SAFETY_LIMIT
 

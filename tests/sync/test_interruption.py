@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from feedapi_client import CommitOrderError, Position, Retry, SQLiteCursorStore, SyncBatch
-from feedapi_client.runtime.stacks import frame_of_thread
+from feedapi_client.monitor.snapshots import frame_of_thread
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import RecordingStore, Transaction, fill, numbers
 from tests.sync.helpers import (

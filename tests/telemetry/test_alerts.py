@@ -6,7 +6,7 @@ What it is asked about are series as `Monitor` exports them of a consumer, minut
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from feedapi_client import Batch, FeedConsumer, Quarantine, Retry
-from feedapi_client.monitor.families import Metrics
-from feedapi_client.telemetry import gauges
+from feedapi_client.monitor.exposition import Exposition
+from feedapi_client.monitor.snapshots import take_snapshots
+from feedapi_client.telemetry import meters
 from feedapi_client.testing import Publisher
 from tests import components
 from tests.consumer.helpers import limits
@@ -37,16 +38,16 @@ LONGEST = 180
 
 
 @contextmanager
-def scraping(consumer: FeedConsumer) -> Iterator[Metrics]:
-    exporter = Metrics([consumer])
+def scraping(consumer: FeedConsumer) -> Iterator[Callable[[], Series]]:
+    exporter = Exposition([consumer])
     try:
-        yield exporter
+        yield lambda: scrape(exporter, consumer)
     finally:
         exporter.close()
 
 
-def scrape(exporter: Metrics, instance: str = "a") -> Series:
-    return parsed(exporter.render("")[0].decode(), instance=instance)
+def scrape(exporter: Exposition, consumer: FeedConsumer) -> Series:
+    return parsed(exporter.render("", take_snapshots([consumer])).decode(), instance="a")
 
 
 async def _quarantining() -> list[Series]:
@@ -66,16 +67,16 @@ async def _quarantining() -> list[Series]:
         asgi_client(publisher) as http,
         FeedConsumer(FEED, http=http, limits=limits(), follow=False) as consumer,
     ):
-        with scraping(consumer) as exporter, anyio.fail_after(60):
+        with scraping(consumer) as scrape, anyio.fail_after(60):
             policy = Retry(attempts=2, base_delay=0.001, max_delay=0.002, then=Quarantine())
-            scrapes.append(scrape(exporter))
+            scrapes.append(scrape())
             publisher.extend(0, [{"n": "good"}, {"n": "bad"}])
             publisher.extend(1, [{"n": "good"}])
             await consumer.run(refuse, on_failure=policy)
-            scrapes.append(scrape(exporter))
+            scrapes.append(scrape())
             publisher.extend(1, [{"n": "bad"}, {"n": "bad"}])
             await consumer.run(refuse, on_failure=policy)
-            scrapes.append(scrape(exporter))
+            scrapes.append(scrape())
     return scrapes
 
 
@@ -83,7 +84,7 @@ async def _quarantining() -> list[Series]:
 def scrapes() -> list[Series]:
     components.require("promtool")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gauges, "_FRESH_SECONDS", -1)
+        patched.setattr(meters, "_FRESH_SECONDS", -1)
         return anyio.run(_quarantining)
 
 

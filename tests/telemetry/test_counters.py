@@ -11,12 +11,13 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import Counter, MeterProvider, ObservableCounter
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 
-from feedapi_client import Batch, FeedConsumer
-from feedapi_client.telemetry import METRICS, gauges, metrics, observation, observe
-from feedapi_client.telemetry.instruments import Count, Totals
+from feedapi_client import ConsumerStatus, FeedConsumer, Health
+from feedapi_client.notifications import HandlerFailed
+from feedapi_client.telemetry import METRICS, meters, metrics, observe
+from feedapi_client.telemetry.meters import Measured, Meters
 from feedapi_client.telemetry.metrics import Kind
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import limits, read
+from tests.consumer.helpers import read
 from tests.telemetry.test_observe import Exported, feed, nothing
 from tests.testing.virtual_time import asgi_client
 
@@ -155,8 +156,8 @@ async def test_a_partition_has_a_series_whatever_the_errors_are() -> None:
     ):
         with observe(consumer, exported.meter) as observed:
             for error in (LookupError("a"), ValueError("c")):
-                observed.handler_failed(0, error)
-            observed.handler_failed(1, ValueError("d"))
+                observed.told(HandlerFailed(0, type(error).__name__), error)
+            observed.told(HandlerFailed(1, "ValueError"), ValueError("d"))
     failures = metrics.HANDLER_FAILURES.name
     assert sorted(values(exported, failures)) == [1, 2]
     assert values(exported, failures, messaging__destination__partition__id="0") == [2]
@@ -166,7 +167,7 @@ async def test_a_partition_has_a_series_whatever_the_errors_are() -> None:
 async def test_counters_are_at_zero_before_anything_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gauges, "_FRESH_SECONDS", -1)
+    monkeypatch.setattr(meters, "_FRESH_SECONDS", -1)
     exported = Exported()
     publisher = feed(2, partitions=2)
     async with (
@@ -184,7 +185,7 @@ async def test_counters_are_at_zero_before_anything_is_counted(
 async def test_a_split_partition_of_many_has_no_series_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observation, "MAX_PARTITIONS", 3)
+    monkeypatch.setattr(meters, "MAX_PARTITIONS", 3)
     exported = Exported()
     async with (
         asgi_client(feed(1, partitions=4)) as http,
@@ -197,8 +198,7 @@ async def test_a_split_partition_of_many_has_no_series_of_its_own(
 async def test_of_many_partitions_counters_go_on_in_one_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observation, "MAX_PARTITIONS", 3)
-    monkeypatch.setattr(gauges, "MAX_PARTITIONS", 3)
+    monkeypatch.setattr(meters, "MAX_PARTITIONS", 3)
     exported = Exported()
     async with (
         asgi_client(feed(2, partitions=8)) as http,
@@ -276,27 +276,27 @@ class Late(api.NoOpMeter):
 
 async def test_no_count_is_lost_or_doubled_while_observations_end_and_are_collected() -> None:
     """The sum is the same before, during and after the end, in whichever thread it is taken."""
-    total, over = Totals(), threading.Event()
-    opened = [total.open() for _ in range(200)]
-    for counts in opened:
-        counts[MESSAGES, 0, None] = Count(metrics.MESSAGES, {"a": "b"})
-        counts[MESSAGES, 0, None].value = 1
+    total, over = Meters(), threading.Event()
+    status = ConsumerStatus("http://feed/feed"), Health(live=True, ready=True)
+    opened = [Measured({"a": "b"}, lambda: None, lambda: status, total) for _ in range(200)]
+    for measured in opened:
+        total.attach(measured)
+        measured.add(metrics.MESSAGES, 1, partition=0)
     wrong: list[list[float]] = []
 
     def collect() -> None:
         while not over.is_set():
-            found = [each.value for each in total.read(metrics.MESSAGES)]
-            if found != [200]:
-                wrong.append(found)
+            if (found := list(total.read(metrics.MESSAGES).values())) != [[200]]:
+                wrong.extend(found)
 
     thread = threading.Thread(target=collect)
     thread.start()
-    for counts in opened:
-        total.close(counts)
+    for measured in opened:
+        total.detach(measured)
     over.set()
     thread.join()
     assert not wrong
-    assert [each.value for each in total.read(metrics.MESSAGES)] == [200]
+    assert list(total.read(metrics.MESSAGES).values()) == [[200]]
 
 
 async def test_all_counters_are_observable_and_histograms_are_not() -> None:
@@ -318,35 +318,3 @@ async def test_all_counters_are_observable_and_histograms_are_not() -> None:
     assert made == {
         metric.name: metric.kind.value for metric in METRICS if metric.kind is not Kind.GAUGE
     }
-
-
-async def test_a_batch_of_one_partition_is_added_to_one_series(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The attributes of a series are built once, however many batches it counts."""
-    built: list[object] = []
-    original = observation.Observation._built
-
-    def counting(self: Any, *arguments: Any) -> Any:
-        built.append(arguments)
-        return original(self, *arguments)
-
-    monkeypatch.setattr(observation.Observation, "_built", counting)
-    exported = Exported()
-    publisher = Publisher(1, page_size=10, checkpoint_every=1)
-    publisher.extend(0, [{"n": n} for n in range(100)])
-    small = limits(max_batch_events=10)
-    batches = 0
-
-    async def handle(_: Batch) -> None:
-        nonlocal batches
-        batches += 1
-
-    async with (
-        asgi_client(publisher) as http,
-        FeedConsumer("http://feed/feed", http=http, follow=False, limits=small) as consumer,
-    ):
-        with observe(consumer, exported.meter):
-            await consumer.run(handle)
-    assert batches >= 10
-    assert len(built) == len(set(built)) <= 8

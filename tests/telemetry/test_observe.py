@@ -19,7 +19,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from feedapi_client import Batch, FeedConsumer, Quarantine, Retry, Share
-from feedapi_client.telemetry import METRICS, observe, spans
+from feedapi_client.notifications import BatchCommitted, CommitFailed, FetchEnded
+from feedapi_client.telemetry import METRICS, observation, observe
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import limits, read
 from tests.testing.virtual_time import asgi_client
@@ -185,7 +186,7 @@ async def test_any_number_of_consumers_share_a_meter_and_each_has_an_end(
                     assert (gauges("a"), gauges("b")) == (1, 1)
                 assert (gauges("a"), gauges("b")) == (1, 0)
             assert (gauges("a"), gauges("b")) == (0, 0)
-            assert not first._observers
+            assert not first._listeners
             assert (events("a"), events("b")) == ([5], [5]), "a counter never goes back"
     assert [each for each in caplog.records if each.name.startswith("opentelemetry")] == []
 
@@ -303,7 +304,7 @@ async def test_a_provider_that_is_set_later_gets_spans_and_is_looked_for_once_a_
         return provider
 
     clock = SimpleNamespace(monotonic=lambda: now, time_ns=time.time_ns)
-    monkeypatch.setattr(spans, "time", clock)
+    monkeypatch.setattr(observation, "time", clock)
     monkeypatch.setattr(trace, "get_tracer", lambda _: exported.tracer)
     monkeypatch.setattr(trace, "get_tracer_provider", global_provider)
     publisher = Publisher(1, page_size=1, checkpoint_every=1)
@@ -447,10 +448,10 @@ async def test_the_time_of_fetches_and_of_commits_is_the_sum_of_their_histogram(
     ):
         with observe(consumer, exported.meter) as observed:
             await consumer.run(nothing)
-            observed.fetched(0, 0.25, None)
-            observed.fetched(0, 4.0, LookupError())
-            observed.committed(0, 0.5, None)
-            observed.committed(0, 2.0, LookupError())
+            observed.told(FetchEnded(0, 0.25, None), None)
+            observed.told(FetchEnded(0, 4.0, "LookupError"), LookupError())
+            observed.told(BatchCommitted(0, 0.5), None)
+            observed.told(CommitFailed(0, 2.0), LookupError())
             for operation in ("fetch", "commit"):
                 times = exported.points(f"feedapi.consumer.{operation}.duration")
                 histograms = exported.points(

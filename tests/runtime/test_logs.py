@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from feedapi_client.runtime.failure_log import RECORDS, FailureLog
+from feedapi_client.runtime.logs import RECORDS, FailureLog
 
 INTERVAL = 60.0
 

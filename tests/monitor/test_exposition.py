@@ -8,15 +8,28 @@ from typing import Any
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
-from opentelemetry.trace import NoOpTracer
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from feedapi_client import Batch, FeedConsumer, Retry, Share
 from feedapi_client.monitor import Monitor
-from feedapi_client.monitor.families import Families, Metrics
-from feedapi_client.telemetry import METRICS, Observation, observe
-from feedapi_client.telemetry.instruments import BUCKETS
+from feedapi_client.monitor.exposition import Exposition
+from feedapi_client.monitor.snapshots import take_snapshots
+from feedapi_client.notifications import (
+    BatchCommitted,
+    BatchDelivered,
+    BatchReleased,
+    CommitFailed,
+    DiscoveryEnded,
+    EventQuarantined,
+    EventsPassedOver,
+    FetchEnded,
+    FetchRetried,
+    HandlerFailed,
+    HandlerRetried,
+)
+from feedapi_client.telemetry import METRICS, observe
+from feedapi_client.telemetry.meters import BUCKETS
 from tests.consumer.helpers import read
 from tests.telemetry.test_observe import feed
 from tests.testing.virtual_time import asgi_client
@@ -25,7 +38,7 @@ pytestmark = pytest.mark.anyio
 DURATIONS = (0, 0.004, *BUCKETS, 0.3, 299, 301, 1e6)
 
 
-def exposed(registry: CollectorRegistry) -> dict[str, Any]:
+def families(text: bytes) -> dict[str, Any]:
     """All that Prometheus gets of each family. Ages go on from one look to the next."""
     return {
         family.name: (
@@ -38,7 +51,8 @@ def exposed(registry: CollectorRegistry) -> dict[str, Any]:
                 if not family.name.endswith("age_seconds")
             ),
         )
-        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for family in text_string_to_metric_families(text.decode())
+        if not family.name.startswith("process_")
     }
 
 
@@ -46,30 +60,25 @@ class Both:
     """Consumers that are observed by the monitor's way and by OpenTelemetry's SDK."""
 
     def __init__(self, consumers: Sequence[FeedConsumer]) -> None:
-        self.ours, self.theirs = CollectorRegistry(), CollectorRegistry()
-        families = Families()
-        self.ours.register(families)
+        self.consumers = consumers
+        self._ours, self._theirs = Exposition(consumers), CollectorRegistry()
         reader = PrometheusMetricReader(
-            disable_target_info=True, scope_info_enabled=False, registry=self.theirs
+            disable_target_info=True, scope_info_enabled=False, registry=self._theirs
         )
         meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("test")
-        self.pairs = [
-            (Observation(each, families, NoOpTracer()), observe(each, meter)) for each in consumers
-        ]
+        self._observed = [observe(each, meter) for each in consumers]
 
-    def observed(self, what: str, *arguments: Any) -> None:
-        for pair in self.pairs:
-            for observation in pair:
-                getattr(observation, what)(*arguments)
+    def exposed(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        ours = self._ours.render("", take_snapshots(self.consumers))
+        return families(ours), families(generate_latest(self._theirs))
+
+    def told(self, happened: Any, cause: BaseException | None = None) -> None:
+        for consumer in self.consumers:
+            consumer._listeners.tell(happened, cause)
 
     def close(self) -> None:
-        for pair in self.pairs:
-            for observation in pair:
-                observation.close()
-
-
-async def nothing(_: object, __: object = None) -> None:
-    """Commit nothing."""
+        for observation in (self._ours, *self._observed):
+            observation.close()
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "a"]])
@@ -83,25 +92,26 @@ async def test_names_labels_units_buckets_and_values_are_those_of_the_sdk(names:
             for partition in (0, 1):
                 for n, seconds in enumerate(DURATIONS):
                     error = LookupError() if n % 3 == 0 else None
-                    both.observed("released", partition, seconds, error)
-                    both.observed("fetched", partition, seconds, error)
-                    both.observed("committed", partition, seconds, error)
-                    both.observed("discovered", seconds, error)
-                both.observed("handler_failed", partition, ValueError())
-                both.observed("handler_retried", partition)
-                both.observed("fetch_retried", partition, LookupError())
-                both.observed("quarantined", partition, "KeyError")
-                both.observed("passed_over", partition, 3)
-            batch = Batch(0, [object(), object()], "c", nothing)  # type: ignore[list-item]
-            both.observed("delivered", batch, 0.0)
-            ours, theirs = exposed(both.ours), exposed(both.theirs)
+                    both.told(BatchReleased(partition, seconds), error)
+                    both.told(FetchEnded(partition, seconds, None), error)
+                    committed = CommitFailed if error else BatchCommitted
+                    both.told(committed(partition, seconds), error)
+                    both.told(DiscoveryEnded(seconds, None), error)
+                both.told(HandlerFailed(partition, "ValueError"), ValueError())
+                both.told(HandlerRetried(partition), ValueError())
+                both.told(FetchRetried(partition), LookupError())
+                both.told(EventQuarantined(partition, "KeyError"))
+                both.told(EventsPassedOver(partition, 3))
+            both.told(BatchDelivered(0, 2))
+            ours, theirs = both.exposed()
             assert ours == theirs
             # Ages of partitions need an iteration; everything else is there.
             assert len(ours) >= len(METRICS) - 4
         both.close()
-        counters = {name: each for name, each in exposed(both.ours).items() if each[0] != "gauge"}
+        closed, _ = both.exposed()
+        counters = {name: each for name, each in closed.items() if each[0] != "gauge"}
         assert counters == {name: each for name, each in ours.items() if each[0] != "gauge"}
-        assert len(exposed(both.ours)) == len(counters), "gauges end with the observation"
+        assert len(closed) == len(counters), "gauges end with the observation"
 
 
 async def test_a_consumer_that_has_read_its_feed_shows_the_same_in_both() -> None:
@@ -111,7 +121,7 @@ async def test_a_consumer_that_has_read_its_feed_shows_the_same_in_both() -> Non
     ):
         both = Both([consumer])
         await read(consumer)
-        ours, theirs = exposed(both.ours), exposed(both.theirs)
+        ours, theirs = both.exposed()
         both.close()
     assert ours.keys() == theirs.keys()
     for name, (kind, *rest) in ours.items():
@@ -139,9 +149,9 @@ async def test_a_monitor_measures_nothing_with_the_sdk(monkeypatch: pytest.Monke
     ):
         monitor = Monitor(consumer)
         await read(consumer)
-        text, _ = monitor._metrics.render("")
+        text = monitor._exposition.render("", take_snapshots([consumer]))
         monitor.close()
-        assert not consumer._observers
+        assert not consumer._listeners
     assert b"messaging_process_duration_seconds_count{" in text
     assert not recorded
 
@@ -156,10 +166,10 @@ async def test_a_scrape_of_many_partitions_is_smaller_than_200_kilobytes(partiti
         asgi_client(feed(2, partitions=partitions)) as http,
         FeedConsumer("https://service.example.test/feed", http=http, follow=False) as consumer,
     ):
-        exporter = Metrics([consumer])
+        exporter = Exposition([consumer])
         retry = Retry(attempts=2, base_delay=0.001, max_delay=0.002)
         with pytest.raises(LookupError):
             await consumer.run(handle, on_failure=retry)
-        size = len(exporter.render("")[0])
+        size = len(exporter.render("", take_snapshots([consumer])))
         exporter.close()
     assert size < 200_000

@@ -1,0 +1,312 @@
+"""What a session shows of itself: its status, and its health."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+from feedapi_client.errors import AuthenticationError, FeedError
+from feedapi_client.lineage.planner import Entry, State
+from feedapi_client.runtime.discovery import Discovery
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.entering import waits_for
+from feedapi_client.runtime.failures import is_of_gateway
+from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.waits import wait_of
+from feedapi_client.runtime.watchdog import Stall, Watchdog
+from feedapi_client.status import (
+    ConsumerStatus,
+    Health,
+    PartitionState,
+    PartitionStatus,
+    PartitionWait,
+    Problem,
+    ProblemName,
+)
+
+ANSWER_SECONDS = 60.0
+"""After which a consumer none of whose partitions was answered soundly is not ready."""
+_NEED_A_RESTART = (
+    ProblemName.HANDLER_STUCK,
+    ProblemName.STORE_STUCK,
+    ProblemName.EVENT_LOOP_BLOCKED,
+    ProblemName.FAILED,
+)
+_RESTARTED = (ProblemName.FETCH_STUCK, ProblemName.DISCOVERY_STUCK, ProblemName.STALLED)
+_OVER = (State.DRAINED, State.SUPERSEDED, State.VANISHED)
+_READ_NO_MORE = (State.DRAINED, State.SUPERSEDED, State.ELSEWHERE)
+_STATES = {state: PartitionState(state.value) for state in State}
+_PROBLEMS = {
+    PartitionState.PARKED: ProblemName.PARKED,
+    PartitionState.VANISHED: ProblemName.VANISHED,
+    PartitionState.RETRYING: ProblemName.FETCH_FAILING,
+}
+
+
+class Board:
+    """Looks at the parts of a session, which do not know of it."""
+
+    def __init__(self, driver: Driver, watchdog: Watchdog, discovery: Discovery) -> None:
+        self._driver = driver
+        self._watchdog = watchdog
+        self._discovery = discovery
+
+    # ------------------------------------------------------------------ status
+
+    def status(self) -> ConsumerStatus:
+        """Return a snapshot. Costs time linear in the number of partitions."""
+        driver = self._driver
+        entries, unsaved = driver.planner.entries, driver.unsaved
+        return ConsumerStatus(
+            feed=driver.feed,
+            dialect=driver.info.dialect if driver.info else None,
+            buffered_bytes=driver.buffer.used,
+            partitions={id: self._partition(entries[id], unsaved) for id in sorted(entries)},
+            reports=tuple(driver.reports),
+            began=driver.began,
+        )
+
+    def status_of(self, partition: int) -> PartitionStatus | None:
+        """Return what `status` shows of one partition; None if it is not known."""
+        entry = self._driver.planner.entries.get(partition)
+        return None if entry is None else self._partition(entry, self._driver.unsaved)
+
+    def _partition(self, entry: Entry, unsaved: Mapping[int, bool]) -> PartitionStatus:
+        driver, own = self._driver, self._driver.partitions.get(entry.id)
+        return partition_status(
+            entry,
+            own,
+            self._failing_since(entry, own),
+            unsaved=entry.id in unsaved,
+            new=unsaved.get(entry.id, False),
+            owner=None if driver.sharing is None else driver.sharing.owner(entry.id),
+            wait=wait_of(driver, entry, own) if driver.iterating else None,
+            paused=entry.id in driver.paused,
+        )
+
+    def _failing_since(self, entry: Entry, own: RuntimePartition | None) -> datetime | None:
+        """When the error began. For a descendant that is when its ancestor's began."""
+        if own is not None and own.failures.since is not None:
+            return own.failures.since
+        if entry.error is None or entry.error.partition is None:
+            return None
+        origin = self._driver.partitions.get(entry.error.partition)
+        return origin.failures.since if origin else None
+
+    # ------------------------------------------------------------------ health
+
+    def health(self, *, opening: bool = False) -> Health:
+        """Return the health. Costs time linear in the number of partitions.
+
+        `opening`: it does not iterate yet.
+        """
+        driver, now = self._driver, self._driver.clock()
+        problems = [
+            *self._of_session(opening=opening),
+            *self._of_discovery(),
+            *self._of_partitions(),
+        ]
+        hangs = self._watchdog.look()
+        problems += [_problem(hang, now) for hang in hangs]
+        problems.sort(key=lambda problem: problem.since)
+        # What was restarted and still hangs is beyond the watchdog's reach.
+        late = now - 2 * driver.limits.stall_timeout
+        helpless = any(problem.name in _NEED_A_RESTART for problem in problems) or any(
+            hang.name in _RESTARTED and hang.began <= late for hang in hangs
+        )
+        concern_all = any(
+            problem.partition is None or problem.name is ProblemName.ROLLED_BACK
+            for problem in problems
+        )
+        unready = self._is_parked() or self._is_unanswered(now) or self._every_handler_fails()
+        return Health(
+            live=not helpless,
+            ready=not (helpless or concern_all or unready),
+            problems=tuple(problems),
+        )
+
+    def _is_unanswered(self, now: float) -> bool:
+        """Whether requests fail, and no partition was answered soundly for too long.
+
+        What is in flight, waits for the application or is held open until there is news, is asked
+        for nothing meanwhile. So something has to fail.
+        """
+        if now - self._driver.sound_at < ANSWER_SECONDS:
+            return False
+        partitions = self._driver.partitions.values()
+        if any(each.slot is not None and each.slot.sound for each in partitions):
+            return False
+        return any(each.started and each.error is not None for each in partitions)
+
+    def _every_handler_fails(self) -> bool:
+        """Whether all in flight has failed, and none was handled since the last of it began to.
+
+        One event that can't be handled does not make the consumer unready while others can.
+        """
+        handled, since = self._driver.handled_at, None
+        for partition in self._driver.partitions.values():
+            if (began := partition.handling.last_since) is not None:
+                since = began if since is None else max(since, began)
+            elif partition.in_flight:
+                return False
+        return since is not None and (handled is None or handled < since)
+
+    def _is_parked(self) -> bool:
+        """Whether all that is left to read is parked, or access is refused, which is to all."""
+        if self._driver.settings.on_error == "raise":
+            return False
+        left = [e for e in self._driver.planner.entries.values() if e.state not in _OVER]
+        parked = [e for e in left if e.state is State.PARKED]
+        return bool(parked) and (len(parked) == len(left) or any(map(_has_no_access, parked)))
+
+    def _of_session(self, *, opening: bool) -> Iterator[Problem]:
+        driver = self._driver
+        began = _moment(driver.clock() - self._watchdog.began)
+        if opening:
+            text = f"the consumer is being entered, and waits {waits_for(driver)}"
+            yield Problem(ProblemName.NOT_OPEN, None, began, text)
+        elif driver.handler_failure is not None:
+            yield driver.handler_failure
+        elif driver.failure is not None:
+            known = isinstance(driver.failure, FeedError)
+            text = str(driver.failure) if known else type(driver.failure).__qualname__
+            yield Problem(ProblemName.FAILED, None, driver.failed_at, text)
+        elif driver.over or not driver.iterating:
+            text = "the iteration has ended" if driver.over else "nobody iterates over the consumer"
+            yield Problem(ProblemName.NOT_ITERATING, None, began, text)
+        if blocked := self._watchdog.blocked_seconds:
+            text = f"the event loop has not run for {blocked:.1f} s"
+            yield Problem(ProblemName.EVENT_LOOP_BLOCKED, None, _moment(blocked), text)
+
+    def _of_discovery(self) -> Iterator[Problem]:
+        discovery = self._discovery
+        if discovery.error is not None and discovery.failing_since is not None:
+            since, text = discovery.failing_since, str(discovery.error)
+            yield Problem(ProblemName.DISCOVERY_FAILING, None, since, text)
+        for partition, text in self._driver.planner.listed_again().items():
+            since = discovery.rollback.since.get(partition, datetime.now(UTC))
+            yield Problem(ProblemName.ROLLED_BACK, partition, since, text)
+
+    def _of_partitions(self) -> Iterator[Problem]:
+        ended, now = self._driver.handler_failure, self._driver.clock()
+        for id, status in self.status().partitions.items():
+            own = self._driver.partitions.get(id)
+            handling = None if own is None else own.handling
+            failing = handling is not None and handling.error is not None
+            if handling is not None and failing and (ended is None or ended.partition != id):
+                oldest = self._watchdog.oldest(id)
+                held_back = "" if oldest is None else f"; {oldest.held_back}"
+                since, text = handling.since or datetime.now(UTC), f"{handling.error}{held_back}"
+                yield Problem(ProblemName.HANDLER_FAILING, id, since, text)
+            if own is not None and own.is_end_overdue(now):
+                yield _of_end(status)
+            name = _PROBLEMS.get(status.state)
+            if name is not None and (not failing or (own is not None and own.error is not None)):
+                text = status.error or "it is not listed any more, and nobody inherits from it"
+                yield Problem(name, id, status.since or datetime.now(UTC), text)
+
+
+def partition_status(
+    entry: Entry,
+    partition: RuntimePartition | None,
+    since: datetime | None,
+    *,
+    unsaved: bool = False,
+    new: bool = False,
+    owner: str | None = None,
+    wait: PartitionWait | None = None,
+    paused: bool = False,
+) -> PartitionStatus:
+    """Return a snapshot of one partition.
+
+    `partition` is None for one that was never read in this session, `since` the time of its error.
+    `unsaved`: the store does not have the position of the planner yet. `new`: it has none of this
+    partition. `owner`: the instance that reads it. `wait`: what it waits for. `paused`: by the
+    application.
+    """
+    # That of requests that nobody makes again is over.
+    error = entry.error or (partition.error if partition else None)
+    error = None if entry.state in _READ_NO_MORE else error
+    cursor = None if new or entry.position is None else entry.position.cursor
+    waits_for = entry.waits_for if entry.state is State.WAITING else ()
+    text, since = str(error) if error else None, since if error else None
+    if partition is None:
+        return PartitionStatus(
+            partition=entry.id,
+            state=_state(entry, error, unsaved=unsaved, paused=paused),
+            cursor=cursor,
+            waits_for=waits_for,
+            caught_up=entry.state is State.DRAINED or None,
+            error=text,
+            since=since,
+            owner=owner,
+            wait=wait,
+        )
+    handling = partition.handling
+    elsewhere = entry.state is State.ELSEWHERE  # another instance knows how far behind it is
+    is_known = error is None and (partition.last_contact or entry.state is State.DRAINED)
+    hanging_since = handling.in_flight_since if handling.hangs else None
+    state = _state(entry, error or handling.error, unsaved=unsaved, paused=paused)
+    if state is PartitionState.CAUGHT_UP and handling.hangs:
+        state = PartitionState.READING  # all is read, but the application does not get on with it
+    return PartitionStatus(
+        partition=entry.id,
+        state=state,
+        cursor=cursor,
+        waits_for=waits_for,
+        caught_up=partition.is_caught_up if is_known and not elsewhere else None,
+        error=text or handling.error or handling.hangs,
+        since=since or handling.since or hanging_since,
+        owner=owner,
+        wait=wait,
+        caught_up_at=None if elsewhere else partition.caught_up_at,
+        retry_at=partition.failures.retry_at if error is not None else handling.retry_at,
+        events=partition.events,
+        last_event=partition.last_event,
+        last_contact=partition.last_contact,
+        unknown_commands=partition.unknown_commands,
+        fetch_failures=partition.failures.total,
+        handler_failures=handling.failures,
+        attempts=handling.attempts,
+        quarantined=handling.quarantined,
+        passed_over=handling.passed_over,
+        in_flight_since=handling.in_flight_since,
+        committed_at=handling.committed_at,
+        evidence_since=partition.evidence_since,
+    )
+
+
+def _state(
+    entry: Entry, error: FeedError | str | None, *, unsaved: bool, paused: bool
+) -> PartitionState:
+    """The planner's state, paused, or retrying while requests or the handler fail."""
+    if entry.running and paused:
+        return PartitionState.PAUSED
+    if entry.running and error is not None:
+        return PartitionState.RETRYING
+    if entry.state is State.SUPERSEDED and unsaved:
+        return PartitionState.READING  # its successors hold its cursor only after the save
+    return _STATES[entry.state]
+
+
+def _has_no_access(entry: Entry) -> bool:
+    refused = None if entry.error is None else entry.error.__cause__
+    return isinstance(entry.error, AuthenticationError) or is_of_gateway(refused)
+
+
+def _of_end(status: PartitionStatus) -> Problem:
+    text = (
+        f"evidence of its end has been awaited for {status.evidence_seconds or 0.0:.0f} s: its "
+        "requests, the discoveries or half of the feed's answers fail again and again. If nothing "
+        f"is missing, 'feedapi cursors drain {status.partition}' ends it here"
+    )
+    since = status.evidence_since or datetime.now(UTC)
+    return Problem(ProblemName.END_UNPROVEN, status.partition, since, text)
+
+
+def _problem(hang: Stall, now: float) -> Problem:
+    return Problem(hang.name, hang.partition, _moment(now - hang.began), hang.text)
+
+
+def _moment(seconds_ago: float) -> datetime:
+    return datetime.now(UTC) - timedelta(seconds=max(0.0, seconds_ago))

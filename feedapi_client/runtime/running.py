@@ -1,0 +1,259 @@
+"""`FeedConsumer.run`, and what it has in common with `run_by_key`: tasks and failed attempts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from feedapi_client.arguments import awaitable_of
+from feedapi_client.causes import failure_of
+from feedapi_client.errors import AlreadyDoneError, LeaseLostError
+from feedapi_client.model import Batch
+from feedapi_client.notifications import (
+    BatchReleased,
+    EventQuarantined,
+    HandlerFailed,
+    HandlerRetried,
+)
+from feedapi_client.quarantine.failure_text import failure_line, failure_traceback
+from feedapi_client.quarantine.handling import NoFurtherAttempt
+from feedapi_client.quarantine.policy import Handler
+from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.runtime.delivery import Delivery
+from feedapi_client.runtime.driver import Driver
+
+log = logging.getLogger("feedapi_client.runtime.handlers")
+lost_log = logging.getLogger("feedapi_client.consumer")
+
+HANDLER = "async def handle(batch): ..."
+"""What a handler looks like, for messages."""
+
+
+class Running:
+    """The tasks of one `run` or `run_by_key`, and what is told of its handlers.
+
+    Arguments:
+        log: has the record of how a handler ended the iteration.
+    """
+
+    def __init__(self, driver: Driver, log: logging.Logger = log) -> None:
+        self.scope = anyio.CancelScope()
+        """Cancels what is in flight."""
+        self._driver = driver
+        self._log = log
+        self._failure: BaseException | None = None
+        self._tasks: TaskGroup
+
+    async def run(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Await `work()` and all that it starts. The first error cancels the rest, and is raised.
+
+        Cancellation cancels the tasks.
+        """
+        try:
+            with self.scope:
+                async with anyio.create_task_group() as self._tasks:
+                    await work()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        if self._failure is not None:
+            raise self._failure
+
+    def start(self, task: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
+        self._tasks.start_soon(task, *args)
+
+    def start_beside(self, task: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
+        """Run a task beside the handlers. An error of it ends the iteration."""
+        self._tasks.start_soon(self._guarded, task, *args)
+
+    async def _guarded(self, task: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
+        try:
+            await task(*args)
+        except BaseException as error:  # noqa: BLE001 - raised by `run`, without a group around it
+            self.end(failure_of(error, "a save or a task beside the handlers", own_task=True))
+
+    def end(self, error: BaseException) -> None:
+        """End the iteration with an error, unless another one has."""
+        self._failure = self._failure or error
+        self.scope.cancel()
+
+    def end_tasks(self) -> None:
+        self._tasks.cancel_scope.cancel()
+
+    # ------------------------------------------------------------------ what is told of handlers
+
+    def tell_failure(self, partition: int, error: Exception) -> None:
+        if self._driver.listeners:
+            self._driver.listeners.tell(HandlerFailed(partition, type(error).__qualname__), error)
+
+    def retries(
+        self, partition: int, error: Exception, attempt: int, pause: float, *, of: str = ""
+    ) -> None:
+        """The handler gets its batch or event again. That is logged at a bounded rate (R14)."""
+        driver, handling = self._driver, self._driver.partitions[partition].handling
+        handling.pauses(pause)
+        if driver.listeners:
+            driver.listeners.tell(HandlerRetried(partition), error)
+        driver.failure_log.warn(
+            partition,
+            lambda: (
+                f"feed {driver.feed}, partition {partition}: {handling.error}; "
+                f"attempt {attempt}{of} in {pause:.1f} s\n{failure_traceback(error)}"
+            ),
+            attempt=attempt,
+        )
+
+    def ended_by(self, partition: int, error: Exception, attempt: int | None = None) -> None:
+        """The handler has ended the iteration with an error, unless something has before."""
+        if self._failure is not None:
+            return
+        driver = self._driver
+        driver.ended_by_handler(driver.partitions[partition])
+        if error is driver.failure:
+            return  # logged where it was found
+        self._log.error(
+            "feed %s, partition %d: %s, which ends the iteration\n%s",
+            driver.feed,
+            partition,
+            driver.partitions[partition].handling.error,
+            failure_traceback(error),
+            extra={"feed": driver.feed, "partition": partition, "attempt": attempt},
+        )
+
+    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
+        for event in events:
+            self._driver.partitions[event.partition].handling.quarantined += 1
+            if self._driver.listeners:
+                told = EventQuarantined(event.partition, event.error_type)
+                self._driver.listeners.tell(told)
+
+
+class BatchHandler:
+    """The application's handler of batches: notes when it gets one, and how it failed.
+
+    Arguments:
+        handle: the application's handler.
+    """
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+        self._driver: Driver
+        self._running: Running
+        self._raised: set[int] = set()
+
+    async def __call__(self, batch: Batch) -> None:
+        """Await ``handle(batch)``. Raises what the handler raises.
+
+        A cancellation that nobody asked for is raised as a `StrayCancellationError` (R20).
+        """
+        partition = self._driver.partitions[batch.partition]
+        if partition.handling.attempt_began is None:  # delivering it was the first attempt
+            partition.handling.attempt(self._driver.clock())
+        self._raised.discard(batch.partition)
+        try:
+            await awaitable_of(self._handle(batch), "the handler", HANDLER)
+        except LeaseLostError as error:
+            if error.partition != batch.partition:
+                self._failed(batch, error)
+            raise  # no failure of the handler: another instance handles the batch
+        except AlreadyDoneError as error:
+            if not partition.is_saved(partition.batches, durably=True):
+                self._failed(batch, error)
+                raise
+            # An earlier attempt has handled and committed it.
+        except BaseException as error:  # noqa: BLE001 - raised
+            failed = failure_of(error, "the handler", own_task=True)
+            self._failed(batch, failed)
+            raise failed  # noqa: B904 - the cause of a stray cancellation is set
+        finally:
+            partition.handling.returned()
+
+    def _failed(self, batch: Batch, error: Exception) -> None:
+        self._raised.add(batch.partition)
+        handling = self._driver.partitions[batch.partition].handling
+        handling.failed(f"the handler failed with {failure_line(error)}")
+        self._running.tell_failure(batch.partition, error)
+
+    def _commit_failed(self, batch: Batch, error: Exception) -> None:
+        if batch.partition not in self._raised:
+            handling = self._driver.partitions[batch.partition].handling
+            handling.failed(f"the commit failed with {failure_line(error)}")
+
+    # ------------------------------------------------------------------ attempts, see `Watch`
+
+    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
+        self._commit_failed(batch, error)
+        self._running.retries(batch.partition, error, attempt, pause)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt. Raises `NoFurtherAttempt` after a stop."""
+        with anyio.move_on_after(seconds):
+            await self._driver.stopped.wait()
+        if self._driver.stopping:
+            raise NoFurtherAttempt
+
+    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
+        self._running.quarantined(events)
+
+    # ------------------------------------------------------------------ the run
+
+    async def run(
+        self,
+        running: Running,
+        driver: Driver,
+        delivery: Delivery,
+        handle: Handler,
+        handled: Callable[[Batch], Awaitable[None]],
+        max_concurrency: int,
+    ) -> None:
+        """Have `handle`, which repeats what this handler does, handle all batches.
+
+        `handled` commits and releases one. A task each: what a handler sets for its task ends with
+        the batch.
+        """
+        self._running, self._driver = running, driver
+        places = anyio.Semaphore(max_concurrency)
+
+        async def work(batch: Batch) -> None:
+            try:
+                with driver.listeners.handling(batch.partition):
+                    await self._handle_once(handle, batch)
+                await handled(batch)
+            except NoFurtherAttempt:
+                pass  # it comes again
+            except BaseException as error:  # noqa: BLE001 - raised by `Running.run`
+                self._ended(batch, failure_of(error, "the commit", own_task=True))
+            else:
+                driver.handled_at = datetime.now(UTC)
+            finally:
+                places.release()
+
+        async def deliver() -> None:
+            await places.acquire()
+            while (batch := await delivery.next()) is not None:
+                running.start(work, batch)
+                await places.acquire()
+
+        await running.run(deliver)
+
+    async def _handle_once(self, handle: Handler, batch: Batch) -> None:
+        try:
+            await handle(batch)
+        except LeaseLostError as error:
+            if error.partition != batch.partition:
+                raise
+            extra = {"feed": self._driver.feed, "partition": batch.partition}
+            lost_log.warning("%s", error, extra=extra)
+
+    def _ended(self, batch: Batch, error: Exception) -> None:
+        self._commit_failed(batch, error)
+        driver, handling = self._driver, self._driver.partitions[batch.partition].handling
+        self._running.ended_by(batch.partition, error, handling.attempts)
+        if driver.listeners:
+            seconds = driver.clock() - handling.delivered_at
+            driver.listeners.tell(BatchReleased(batch.partition, seconds), error)
+        self._running.end(error)
