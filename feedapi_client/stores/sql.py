@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio
-
 try:
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql
@@ -130,18 +128,12 @@ class SQLAlchemyCursorStore(ServerStore):
         served = None if database.dialect == "sqlite" else partial(_LeaseConnections, engine)
         super().__init__(database, table, journal, served)
 
-    async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's."""
-        await self.close_lease_connections()
-
     async def close_lease_connections(self) -> None:
         """Close the connections that are kept while an instance has joined. A later use opens one.
 
         Cancellation: they are closed all the same.
         """
-        with anyio.CancelScope(shield=True):
-            for connection in self._connections:
-                await connection.close()
+        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<SQLAlchemyCursorStore {self.database!r}>"
