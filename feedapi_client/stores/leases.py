@@ -20,7 +20,6 @@ from feedapi_client.model import FeedKey
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import (
     DIALECTS,
-    SKIPS_LOCKED,
     feed_condition,
     is_lock_timeout,
     listed,
@@ -180,7 +179,7 @@ class LeaseScripts:
         self._dialect = DIALECTS[dialect]
         self._feed = feed_condition(dialect)
         self._mine = f"{self._feed} AND instance = ?"
-        self._skip = " FOR UPDATE SKIP LOCKED" if dialect in SKIPS_LOCKED else ""
+        self._skip = f"{self._dialect.lock} SKIP LOCKED" if self._dialect.lock else ""
 
     def look(self, feed: FeedKey, last: View | None) -> Script[View]:
         """See `LeaseStore.look`."""

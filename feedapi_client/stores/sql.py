@@ -34,7 +34,7 @@ from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
 from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps, with_placeholders
-from feedapi_client.stores.sql_dialects import CLOCKS, MYSQL, lock_wait
+from feedapi_client.stores.sql_dialects import DIALECTS, MYSQL, lock_wait
 from feedapi_client.stores.tables import CURSORS, FORMAT_TABLE, TABLES
 from feedapi_client.stores.threads import in_thread, transact_in_thread
 
@@ -177,8 +177,8 @@ class SQLDatabase(Database):
                 "AUTOCOMMIT"
             )
         self.dialect = engine.dialect.name
-        if self.dialect not in CLOCKS:
-            raise ValueError(f"cursors are kept in {', '.join(CLOCKS)}, not {self.dialect}")
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"cursors are kept in {', '.join(DIALECTS)}, not {self.dialect}")
         self.name = f"({self.dialect})"
         self.engine = engine
         self.timeout = timeout

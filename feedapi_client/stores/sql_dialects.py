@@ -90,14 +90,7 @@ DIALECTS = {
         stored="AS stored",
     ),
 }
-CLOCKS = {name: dialect.clock for name, dialect in DIALECTS.items()}
-"""The clock of each database, in microseconds since 1970 UTC."""
 MYSQL = ("mysql", "mariadb")
-SKIPS_LOCKED = ("postgresql", *MYSQL)
-"""Databases that lock the rows of a SELECT, and can pass by those that another transaction holds.
-
-SQLite has one writer at a time.
-"""
 # Serialization failures and deadlocks: SQLSTATEs of PostgreSQL, numbers of MySQL and MariaDB.
 _CONFLICTS = ("40001", "40P01", 1213, 1020)
 # The time to wait for a row lock is over.
