@@ -179,8 +179,8 @@ class PostgresDatabase(Database):
         return self._given
 
     def quoted(self, table: str) -> str:
-        parts = [self._schema] * bool(self._schema) + [table]
-        return ".".join(f'"{str(part).replace(chr(34), chr(34) * 2)}"' for part in parts)
+        named = (self._schema, table)
+        return ".".join('"' + part.replace('"', '""') + '"' for part in named if part)
 
     def needs_asyncio(self, transaction: Any) -> bool:
         return (_kind_of(transaction, _CONNECTIONS) or self.driver) != "psycopg in threads"
@@ -231,8 +231,6 @@ class PostgresDatabase(Database):
 
     async def release(self, connection: Any, *, broken: bool) -> None:
         pool = self._pool
-        if pool is None:
-            return  # closed meanwhile
         if self.driver == "asyncpg":
             if broken:
                 connection.terminate()

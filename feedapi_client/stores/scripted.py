@@ -118,7 +118,7 @@ class Database(Answering):
 
     async def check(self, tables: Mapping[str, str]) -> None:
         """Check that no newer version of this package wrote the tables. Raises `StoreError`."""
-        await self.transact(check_formats(tables, self.dialect, self.quoted))
+        await self.read(check_formats(tables, self.dialect, self.quoted))
 
     def reason(self, error: Exception) -> str:
         """See `Answering.reason`."""
@@ -493,6 +493,16 @@ class ServerStore(ScriptedLeases, JournalledScripts):
         self._joined: dict[tuple[FeedKey, str], float] = {}
         """The length of the lease of each instance that has joined, in seconds."""
         self._format_is_known = False
+
+    async def aclose(self) -> None:
+        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's.
+
+        Cancellation: they are closed all the same.
+        """
+        with anyio.CancelScope(shield=True):
+            for connection in self._connections:
+                await connection.close()
+        await self.database.aclose()
 
     async def create_tables(self) -> None:
         """Create the tables that do not exist yet. Several processes may do so at once.

@@ -38,11 +38,6 @@ Step = Query | CountedChange
 Script = Generator[Any, Any, T]
 
 
-def just(step: Any) -> Script[Any]:
-    """Return the script of one statement."""
-    return (yield step)
-
-
 def in_parts(named: Iterable[Named], size: int = _NAMED_PER_STATEMENT) -> Iterator[list[Named]]:
     """Yield as many identities, or partitions, at a time as one statement names, in their order."""
     ordered = sorted(named)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio
-
 try:
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql
@@ -36,7 +34,7 @@ from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
 from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps, with_placeholders
-from feedapi_client.stores.sql_dialects import CLOCKS, MYSQL, lock_wait
+from feedapi_client.stores.sql_dialects import DIALECTS, MYSQL, lock_wait
 from feedapi_client.stores.tables import CURSORS, FORMAT_TABLE, TABLES
 from feedapi_client.stores.threads import in_thread, transact_in_thread
 
@@ -130,18 +128,12 @@ class SQLAlchemyCursorStore(ServerStore):
         served = None if database.dialect == "sqlite" else partial(_LeaseConnections, engine)
         super().__init__(database, table, journal, served)
 
-    async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's."""
-        await self.close_lease_connections()
-
     async def close_lease_connections(self) -> None:
         """Close the connections that are kept while an instance has joined. A later use opens one.
 
         Cancellation: they are closed all the same.
         """
-        with anyio.CancelScope(shield=True):
-            for connection in self._connections:
-                await connection.close()
+        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<SQLAlchemyCursorStore {self.database!r}>"
@@ -185,8 +177,8 @@ class SQLDatabase(Database):
                 "AUTOCOMMIT"
             )
         self.dialect = engine.dialect.name
-        if self.dialect not in CLOCKS:
-            raise ValueError(f"cursors are kept in {', '.join(CLOCKS)}, not {self.dialect}")
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"cursors are kept in {', '.join(DIALECTS)}, not {self.dialect}")
         self.name = f"({self.dialect})"
         self.engine = engine
         self.timeout = timeout

@@ -284,6 +284,7 @@ class MemoryDatabase(Database):
     asyncio_only = False
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False
         )
@@ -293,7 +294,8 @@ class MemoryDatabase(Database):
             self._connection.execute(create_table(table, "sqlite"))
 
     async def transact(self, script: Script[T]) -> T:
-        return _transact(self._connection, script)
+        with self._lock:
+            return _transact(self._connection, script)
 
     async def read(self, script: Script[T]) -> T:
         return run_on_cursors(script, self._connection.cursor)

@@ -177,12 +177,11 @@ class App:
         await rows.execute("BEGIN")
         return rows
 
-    async def write(
-        self, transaction: Any, statement: str = "INSERT INTO effects VALUES (1)"
-    ) -> None:
-        """Execute a statement of the application in its transaction."""
-        text: Any = sa.text(statement) if self.is_sqlalchemy else statement
-        await _awaited(transaction.execute(text))
+    async def write(self, transaction: Any, *effects: int) -> None:
+        """Write effects, by default one, in the application's transaction."""
+        rows = ", ".join(f"({n})" for n in effects or (1,))
+        statement: Any = f"INSERT INTO effects (n) VALUES {rows}"
+        await _awaited(transaction.execute(sa.text(statement) if self.is_sqlalchemy else statement))
 
     async def end(self, transaction: Any, *, commit: bool) -> None:
         """End a transaction, and release it."""
