@@ -157,13 +157,14 @@ class PageDecoder:
         """Decode the last line, which may have no ``\\n``. Raises as `feed` does."""
         line = bytes(self._tail)
         self._tail.clear()
-        self._decode(line, receive)
+        if line:
+            self._decode(line, receive)
 
     def _decode(self, block: bytes, receive: Callable[[Decoded], None]) -> None:
         if block.isspace():  # heartbeats, or a flood of them
             self._begun = True
             return
-        if block and not self._begun:
+        if not self._begun:
             self._begun, block = True, block.removeprefix(BOM_UTF8)
         complete, decoded = block.endswith(b"\n"), None
         if complete and len(block) >= _SMALL:
