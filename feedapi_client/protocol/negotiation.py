@@ -72,13 +72,7 @@ def check_v1_partitions(v1_partitions: int | None) -> None:
         )
 
 
-def negotiate(
-    status: int,
-    body: bytes,
-    *,
-    feed: str,
-    v1_partitions: int | None = None,
-) -> FeedInfo:
+def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None = None) -> FeedInfo:
     """Return what the feed is, by its response to an argument-less GET.
 
     Redirects and what the transport deals with (401, 403, and statuses that are retried) don't come

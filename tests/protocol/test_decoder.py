@@ -291,8 +291,7 @@ class TestErrors:
         assert re.search(f"a line of partition {named}$", str(page.error))
 
     @pytest.mark.parametrize(
-        "line",
-        [b'{"data":{}}', b'{"partition":"2","data":{}}', b'{"partition": 2, "data": {}}'],
+        "line", [b'{"data":{}}', b'{"partition":"2","data":{}}', b'{"partition": 2, "data": {}}']
     )
     def test_v1_lines_may_leave_the_partition_out(self, line: bytes) -> None:
         assert Page("v1").read((line + b"\n") * 40).raws == [b"{}"] * 40
