@@ -397,6 +397,16 @@ class TestNonsense:
         assert calls_of(lambda: page.read(flood)) < 100
         assert page.said == []
 
+    @pytest.mark.parametrize("line", [b"{}\n", b'{"":0}\n'])
+    def test_lines_that_are_nothing_are_not_looked_at_one_by_one(
+        self, line: bytes, way: str
+    ) -> None:
+        if way == "line by line":
+            return
+        page = Page()
+        assert calls_of(lambda: page.read(line * 100_000)) < 150
+        assert page.decoder.unknown_commands == 100_000
+
     @pytest.mark.parametrize("dialect", DIALECTS)
     @pytest.mark.parametrize("line", [*NOTHING, b'{"cursor":"_first"}\n'])
     def test_a_response_may_hold_so_many_of_them(
