@@ -247,7 +247,7 @@ class OAuthClientCredentials(httpx.Auth):
             raise self._no_token("one that can't be sent")
         seconds = math.inf  # until a request is refused
         with suppress(TypeError, ValueError, OverflowError):
-            seconds = float(found.get("expires_in"))  # type: ignore[arg-type]
+            seconds = float(found.get("expires_in"))
         self._token = token
         self._until = time.monotonic() + max(seconds - self._leeway, seconds / 2)
 

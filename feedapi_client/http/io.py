@@ -23,12 +23,7 @@ from anyio import to_thread
 
 from feedapi_client.arguments import check_instance
 from feedapi_client.causes import failure_of
-from feedapi_client.http.environment import (
-    ByEnvironment,
-    is_patched,
-    proxy_of,
-    public_certificates,
-)
+from feedapi_client.http.environment import ByEnvironment, is_patched, proxy_of, public_certificates
 from feedapi_client.http.urls import parse_url
 from feedapi_client.http.wire import Fetcher, WireBody
 from feedapi_client.options import Limits

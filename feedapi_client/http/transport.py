@@ -29,11 +29,7 @@ from feedapi_client.errors import (
     RequestRefusedError,
     TransportError,
 )
-from feedapi_client.http.decompression import (
-    ACCEPT_ENCODING,
-    Decompressor,
-    UnsupportedCodingError,
-)
+from feedapi_client.http.decompression import ACCEPT_ENCODING, Decompressor, UnsupportedCodingError
 from feedapi_client.http.environment import proxy_of
 from feedapi_client.http.http_errors import (
     URL_ERRORS,
@@ -131,8 +127,7 @@ class Endpoint:
         target = self._url.target(suffix, params, str(self.io.client.params or ""))
         if len(self._url.site) + len(target) > _LONGEST_URL:
             raise ProtocolError(
-                "the request's URL is over 64 KiB: the cursor or the filters are too long",
-                **where,
+                "the request's URL is over 64 KiB: the cursor or the filters are too long", **where
             )
         return target
 

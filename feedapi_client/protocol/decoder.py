@@ -48,6 +48,10 @@ _USUAL = {
 }
 """How an event begins, by the payload's key."""
 _BLANK_LINES = re.compile(rb"\n\s*\n")
+_PAYLOAD_WORDS = (b'"data', b'"event', b"\\u")
+_WORDS = (*_PAYLOAD_WORDS, b'"cursor', b'"headers', b'"partition')
+"""What a line holds, in small letters, that says anything under whatever key: an escape may be
+part of a key."""
 _BARE = len(b'{"cursor":"","data":""}')
 """The line of a checkpoint with fewer bytes beside its cursor can't hold an event too."""
 _HEADERS = {b"{", b"n"}
@@ -157,16 +161,19 @@ class PageDecoder:
         """Decode the last line, which may have no ``\\n``. Raises as `feed` does."""
         line = bytes(self._tail)
         self._tail.clear()
-        self._decode(line, receive)
+        if line:
+            self._decode(line, receive)
 
     def _decode(self, block: bytes, receive: Callable[[Decoded], None]) -> None:
         if block.isspace():  # heartbeats, or a flood of them
             self._begun = True
             return
-        if block and not self._begun:
+        if not self._begun:
             self._begun, block = True, block.removeprefix(BOM_UTF8)
         complete, decoded = block.endswith(b"\n"), None
         if complete and len(block) >= _SMALL:
+            if self._is_nothing(block):
+                return
             decoded = self._at_once(block)
             self.slow = decoded is None
         if decoded is not None:
@@ -267,6 +274,25 @@ class PageDecoder:
                 return head
         self._heads = []
         return b""
+
+    def _is_nothing(self, block: bytes) -> bool:
+        """Whether complete lines are objects that say nothing: count them, unseen."""
+        begins = block[:_SMALL], block  # where nearly all blocks say something
+        if len(block) > self._max_line_bytes or any(
+            word in part.lower() for part in begins for word in _WORDS
+        ):
+            return False
+        try:
+            found = len(_read_nothing(block))
+        except (ValueError, RecursionError):
+            return False
+        # A newline between ``}`` and ``{`` can't be inside of an object.
+        block = _BLANK_LINES.sub(b"\n", block.lstrip())
+        if block.count(b"}\n{") != found - 1 or block[:1] + block[-2:] != b"{}\n":
+            return False
+        self.unknown_commands += found
+        self._count(found)
+        return True
 
     # ------------------------------------------------------------------ line by line
 
@@ -432,6 +458,10 @@ class PageDecoder:
         return torn
 
 
+class _Nothing(msgspec.Struct, gc=False): ...
+
+
+_read_nothing = msgspec.json.Decoder(_Nothing).decode_lines
 _read_any = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _VALUES = {
     "cursor": (6 * MAX_CURSOR + 2, msgspec.json.Decoder(str | None).decode),
@@ -516,4 +546,4 @@ def _decoder(line: type[Event], origin: EventOrigin | None) -> msgspec.json.Deco
 def _may_hold_event(line: bytes) -> bool:
     """Return whether the line of a checkpoint may also hold an event, under whatever key (R3)."""
     text = line.lower()
-    return any(word in text for word in (b'"data', b'"event', b"\\u"))  # as a part of a key
+    return any(word in text for word in _PAYLOAD_WORDS)

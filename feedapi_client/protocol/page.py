@@ -133,7 +133,7 @@ class Progress:
     def passes(self, cursors: Sequence[str]) -> bool:
         """Note checkpoints. False, and nothing, if one of them was passed before."""
         passed, new = self._passed, list(map(hash, cursors))
-        if len(set(new)) < len(new) or not passed.keys().isdisjoint(new):
+        if not passed.keys().isdisjoint(new) or len(set(new)) < len(new):
             return False
         passed.update(dict.fromkeys(new[-self._most :]))
         if len(passed) > 2 * self._most:
@@ -366,7 +366,11 @@ class PageReader:
         passes = self._progress.passes
         if passes(cursors):
             return len(cursors) - 1
-        return max((at for at, cursor in enumerate(cursors) if passes([cursor])), default=-1)
+        closing = -1
+        for at, cursor in enumerate(cursors if len(cursors) > 1 else ()):
+            if passes([cursor]):
+                closing = at
+        return closing
 
     def _led_to(self, cursor: str) -> CheckpointedEvents:
         """Read on from a cursor of this response that closed nothing."""

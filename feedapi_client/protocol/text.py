@@ -81,7 +81,8 @@ def hide_secrets(text: str, secrets: Iterable[str], *, cut: bool = False) -> str
             beginnings = range(min(len(form), len(plain)), 3, -1)
             length = next((n for n in beginnings if plain.endswith(form[:n])), 0)
             hits += [(places[-length], len(text))] if length else []
-    shown, end = [], 0
+    shown: list[str] = []
+    end = 0
     for start, stop in sorted(hits):
         if start >= end:
             shown += (text[end:start], "***")

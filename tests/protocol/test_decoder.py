@@ -291,8 +291,7 @@ class TestErrors:
         assert re.search(f"a line of partition {named}$", str(page.error))
 
     @pytest.mark.parametrize(
-        "line",
-        [b'{"data":{}}', b'{"partition":"2","data":{}}', b'{"partition": 2, "data": {}}'],
+        "line", [b'{"data":{}}', b'{"partition":"2","data":{}}', b'{"partition": 2, "data": {}}']
     )
     def test_v1_lines_may_leave_the_partition_out(self, line: bytes) -> None:
         assert Page("v1").read((line + b"\n") * 40).raws == [b"{}"] * 40
@@ -397,6 +396,16 @@ class TestNonsense:
         page, flood = Page(), line * 1_000_000
         assert calls_of(lambda: page.read(flood)) < 100
         assert page.said == []
+
+    @pytest.mark.parametrize("line", [b"{}\n", b'{"":0}\n'])
+    def test_lines_that_are_nothing_are_not_looked_at_one_by_one(
+        self, line: bytes, way: str
+    ) -> None:
+        if way == "line by line":
+            return
+        page = Page()
+        assert calls_of(lambda: page.read(line * 100_000)) < 150
+        assert page.decoder.unknown_commands == 100_000
 
     @pytest.mark.parametrize("dialect", DIALECTS)
     @pytest.mark.parametrize("line", [*NOTHING, b'{"cursor":"_first"}\n'])

@@ -128,12 +128,7 @@ def encoded_line(text: str) -> bytes:
 )  # fmt: skip
 @pytest.mark.parametrize("together", [True, False])
 def test_what_a_response_comes_to(
-    how: dict[str, Any],
-    response: str,
-    outcome: str,
-    batch: Any,
-    held: Any,
-    together: bool,
+    how: dict[str, Any], response: str, outcome: str, batch: Any, held: Any, together: bool
 ) -> None:
     page = reader(progress=Progress(9), **how)
     lines = [encoded_line(text) for text in response.split()]
@@ -384,12 +379,7 @@ class TestEndEvidence:
     """R6: when empty answers of a closed partition show its end."""
 
     def ask(
-        self,
-        evidence: EndEvidence,
-        *,
-        since: float = 0.0,
-        discover: bool = True,
-        until: float = 99,
+        self, evidence: EndEvidence, *, since: float = 0.0, discover: bool = True, until: float = 99
     ) -> list[float]:
         """Ask until the end is shown. Return when each answer came."""
         now, times, info = 0.0, [], object()
