@@ -122,7 +122,8 @@ class Measured:
         if numbers is None:  # a thread that exports may be faster
             size = 1 if metric.kind is Kind.COUNTER else len(BUCKETS) + 2
             numbers = self.series.setdefault(series, [0.0] * size)
-        numbers[0] += amount
+        if amount:  # 0 may come from a thread that exports, which must not undo an addition
+            numbers[0] += amount
         if metric.kind is Kind.HISTOGRAM:
             numbers[1 + bisect_left(BUCKETS, amount)] += 1
             self._meters.record(metric, amount, self.attributes(series))
