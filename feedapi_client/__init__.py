@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         FeedKey,
         Partition,
         Position,
+        Reached,
     )
     from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share, default_decision
     from feedapi_client.quarantine.policy import Quarantine, Retry
@@ -119,6 +120,7 @@ __all__ = [
     "ProblemName",
     "ProtocolError",
     "Quarantine",
+    "Reached",
     "RequestRefusedError",
     "Retry",
     "RetryPolicy",
@@ -144,7 +146,17 @@ _HOME = {
     "client": ("FeedClient", "Page", "SyncFeedClient"),
     "consumer": ("FeedConsumer",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "model": ("FIRST", "LAST", "Batch", "Event", "FeedInfo", "FeedKey", "Partition", "Position"),
+    "model": (
+        "FIRST",
+        "LAST",
+        "Batch",
+        "Event",
+        "FeedInfo",
+        "FeedKey",
+        "Partition",
+        "Position",
+        "Reached",
+    ),
     "options": ("FetchOptions", "Limits", "RetryPolicy", "Share", "default_decision"),
     "quarantine.policy": ("Quarantine", "Retry"),
     "status": (

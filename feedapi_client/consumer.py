@@ -40,7 +40,16 @@ from feedapi_client.errors import FeedError, LeaseLostError
 from feedapi_client.http.io import AsyncHTTP
 from feedapi_client.lineage.bootstrap import checked_start
 from feedapi_client.lineage.graph import checked_lineage
-from feedapi_client.model import MAX_PARTITION, Batch, Event, FeedKey, Partition, Payload
+from feedapi_client.model import (
+    MAX_PARTITION,
+    Batch,
+    Event,
+    FeedInfo,
+    FeedKey,
+    Partition,
+    Payload,
+    Reached,
+)
 from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.by_event import EventFailures
@@ -50,6 +59,7 @@ from feedapi_client.retry import gives_up_after
 from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
+from feedapi_client.runtime.delegating import READ
 from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
 from feedapi_client.runtime.grace import GracePeriod
 from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
@@ -83,11 +93,11 @@ class FeedConsumer(Generic[Payload]):
                 ...
 
     Entering the block loads the cursors and discovers the feed. For an empty store that is the
-    bootstrap: nothing published after it is missed. Then consume in one of four ways:
+    bootstrap: nothing published after it is missed. Then consume in one of five ways:
     ``async for event in consumer``, ``async for batch in consumer.batches()``,
-    ``await consumer.run(handle)``, ``await consumer.run_by_key(handle, key=key)``. One at a time:
-    beginning another one ends the one before. Each starts from what is committed, so an iteration
-    that was left early loses nothing.
+    ``await consumer.run(handle)``, ``await consumer.run_by_key(handle, key=key)``,
+    ``await consumer.delegate(read)``. One at a time: beginning another one ends the one before.
+    Each starts from what is committed, so an iteration that was left early loses nothing.
 
     Concurrency: runs on asyncio and on trio. Not thread-safe.
 
@@ -288,7 +298,7 @@ class FeedConsumer(Generic[Payload]):
         if client is not None:
             await finish(_close(client))
 
-    # ------------------------------------------------------------------ four ways to consume
+    # ------------------------------------------------------------------ five ways to consume
 
     def __aiter__(self) -> AsyncIterator[Event[Payload]]:
         """Iterate over events.
@@ -338,7 +348,56 @@ class FeedConsumer(Generic[Payload]):
                 watched, on_failure, self.key, self.store, watched, adopts=adopts
             )
         session = await self._begin()
-        delivery = session.delivery
+        await self._handle(session, watched, handle, session.delivery.handled, max_concurrency)
+
+    async def delegate(
+        self,
+        read: Callable[[int, str], Awaitable[Reached]],
+        *,
+        late: Mapping[int, float] | None = None,
+    ) -> None:
+        """Watch the feed, and let somebody else read it: worker processes, a cluster.
+
+        ``await read(partition, cursor)`` is called for each partition that has an event behind its
+        cursor, for any number of them at once, and one at a time of each. What it returns is
+        committed, and read on from:
+
+        - ``Reached(cursor)``: the cursor behind the last event that was read;
+        - the cursor that was given: nothing was read. The consumer asks again itself, and finds out
+          what a failure was about with all its patience (R6, R10, R13, R14);
+        - ``more=True``: events are known to follow. It is called again without a poll.
+
+        Polls ask for one event, read nothing ahead, keep no payload and take any. All else is as
+        with `run`: order, splits, refusals, retries, `status`.
+
+        Arguments:
+            read: an async function of a partition and a cursor. What it raises cancels the others,
+                ends the iteration and is raised here.
+            late: partitions that were drained by empty answers alone (R6), each with the time,
+                as `time.time`, until which it is asked again. Each is asked at least once. None:
+                those are asked that the store holds, and events behind their ends are reported.
+
+        Returns at the end of the feed (without `follow`) or after `stop`. Cancelling it cancels
+        what is being read.
+
+        Raises TypeError for a function that is not asynchronous or returns something else, and
+        ValueError for a cursor that is none.
+        """
+        check_async_function("read", read, READ)
+        session = await self._begin()
+        delegation = session.delegate(read, late)
+        watched = WatchedHandler(delegation.handle)
+        await self._handle(session, watched, watched, delegation.handled, MAX_PARTITION + 1)
+
+    async def _handle(
+        self,
+        session: Session,
+        watched: WatchedHandler,
+        handle: Callable[[Batch], Awaitable[object]],
+        handled: Callable[[Batch], Awaitable[None]],
+        max_concurrency: int,
+    ) -> None:
+        """Handle all batches of a session, `max_concurrency` at once."""
         watched.watch(session.driver)
         failure: list[BaseException] = []
         slots = anyio.Semaphore(max_concurrency)
@@ -354,7 +413,7 @@ class FeedConsumer(Generic[Payload]):
                     log.warning(
                         "%s", error, extra={"feed": self.feed, "partition": batch.partition}
                     )
-                await delivery.handled(batch)
+                await handled(batch)
             except NoFurtherAttempt:
                 pass  # it comes again
             except BaseException as error:  # noqa: BLE001 - raised below, without a group
@@ -371,7 +430,7 @@ class FeedConsumer(Generic[Payload]):
             async with anyio.create_task_group() as tasks:
                 self._handlers = tasks.cancel_scope
                 await slots.acquire()
-                while (batch := await delivery.next()) is not None:
+                while (batch := await session.delivery.next()) is not None:
                     tasks.start_soon(work, batch)
                     await slots.acquire()
         except BaseExceptionGroup as group:
@@ -560,6 +619,15 @@ class FeedConsumer(Generic[Payload]):
         With `lineage` and `partitions` applied; empty before the first discovery.
         """
         return {} if self._session is None else self._session.topology()
+
+    @property
+    def info(self) -> FeedInfo | None:
+        """The last good discovery, as the publisher gave it; None before the first one."""
+        return None if self._session is None else self._session.info
+
+    def preceding(self, partition: int) -> list[int]:
+        """Return the partitions that come before a listed one, drained or not."""
+        return [] if self._session is None else self._session.preceding(partition)
 
     def health(self) -> Health:
         """Return whether the consumer works, and what is wrong. Costs as much as `status`.

@@ -396,6 +396,20 @@ class Batch(Generic[Payload]):
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """How far somebody else has read a partition: what `read` of `FeedConsumer.delegate` returns.
+
+    Attributes:
+        cursor: resumes after the last event that was read. The cursor that `read` was given says
+            that nothing was.
+        more: events are known to follow.
+    """
+
+    cursor: str
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """How far a consumer has read a partition.
 

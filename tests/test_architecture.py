@@ -81,7 +81,7 @@ RUNTIME_LAYERS = (
     ("late", "request"),
     ("discovery", "fetching", "handlers", "waits"),
     ("delivery", "done_ahead", "entering"),
-    ("by_key",),
+    ("by_key", "delegating"),
     ("watchdog",),
     ("health",),
     ("session",),
@@ -121,7 +121,7 @@ PUBLIC = {
         LeaseLostError Limits LineTooLongError LineageError LostPartitionError MemoryCursorStore
         NegotiationError NoProgressError OAuthClientCredentials Page Partition PartitionState
         PartitionStatus PartitionWait Position Problem ProblemName ProtocolError Quarantine
-        RequestRefusedError Retry RetryPolicy SQLiteCursorStore Share
+        Reached RequestRefusedError Retry RetryPolicy SQLiteCursorStore Share
         StoreError SyncBatch SyncFeedClient SyncFeedConsumer TokenFile TornResponseError
         TransportError default_decision redact_http_logs
     """,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator, Generator, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -185,6 +186,16 @@ class FeedClient:
             max_unclosed_bytes=limits.max_buffered_bytes,
         )
         return FetchResponse(reader, info, self.transport, dialect.suffix, params, partition, idle)
+
+    def asking_for_one(self) -> Self:
+        """Return a client that asks for one event at a time and takes any payload.
+
+        It shares the connections and the last discovery of this one.
+        """
+        client = copy(self)
+        client.options = replace(self.options, page_size_hint=1, stream=False)
+        client._any_payload = True
+        return client
 
     def fetch(self, partition: int, cursor: str) -> Fetch:
         """One fetch: await it for a `Page`, or iterate for each `Batch` as its checkpoint arrives.

@@ -194,9 +194,13 @@ class AsyncIO(_IO):
     sleep = staticmethod(anyio.sleep)
 
     def __init__(
-        self, url: str, http: httpx.AsyncClient | None = None, limits: Limits | None = None
+        self,
+        url: str,
+        http: httpx.AsyncClient | None = None,
+        limits: Limits | None = None,
+        verify: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(url, http, limits)
+        super().__init__(url, http, limits, verify)
         self._turn = anyio.Lock(fast_acquire=True)
         self._wire: Fetcher | None = None
         if self.owned and proxy_of(self.site) is None:

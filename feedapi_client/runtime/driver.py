@@ -207,6 +207,8 @@ class Driver:
         self._ready: deque[RuntimePartition] = deque()
         self.overlaps = False
         """Whether batches of a partition are delivered while earlier ones of it are in flight."""
+        self.watches = False
+        """Whether partitions are only asked if they have an event, and are read by others."""
         self._lock = anyio.Lock()
         self._wake = Wakeup()
 
@@ -228,7 +230,21 @@ class Driver:
                 for p in info.partitions.values()
                 if p.closed and (selects or p.last_cursor is None)
             }
-        self.info = info
+        earlier, self.info = self.info, info
+        if self.watches and earlier is not None:
+            self._poll_moved_ends(earlier, info)
+
+    def _poll_moved_ends(self, before: FeedInfo, info: FeedInfo) -> None:
+        """Poll caught up partitions whose listed end moved on: their polls may be far apart."""
+        if self.settings.key.filters:
+            return  # it is another place than their end
+        for id, partition in self.partitions.items():
+            old, new = before.partitions.get(id), info.partitions.get(id)
+            if partition.entry.state is not State.CAUGHT_UP or new is None or new.closed:
+                continue
+            seen = (None, partition.entry.cursor, old and old.last_cursor)
+            if new.last_cursor not in seen and not partition.fetching:
+                self.scheduler.schedule(partition)
 
     def discovery_failed(self) -> None:
         """Record that a discovery has failed: answers that are empty now prove nothing (R6)."""
@@ -620,10 +636,18 @@ class Driver:
         entry = self.planner.entries.get(partition)
         return None if entry is None else self._status_of(entry, self._unsaved(), wait)
 
-    def _unsaved(self) -> set[int]:
-        return {id for a in self._actions if isinstance(a, Save) for id in a.positions}
+    def _unsaved(self) -> dict[int, bool]:
+        """Return the partitions whose saves are to come; True: the store has nothing of it yet."""
+        unsaved: dict[int, bool] = {}
+        for action in self._actions:
+            if isinstance(action, Save):
+                for id, position in action.positions.items():
+                    unsaved[id] = unsaved.get(id, False) or position.replaces is None
+        return unsaved
 
-    def _status_of(self, entry: Entry, unsaved: set[int], wait: WaitOf | None) -> PartitionStatus:
+    def _status_of(
+        self, entry: Entry, unsaved: Mapping[int, bool], wait: WaitOf | None
+    ) -> PartitionStatus:
         id = entry.id
         own = self.partitions.get(id)
         return partition_status(
@@ -631,6 +655,7 @@ class Driver:
             own,
             self._since(entry, own),
             unsaved=id in unsaved,
+            new=unsaved.get(id, False),
             owner=None if self.sharing is None else self.sharing.owner(id),
             wait=None if wait is None else wait(self, entry, own),
             paused=id in self.paused,

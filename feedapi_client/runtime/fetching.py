@@ -55,6 +55,12 @@ class Fetching:
         self.late = LateEvents(driver, client)
         self.slots = SlotWatch(limits.slot_timeout, scheduler.slots, lambda: scheduler.waiting)
 
+    def watch(self) -> None:
+        """Only ask from now on whether there is an event: others read it."""
+        self._driver.watches = True
+        self._client = self._client.asking_for_one()
+        self.late.client = self._client
+
     async def work(self, partition: RuntimePartition) -> float | None:
         """Make one request and act on its result: the job of the scheduler.
 
@@ -67,6 +73,8 @@ class Fetching:
             return await self.late.look(partition)
         if not partition.entry.running:
             return None  # its `Stop` is not carried out yet
+        if self._driver.watches and (partition.pending or partition.in_flight):
+            return None  # it is asked on from where others have read it to
         if partition.fetching:
             self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return None
@@ -219,6 +227,8 @@ class Fetching:
         if not partition.started or partition.fetching or driver.scheduler.is_scheduled(partition):
             return
         if partition.end is not None or partition.failures.refused or not partition.entry.running:
+            return
+        if driver.watches and (partition.pending or partition.in_flight):
             return
         if partition.pending_size < driver.limits.max_batch_bytes:
             # Cursors that move on every request, without an event, must not make a busy loop.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import anyio
@@ -47,7 +48,7 @@ class LateEvents:
 
     def __init__(self, driver: Driver, client: FeedClient) -> None:
         self._driver = driver
-        self._client = client
+        self.client = client
         self._looks: dict[int, _Look] = {}
         self._has_begun = False
         self._looking: set[int] = set()
@@ -64,6 +65,28 @@ class LateEvents:
             if id in self._looking or driver.scheduler.is_scheduled(driver.partition(id))
         }
         return bool(self._first)
+
+    def ask_again(self, left: Mapping[int, float]) -> None:
+        """Look behind what an earlier session has drained, and deliver what is there.
+
+        Arguments:
+            left: for how many seconds. At least once, however late.
+        """
+        driver, now, pause = self._driver, self._driver.clock(), self._driver.limits.settle_time
+        self._looks.clear()
+        self._first.clear()
+        for id, seconds in left.items():
+            entry = driver.planner.entries.get(id)
+            if (
+                entry is None
+                or entry.state is not State.DRAINED
+                or not driver.planner.is_closed(id)
+            ):
+                continue
+            self._looks[id] = _Look(now + max(seconds, pause), now + pause, pause, own=True)
+            if not driver.settings.follow:
+                self._first[id] = Backoff(attempts=_MOST_LOOKS, clock=driver.clock)
+            driver.scheduler.schedule(driver.partition(id))
 
     def discovered(self) -> None:
         """Schedule the looks that are due. Call it after each discovery.
@@ -161,7 +184,7 @@ class LateEvents:
 
     async def _ask(self, partition: RuntimePartition, cursor: str) -> tuple[bool, str | None]:
         """Return whether events come behind a cursor; without any, the cursor that does come."""
-        async with self._client.open(self._driver.discovered, partition.id, cursor) as response:
+        async with self.client.open(self._driver.discovered, partition.id, cursor) as response:
             reader = response.reader
             async for chunk in response.chunks():
                 if any(batch.events for batch in reader.feed(chunk)):

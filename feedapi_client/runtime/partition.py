@@ -82,6 +82,7 @@ class RuntimePartition:
         "last_contact",
         "last_event",
         "marks",
+        "news",
         "pending",
         "pending_bytes",
         "pending_size",
@@ -143,6 +144,8 @@ class RuntimePartition:
         """Whether it had little time, because others waited for its slot."""
         self.end: ReadEnd | None = None
         """The end that was seen. It is passed to the planner after the batches before it."""
+        self.news = False
+        """Whether an event is known to be behind what is pending, for somebody else to read."""
         self.poll_delay = limits.poll_interval
         self._scope: anyio.CancelScope | None = None
         self.slot: Slot | None = None
@@ -272,6 +275,7 @@ class RuntimePartition:
         self.pending.clear()
         self.pending_bytes = self.pending_size = 0
         self._announced = False
+        self.news = self.news and self.in_flight > 0
         self.read_cursor = self.delivered_cursor
 
     def lose(self) -> None:
@@ -359,6 +363,16 @@ class RuntimePartition:
         self._buffer.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
+
+    def received_news(self) -> None:
+        """Record that an event follows, which somebody else is to read."""
+        self.news = True
+        self.received(CheckpointedEvents([], self.read_cursor, 0))
+
+    def read_elsewhere(self, cursor: str) -> None:
+        """Record how far somebody else has read it, behind the batch in flight."""
+        self.news = False
+        self.read_cursor = self.delivered_cursor = cursor
 
     def reached_end(self, end: ReadEnd) -> None:
         """Record the end that a complete response showed. It counts after all pending batches."""

@@ -19,6 +19,7 @@ def partition_status(
     since: datetime | None,
     *,
     unsaved: bool = False,
+    new: bool = False,
     owner: str | None = None,
     wait: PartitionWait | None = None,
     paused: bool = False,
@@ -26,16 +27,14 @@ def partition_status(
     """Return a snapshot of the state of one partition in planner and runtime.
 
     `partition` is None for one that was never read in this session, `since` the time of its error.
-    `unsaved`: the store does not have the position of the planner yet. `owner`: the instance that
-    reads it. `wait`: what it waits for. `paused`: by the application.
+    `unsaved`: the store does not have the position of the planner yet. `new`: it has none of this
+    partition. `owner`: the instance that reads it. `wait`: what it waits for. `paused`: by the
+    application.
     """
     error = entry.error or (partition.error if partition else None)
     if entry.state in _READ_NO_MORE:
         error = None  # of requests that nobody makes again
-    position = entry.position
-    if position is not None and unsaved and position.replaces is None:
-        position = None  # a later one has the cursor of the one before it, which is saved
-    cursor = position.cursor if position else None
+    cursor = None if new or entry.position is None else entry.position.cursor
     waits_for = entry.waits_for if entry.state is State.WAITING else ()
     text, since = str(error) if error else None, since if error else None
     if partition is None:

@@ -67,6 +67,8 @@ class PartitionRequest:
         self._open_since: float | None = None
         """When the first event came that no checkpoint of the stream has closed yet."""
         self._brought_events = False
+        self._news = False
+        """Whether an event came that others are to read: the rest is not needed."""
         self.info = driver.discovered
         self._stream = self._streamed()
         self._unclosed = 0
@@ -84,7 +86,7 @@ class PartitionRequest:
         """
         driver = self._driver
         stream, settings = driver.settings.stream, driver.settings
-        if not stream or not settings.follow or not self.info.stream:
+        if not stream or not settings.follow or not self.info.stream or driver.watches:
             return False
         partition, limits = self._partition, driver.limits
         if driver.planner.is_closed(partition.id) or partition.silent_stream:
@@ -143,7 +145,9 @@ class PartitionRequest:
             reader = response.reader
             try:
                 await self._read(response, idle)
-                if not self._cut:
+                if self._news:
+                    outcome = Outcome.PROGRESS
+                elif not self._cut:
                     outcome = self._finish(reader)
             finally:
                 self._close(reader)
@@ -187,10 +191,9 @@ class PartitionRequest:
                         self._driver.streaming.heard()
                 self._slot.seen = self._clock()
                 before = partition.pending_bytes + self._unclosed
-                most = limits.max_batch_events
-                for part in _parts(chunk, most and max(most // _PARTS, 1)):
-                    for batch in self._feed(reader, part):
-                        self._receive(batch)
+                self._take(reader, chunk)
+                if self._news:
+                    return
                 self._update_buffer(reader)
                 buffer.learn(partition.pending_bytes + self._unclosed - before)
                 self._idle_stream = bool(self._stream) and not reader.kept_bytes
@@ -211,6 +214,12 @@ class PartitionRequest:
                 raise
             self._cut = True
 
+    def _take(self, reader: PageReader, chunk: bytes) -> None:
+        most = self._driver.limits.max_batch_events
+        for part in _parts(chunk, most and max(most // _PARTS, 1)):
+            for batch in self._feed(reader, part):
+                self._receive(batch)
+
     def _feed(self, reader: PageReader, part: bytes) -> list[CheckpointedEvents]:
         if not self._driver.overlaps:
             return reader.feed(part)
@@ -230,7 +239,7 @@ class PartitionRequest:
         self._heard = True
         if self._partition.silent_stream and not self._stream:
             self._compare_with_stream()
-        return finished.outcome
+        return Outcome.PROGRESS if self._news else finished.outcome
 
     def _note_silence(self) -> None:
         """A stream that brought nothing at all, for long: ask once without it (R14).
@@ -293,9 +302,13 @@ class PartitionRequest:
     # ------------------------------------------------------------------ towards the application
 
     def _receive(self, batch: CheckpointedEvents) -> None:
-        if self._slot.stopped:
+        if self._slot.stopped or self._news:
             return  # the partition was stopped: it reads again from what was delivered
-        self._partition.received(batch)
+        if self._driver.watches and batch.events:
+            self._news = True
+            self._partition.received_news()
+        else:
+            self._partition.received(batch)
         self._brought_events |= bool(batch.events)
         self._slots.brought(self._slot)
         self._undelivered = (self._undelivered or 0) + batch.size

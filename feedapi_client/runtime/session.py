@@ -16,9 +16,10 @@ from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.model import FeedKey, Partition, Position
+from feedapi_client.model import FeedInfo, FeedKey, Partition, Position
 from feedapi_client.protocol.text import counted, names
 from feedapi_client.runtime.cancellation import beside
+from feedapi_client.runtime.delegating import Delegation, Read
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error
 from feedapi_client.runtime.driver import ConsumerSettings, Driver
@@ -138,6 +139,10 @@ class Session:
         if found is not None:
             self.driver.report(None, found)
 
+    def delegate(self, read: Read, late: Mapping[int, float] | None) -> Delegation:
+        """Let somebody else read: see `FeedConsumer.delegate`. Before it runs."""
+        return Delegation(self.driver, self._fetching, self.delivery, read, late)
+
     async def run(self) -> None:
         """Fetch and discover until the iteration ends.
 
@@ -224,6 +229,11 @@ class Session:
         self.driver.report(None, f"{text}, {names(unfinished)}" if unfinished else text)
 
     @property
+    def info(self) -> FeedInfo | None:
+        """The last good discovery."""
+        return self.driver.info
+
+    @property
     def reports(self) -> deque[str]:
         """The latest reports, oldest first."""
         return self.driver.reports
@@ -231,6 +241,12 @@ class Session:
     def topology(self) -> Mapping[int, Partition]:
         """The partitions of the last good discovery, those that are selected."""
         return self.driver.planner.graph.partitions
+
+    def preceding(self, partition: int) -> list[int]:
+        """The partitions that come before a listed one; none of one that is not known."""
+        planner = self.driver.planner
+        known = partition in planner.entries and partition in planner.graph
+        return [p for p in planner.preceding(partition) if p in planner.entries] if known else []
 
     def status(self) -> ConsumerStatus:
         """A snapshot. Costs time linear in the number of partitions."""

@@ -29,10 +29,9 @@ from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.protocol.text import shown
+from feedapi_client.spark.epoch import check_partitions, count_before, only
 from feedapi_client.spark.feed_access import FeedConnection
-from feedapi_client.spark.fetch import PatientFetch, Target, fixed_end, read_end
-from feedapi_client.spark.plan.epoch import check_partitions, count_before, only
-from feedapi_client.spark.plan.probe import Probe
+from feedapi_client.spark.fetch import PatientFetch, Target, fix_ends, fixed_end, read_end
 from feedapi_client.spark.schema import RowBuilder, event_columns
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.staging import private_folder
@@ -153,7 +152,8 @@ def _look(options: SourceOptions, connection: FeedConnection) -> _Seen:
     starts = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}
     read = [target for chain in chains(options, connection, info, starts) for target in chain]
     open_ones = [t.partition for t in read if not t.closed]
-    ends = Probe(connection).ends([p for p in open_ones if p not in options.ending_cursors])
+    asked = [p for p in open_ones if p not in options.ending_cursors]
+    ends = fix_ends(connection, asked, info)
     return _Seen(info, starts, ends)
 
 

@@ -9,10 +9,11 @@ the user. They are never in the value of an option, which would show in query pl
 from __future__ import annotations
 
 import math
+import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -23,7 +24,7 @@ from feedapi_client.arguments import environment_value, import_function
 from feedapi_client.client import SyncFeedClient
 from feedapi_client.errors import AuthenticationError, FeedError
 from feedapi_client.http.auth import trusted
-from feedapi_client.http.io import BlockingIO
+from feedapi_client.http.io import AsyncIO, BlockingIO
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.protocol.dialects import check_options
@@ -70,10 +71,23 @@ class Credentials(httpx.Auth):
         self, request: httpx.Request
     ) -> Generator[httpx.Request, httpx.Response, None]:
         """See `httpx.Auth`."""
-        request.headers.update({**self._fixed, **_headers_of(self._given)})
+        request.headers.update(self._fixed)
         if isinstance(self._given, httpx.Auth):
-            yield from self._given.sync_auth_flow(request)
-            return
+            return self._given.sync_auth_flow(request)
+        return super().sync_auth_flow(request)
+
+    def async_auth_flow(
+        self, request: httpx.Request
+    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        """See `httpx.Auth`."""
+        request.headers.update(self._fixed)
+        if isinstance(self._given, httpx.Auth):
+            return self._given.async_auth_flow(request)
+        return super().async_auth_flow(request)
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """See `httpx.Auth`."""
+        request.headers.update({**self._fixed, **_headers_of(self._given)})
         response = yield request
         if self._function is None or response.status_code not in (401, 403):
             return
@@ -140,11 +154,28 @@ def kept_client(
 
     Raises `OptionError` where this process has no such file.
     """
+    return SharedClient(BlockingIO(url, limits=limits, verify=_trusted(ca_file)))
+
+
+def _trusted(ca_file: str | None) -> ssl.SSLContext | None:
     try:
-        verify = None if ca_file is None else trusted(ca_file)
+        return None if ca_file is None else trusted(ca_file)
     except ValueError as error:
         raise OptionError(f"feedapi source: option caFile: {error}") from None
-    return SharedClient(BlockingIO(url, limits=limits, verify=verify))
+
+
+def client_of_event_loop(options: SourceOptions) -> httpx.AsyncClient | None:
+    """Return a client for the event loop of the caller, who closes it. Raises `OptionError`.
+
+    None where the options ask for nothing of their own: connections of ours cost less.
+    """
+    own = options.headers, options.header_env, options.auth_env, options.auth_callable
+    if not any((*own, options.ca_file)):
+        return None
+    made = AsyncIO(options.url, limits=options.limits, verify=_trusted(options.ca_file)).client
+    made.headers.update(options.headers)
+    made.auth = Credentials(options)
+    return made  # type: ignore[no-any-return]
 
 
 _lock = threading.Lock()

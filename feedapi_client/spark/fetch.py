@@ -10,9 +10,11 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from feedapi_client.errors import (
     AuthenticationError,
@@ -24,7 +26,7 @@ from feedapi_client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
-from feedapi_client.model import LAST
+from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.protocol.page import (
     CheckpointedEvents,
     EndEvidence,
@@ -45,6 +47,7 @@ CONFLICT = 409
 DENIED = 401
 """Stands for 403 as well."""
 _NOT_LISTED = 0
+_MAX_THREADS = 16
 _LONGEST_PAUSE = 1.0
 """Seconds before the second attempt of a read. Other partitions of the task wait for it (R14)."""
 _SHORTEST_LINE = len(b'{"data":""}\n')
@@ -479,13 +482,27 @@ def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> Fixed
     return end
 
 
-def fix_end(connection: FeedConnection, partition: int) -> str | None:
-    """Return the present end of a partition, where a read that starts now ends.
+def fix_ends(
+    connection: FeedConnection, partitions: Collection[int], info: FeedInfo
+) -> dict[int, str | None]:
+    """Return the present end of each partition, where a read that starts now ends.
 
     None where the partition is closed, or no end can be fixed: the read then ends when the
     partition is caught up. Raises `FeedError` where no further attempt helps.
+
+    Arguments:
+        info: the last discovery.
     """
-    listed = connection.info.partitions.get(partition)
+    if not partitions:
+        return {}
+    threads = min(_MAX_THREADS, connection.options.limits.max_concurrent_fetches, len(partitions))
+    with ThreadPoolExecutor(threads, "feedapi-ends") as pool:
+        ends = pool.map(partial(_fix_end, connection, info), partitions)
+        return dict(zip(partitions, ends, strict=True))
+
+
+def _fix_end(connection: FeedConnection, info: FeedInfo, partition: int) -> str | None:
+    listed = info.partitions.get(partition)
     if listed is None or listed.closed:
         return None
     if listed.last_cursor is not None and not connection.fetch_options.selection():

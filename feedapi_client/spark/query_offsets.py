@@ -11,7 +11,7 @@ import orjson
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.operations import FeedPositions
-from feedapi_client.spark.plan.epoch import decode
+from feedapi_client.spark.epoch import decode
 from feedapi_client.spark.staging import (
     MissingObjectError,
     Objects,

@@ -10,24 +10,33 @@ import gc
 import logging
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from feedapi_client.model import Position
+from feedapi_client.errors import CursorRejectedError, LineageError
+from feedapi_client.model import FIRST, FeedKey, Position
+from feedapi_client.spark.epoch import (
+    EpochPlan,
+    FetchTask,
+    State,
+    decode,
+    encode,
+    split_into_groups,
+)
 from feedapi_client.spark.feed_access import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, Target, fetch
-from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, decode, encode
-from feedapi_client.spark.plan.epoch_planner import EpochPlanner, key_of
-from feedapi_client.spark.plan.probe import AvailableNow
+from feedapi_client.spark.feed_watch import FeedWatch
+from feedapi_client.spark.fetch import FetchResult, Target, fetch, fix_ends
 from feedapi_client.spark.schema import StagedEvents, staged_rows
 from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.staging import (
@@ -45,9 +54,13 @@ Offset = dict[str, Any]
 
 _FETCH_THREADS = 8
 _HEAD_READERS = 16
-_MAX_PAUSE = 0.2
-"""Seconds that an idle trigger may take when no partition is due. Without a pause, Spark triggers
-about 100 times a second, and each one is a call into this process."""
+_PAUSE = 0.2
+"""Seconds that a trigger waits for news. Without a pause, Spark triggers about 100 times a second,
+and each one is a call into this process."""
+_LEAST_SHARE = 100
+"""Events of a partition in an epoch of ``maxEventsPerTrigger``: only whole batches are read."""
+_LEAST_BYTES = 64 * 1024
+"""The same for ``maxBytesPerTrigger``: a batch is what one chunk of a response brings."""
 
 
 class Epoch(NamedTuple):
@@ -71,6 +84,19 @@ class Epoch(NamedTuple):
 
 
 _BEFORE_FIRST = Epoch("", -1)
+
+
+@dataclass
+class AvailableNow:
+    """Where a trigger that ends by itself ends, at the latest at `deadline` (monotonic clock).
+
+    `ends` has the end of each partition, fixed when that first had news; `reached` the partitions
+    that were read to it.
+    """
+
+    deadline: float
+    ends: dict[int, str | None] = field(default_factory=dict)
+    reached: set[int] = field(default_factory=set)
 
 
 class StreamPartition(InputPartition):
@@ -99,9 +125,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.location = location
         self._connection: FeedConnection | None = None
-        self._planner: EpochPlanner | None = None
-        self._current = _BEFORE_FIRST  # the epoch whose plan the planner made or restored
-        self._added = False  # whether the planner has the results of that epoch
+        self._watch: FeedWatch | None = None
+        self._current = _BEFORE_FIRST  # the epoch that was planned or restored last
+        self._added = False  # whether the watch has the results of that epoch
         self._planned_here = False
         self._plans: dict[Epoch, EpochPlan] = {}
         self._available_now: AvailableNow | None = None
@@ -133,8 +159,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `latestOffset` then returns the same offset again, which ends the query.
         """
         self._available_now = AvailableNow(time.monotonic() + self.options.available_now_timeout)
-        if self._planner is not None:
-            self._planner.available_now = self._available_now
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Plan the epoch after `start`, stage the plan and return the epoch's offset.
@@ -148,26 +172,28 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last.run:
             self._claim(last.run, self._plan(last).driver)
         restarted = last not in (self._current, _BEFORE_FIRST)
-        planner = self._planner_after(last)
         epoch = last.next()
         objects = self._objects(epoch.run)
         if restarted and objects.exists(objects.plan_key(epoch.number)):
-            self._restore(epoch)  # an earlier driver planned it and died before it returned
-            return epoch.offset()
-        plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        if plan is None:
+            return self._take_up(epoch)  # an earlier driver planned it and died
+        state, partitions = self._next(last)
+        if state is None:
             self._current = last
-            if self._available_now is None:
-                time.sleep(min(planner.pause(), _MAX_PAUSE))
             return start
         fence = self._claim(epoch.run, 0)
         fence.check()
-        plan.driver = fence.number
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        plan = self._make_plan(state, partitions, most, fence.number)
         if not objects.create(objects.plan_key(epoch.number), encode(plan)):
-            self._restore(epoch)
-            return epoch.offset()
+            return self._take_up(epoch)
         self._plans[epoch] = plan
         self._current, self._added, self._planned_here = epoch, False, True
+        return epoch.offset()
+
+    def _take_up(self, epoch: Epoch) -> Offset:
+        """Go on with an epoch that another driver has planned."""
+        self._let_go()
+        self._current, self._added, self._planned_here = epoch, False, False
         return epoch.offset()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
@@ -175,9 +201,10 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         A feed does not tell how many events it holds.
         """
-        if self._planner is None:
+        if self._watch is None or self._connection is None:
             return None
-        return {**self._current.offset(), **self._planner.summary()}
+        feed = self._connection.url
+        return {**self._current.offset(), "feed": feed, **self._watch.report()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of the epochs after `start`, up to `end`. Raises `StagingError`."""
@@ -224,7 +251,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def stop(self) -> None:
-        """Give the connection back."""
+        """Give the connection back. Spark calls it on some ways that a query ends, not on all."""
+        self._let_go()
         self._connection = None
 
     def _claim(self, run: str, after: int) -> Fence:
@@ -251,30 +279,160 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         staged = fetch_once(self.options, objects, task)
         yield from staged_rows(staged, objects.data_key(task.epoch, task.number))
 
-    # ------------------------------------------------------------------ the planner and its epoch
+    # ------------------------------------------------------------------ the watch and its epoch
 
     def _is_planned_after(self, last: Epoch) -> bool:
         """Whether the epoch after `last` is planned, and Spark has not run it yet."""
         current = self._current
         return current.number == last.number + 1 and last.run in ("", current.run)
 
-    def _planner_after(self, epoch: Epoch) -> EpochPlanner:
-        """Return the planner with the results of the epoch added."""
-        planner = self._planner
-        if planner is None or self._current != epoch:
-            planner = self._restore(epoch)
-        planner.available_now = self._available_now
-        if not self._added:
-            planner.add_results(self._results(epoch), fresh=self._planned_here)
-            self._added = True
-        return planner
+    def _next(self, last: Epoch) -> tuple[State | None, list[int]]:
+        """Return the state to plan the epoch after `last` from, and what that reads.
 
-    def _restore(self, epoch: Epoch) -> EpochPlanner:
-        """Continue with the plan of an epoch that another driver staged, or without one."""
-        plan = None if epoch == _BEFORE_FIRST else self._plan(epoch)
-        self._planner = EpochPlanner(self.options, self._connect(plan), plan)
-        self._current, self._added, self._planned_here = epoch, plan is None, False
-        return self._planner
+        None where there is nothing to plan. Raises `FeedError` where the query can't continue.
+        """
+        trigger = self._available_now
+        while trigger is None or time.monotonic() < trigger.deadline:
+            try:
+                watch = self._watch_after(last)
+                ready = watch.ready(_PAUSE)
+            except CursorRejectedError as error:
+                self._read_anew(last, error)
+                continue
+            except Exception:
+                self._let_go()
+                raise
+            if not ready and not watch.changed and trigger is None:
+                return None, []
+            state = watch.state()
+            if state is not None and state.selected != watch.selected:
+                self._watching(state)
+                continue
+            if trigger is not None and state is not None:
+                ready = self._before_ends(trigger, state, ready)
+            partitions = [p for p in ready if state is not None and p in state.info.partitions]
+            unsaved = state is not None and self._is_unsaved(state, last)
+            if partitions or unsaved:
+                return state, partitions
+            if trigger is None or self._is_done(trigger, watch):
+                return None, []
+            time.sleep(_PAUSE / 10)  # what is ready is at its end
+        _log.warning(
+            "feed %s: availableNowTimeout is over, the rest is left for the next run",
+            self._connect().url,
+        )
+        return None, []
+
+    def _before_ends(self, trigger: AvailableNow, state: State, ready: list[int]) -> list[int]:
+        """Return what of the partitions is not at its fixed end, which is fixed now at the latest.
+
+        Raises `FeedError`.
+        """
+        new = [p for p in ready if p not in trigger.ends and p not in trigger.reached]
+        ends = fix_ends(self._connect(), new, state.info)
+        trigger.ends |= ends
+        at = {p: position.cursor for p, position in state.positions.items()}
+        trigger.reached |= {p for p, end in ends.items() if end is not None and end == at.get(p)}
+        return [p for p in ready if p not in trigger.reached]
+
+    def _is_done(self, trigger: AvailableNow, watch: FeedWatch) -> bool:
+        """Whether all is read: the watch is at the end of the feed, or what is left is at its."""
+        if watch.over:
+            return True
+        return bool(trigger.reached) and watch.reading() <= trigger.reached
+
+    def _is_unsaved(self, state: State, last: Epoch) -> bool:
+        if last == _BEFORE_FIRST:
+            # The first event is found again, the present end is not.
+            at_end = self.options.starting_cursors != "first" and bool(state.positions)
+            return at_end or state.selected != self.options.partitions
+        plan = self._plan(last)
+        # What descends from a selected partition over one that is gone is found by no later run.
+        selects = state.selected is not None and sorted(state.selected) != plan.selected
+        return selects or plan.feed != key_of(self._connect()) or state.is_unsaved(plan.positions)
+
+    def _watch_after(self, last: Epoch) -> FeedWatch:
+        """Return the watch with the results of the epoch added."""
+        if self._watch is None or self._current != last:
+            return self._restore(last)
+        if not self._added:
+            if not self._watch.advance(self._results(last)):
+                return self._restore(last)
+            self._added = True
+        return self._watch
+
+    def _restore(self, last: Epoch, lost: int | None = None) -> FeedWatch:
+        """Watch the feed from a plan of this driver or another one, and its results on."""
+        state = None
+        if last != _BEFORE_FIRST:
+            plan = self._plan(last)
+            connection = self._connect(plan)
+            if plan.feed not in (key_of(connection), key_of(connection, named=False)):
+                raise LineageError(
+                    "the checkpoint of this query belongs to another feed, or to another selection "
+                    "of events (filter.NAME, eventTypes, skipEventTypes), whose cursors are not "
+                    "valid here. A feed that moves goes on if option feedName named it before. "
+                    "Start a new query with a checkpoint location of its own",
+                    feed=connection.url,
+                )
+            state = State.before(plan, self.options)
+            state.add(self._results(last))
+            if lost is not None:
+                state.positions[lost] = Position(FIRST)
+        self._current, self._added = last, True
+        return self._watching(state)
+
+    def _watching(self, state: State | None) -> FeedWatch:
+        self._let_go()
+        follow = self._available_now is None
+        watch = FeedWatch(self.options, self._connect(), state, follow=follow)
+        weakref.finalize(self, watch.close)  # who forgets this object ends the thread
+        self._watch = watch
+        return watch
+
+    def _read_anew(self, last: Epoch, error: CursorRejectedError) -> FeedWatch:
+        """Begin a partition anew whose cursor is refused, where data may be lost. Or raise."""
+        self._let_go()
+        if self.options.fail_on_data_loss or error.partition is None:
+            raise error
+        _log.warning("%s. It is read from the first event that is left on", error)
+        return self._restore(last, lost=error.partition)
+
+    def _let_go(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _make_plan(
+        self, state: State, ready: list[int], limit: int | None, driver: int
+    ) -> EpochPlan:
+        """Return a plan with as many of the partitions as the trigger's limits allow."""
+        options = self.options
+        limits = (
+            (options.max_events_per_trigger, _LEAST_SHARE),
+            (options.max_bytes_per_trigger, _LEAST_BYTES),
+        )
+        counts = [max(1, most // least) for most, least in limits if most is not None]
+        partitions = sorted(ready[: min(counts, default=None)])
+        bounds = (_share(options.max_events_per_trigger, partitions), limit)
+        ends = {} if self._available_now is None else self._available_now.ends
+        return EpochPlan(
+            feed=key_of(self._connect()),
+            name=self._connect().url,
+            info=state.info,
+            positions=state.positions,
+            sequences=state.sequences,
+            depths=state.depths,
+            known=sorted(state.known),
+            selected=None if state.selected is None else sorted(state.selected),
+            groups=split_into_groups(partitions, options.max_partitions_per_task),
+            late=state.late or msgspec.UNSET,
+            limit=min((bound for bound in bounds if bound is not None), default=None),
+            max_bytes=_share(options.max_bytes_per_trigger, partitions) or msgspec.UNSET,
+            chosen=None if options.partitions is None else sorted(options.partitions),
+            ends={p: end for p in partitions if (end := ends.get(p)) is not None},
+            driver=driver,
+        )
 
     def _results(self, epoch: Epoch) -> list[FetchResult]:
         """Return the results in the epoch's staged objects.
@@ -285,7 +443,10 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         groups = range(len(self._plan(epoch).groups))
         with ThreadPoolExecutor(min(_HEAD_READERS, len(groups) or 1)) as pool:
             heads = list(pool.map(partial(_head, self._objects(epoch.run), epoch.number), groups))
-        return [result for head in heads for result in head]
+        results = [result for head in heads for result in head]
+        if self._available_now is not None and self._planned_here:
+            self._available_now.reached |= {r.partition for r in results if r.reached}
+        return results
 
     def _plan(self, epoch: Epoch) -> EpochPlan:
         if epoch not in self._plans:
@@ -310,6 +471,19 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._objects_of is None or self._objects_of.run != run:
             self._objects_of = Objects(self.location, run)
         return self._objects_of
+
+
+def key_of(connection: FeedConnection, *, named: bool = True) -> str:
+    """Return the key of the feed, by its name if it has one, and of the selection of events."""
+    options, selection = connection.options, connection.fetch_options.selection()
+    if named and options.feed_name is not None:
+        return FeedKey.named(options.feed_name, "spark", selection).id
+    return FeedKey(options.url, "spark", selection).id
+
+
+def _share(most: int | None, partitions: Sequence[int]) -> int | None:
+    """Return how much of a limit on the epoch is for each of its partitions."""
+    return max(1, most // len(partitions)) if most is not None and partitions else None
 
 
 class ReadSoFar(NamedTuple):

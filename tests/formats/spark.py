@@ -16,10 +16,10 @@ import msgspec
 
 from feedapi_client.model import FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
+from feedapi_client.spark.epoch import EpochPlan, FetchTask, encode
 from feedapi_client.spark.fetch import Target
 from feedapi_client.spark.ingest.checkpoint import note
 from feedapi_client.spark.ingest.parquet_table import Decision, WrittenFiles
-from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, encode
 from feedapi_client.spark.schema import staged_rows
 from feedapi_client.spark.source_options import SourceOptions, parse_options
 from feedapi_client.spark.staging import inflate, unpack

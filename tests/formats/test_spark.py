@@ -11,11 +11,11 @@ import msgspec
 import orjson
 import pytest
 
+from feedapi_client.spark.epoch import decode, encode
 from feedapi_client.spark.ingest.checkpoint import checked_note, read_checkpoint
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.parquet_table import Decision, Decisions, ParquetTable
-from feedapi_client.spark.plan.epoch import decode, encode
 from feedapi_client.spark.schema import staged_rows
 from feedapi_client.spark.staging import Objects, StagingError
 from feedapi_client.spark.stream import Epoch

@@ -24,7 +24,7 @@ from feedapi_client.protocol.decoder import Decoded, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect
 from feedapi_client.protocol.negotiation import negotiate
 from feedapi_client.protocol.page import Outcome, PageReader, Progress
-from feedapi_client.spark.plan.epoch import count_before
+from feedapi_client.spark.epoch import count_before
 from tests.fuzz.chunks import cut
 
 FEED = "https://service/feed"

@@ -26,6 +26,12 @@ def _no_connection_stays_open() -> Iterator[None]:
     kept_client.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def _short_triggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only in this process: an idle trigger of a query of Spark's own takes longer."""
+    monkeypatch.setattr("feedapi_client.spark.stream._PAUSE", 0.02)
+
+
 @pytest.fixture(scope="session")
 def _jvm() -> None:
     """The Java that Spark runs on; skipped without one, but not in CI."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
-
-from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 
 Row = dict[str, Any]
 
@@ -39,6 +36,7 @@ class MicroBatchEngine:
         self.reread = 1
         self.skip: Callable[[int], bool] = lambda batch: False
         self.reader: Any = None
+        self.ends = False
         self.restart()
 
     def restart(self) -> None:
@@ -46,6 +44,8 @@ class MicroBatchEngine:
         if self.reader is not None:
             self.reader.stop()
         self.reader = self._make()
+        if self.ends:
+            self.reader.prepareForTriggerAvailableNow()
 
     def trigger(self) -> bool:
         """Trigger once. Return whether there was a batch.
@@ -59,32 +59,32 @@ class MicroBatchEngine:
             return True
 
     def run(self, triggers: int = 1000) -> None:
-        """Trigger until there is nothing new."""
-        idle = 0
+        """Trigger until there is nothing new: every partition was polled since, in vain.
+
+        With Trigger.AvailableNow until it ends by itself.
+        """
+        began: int | None = None
         for _ in range(triggers):
             if self.trigger():
-                idle = 0
+                began = None
                 continue
-            idle = 0 if self.settling else idle + 1
-            if idle == 3:
+            if self.ends:
                 return
-            time.sleep(0.005)  # longer than the pause between two probes
+            report = self.reader.reportLatestOffset() or Counter()
+            if report["reading"] or began is None:
+                began = None if report["reading"] else report["requests"]
+            elif report["requests"] - began >= 2 * report["caughtUp"]:
+                return
         raise AssertionError("the query does not come to an end")
-
-    @property
-    def settling(self) -> bool:
-        """Whether the end of a partition is asked for again, to be sure of it (R6)."""
-        planner: EpochPlanner | None = getattr(self.reader, "_planner", None)
-        if planner is None:
-            return False
-        trigger = planner.available_now
-        return any(trigger is None or p not in trigger.caught_up for p in planner._settling)
 
     def available_now(self) -> None:
         """Run with Trigger.AvailableNow: a new process that ends by itself."""
-        self.restart()
-        self.reader.prepareForTriggerAvailableNow()
-        self.run()
+        self.ends = True
+        try:
+            self.restart()
+            self.run()
+        finally:
+            self.ends = False
 
     def _trigger(self) -> bool:
         batch = self.committed + 1

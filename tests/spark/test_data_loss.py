@@ -10,18 +10,12 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import CursorRejectedError
-from feedapi_client.spark import stream
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults import Status
 from tests.spark.micro_batches import MicroBatchEngine
 from tests.spark.test_exactly_once import run_on
-
-
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_MAX_PAUSE", 0.002)
 
 
 @pytest.fixture

@@ -5,21 +5,30 @@ No JVM: `MicroBatchEngine` replaces Spark's loop.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedapi_client.errors import FencedError, LineageError, ProtocolError
+from feedapi_client.errors import (
+    CursorRejectedError,
+    FencedError,
+    LineageError,
+    ProtocolError,
+)
+from feedapi_client.spark import feed_watch
 from feedapi_client.spark.query_offsets import read_offsets
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.staging import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
+from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
 from tests.spark.refetching import RefetchingReader
@@ -116,6 +125,72 @@ def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(
         if step == 8:
             publisher.rotate_token()
     finish(engine)
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_next_plan_holds_what_was_read_however_slowly_that_is_committed(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a driver that starts from that plan would read it again."""
+
+    class SlowStore(MemoryCursorStore):
+        async def save(self, *args: Any, **given: Any) -> Any:
+            await asyncio.sleep(0.3)
+            return await super().save(*args, **given)
+
+    publish(publisher, 40)
+    with monkeypatch.context() as patched:
+        patched.setattr(feed_watch, "MemoryCursorStore", SlowStore)
+        patched.setattr(feed_watch, "_PATIENCE", 0.0)
+        engine = start(maxEventsPerTrigger="100")  # one partition an epoch
+        while len(engine.rows) < 2:
+            engine.trigger()
+    engine.restart()
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_error_that_comes_while_an_epoch_runs_ends_the_query(
+    start: Start, publisher: Publisher
+) -> None:
+    """Also where the feed answers again when the epoch is over."""
+
+    def fail_at(point: str) -> None:
+        if point != "staged":
+            return
+        publisher.fail(410, partition=1, times=None)
+        while not engine.reader._watch.over:
+            time.sleep(0.01)
+        publisher.heal()
+
+    engine = start(refusedFor="0.05")
+    engine.run()
+    publisher.append(0, {"entity": "a", "n": 1})
+    engine.crash_at = fail_at
+    while not engine.rows:
+        engine.trigger()
+    with pytest.raises(CursorRejectedError, match="partition 1"):
+        engine.trigger()
+
+
+def test_r09_successor_that_is_listed_during_the_first_epoch_comes_after_it(
+    start: Start, publisher: Publisher
+) -> None:
+    """By `depth`: the ancestor has events, although its results are not there yet."""
+
+    def split_at(point: str) -> None:
+        if point != "staged":
+            return
+        engine.crash_at = lambda point: None
+        (child,) = publisher.split(0, into=1, method="cursor-from")
+        publisher.append(child, {"entity": "a", "n": 2})
+        before = publisher.counters["discovery"]
+        while publisher.counters["discovery"] < before + 2:
+            time.sleep(0.01)
+
+    engine = start(split_at, discoveryInterval="0.01")
+    publisher.extend(0, [{"entity": "a", "n": n} for n in range(2)])
+    engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
@@ -461,7 +536,9 @@ def test_r10_first_that_is_refused_for_a_while_is_an_error_of_the_feed(
     publish(publisher, 10)
     publisher.fail(400, partition=0, times=None)
     engine = start(refusedFor="0.1")
-    with pytest.raises(ProtocolError, match=r"partition 0.*the cursor _first can't be at fault"):
+    with pytest.raises(
+        ProtocolError, match=r"partition 0.*The cursor can't be at fault, since it is _first"
+    ):
         run_on(engine)
 
 

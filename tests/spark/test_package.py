@@ -119,13 +119,8 @@ sys.modules["feedapi_client.spark"] = package
 def test_fetching_planning_and_staging_need_no_pyspark() -> None:
     code = EMPTY_PACKAGE.format(path=str(ROOT / "feedapi_client" / "spark"))
     code += BLOCKED.format(names=["pyspark", "pyarrow"])
-    modules = "source_options, feed_access, fetch"
-    done = python(
-        f"{code}from feedapi_client.spark import {modules}\n"
-        "from feedapi_client.spark.plan import epoch, epoch_planner\n"
-        "from feedapi_client.spark import staging\n",
-        ROOT,
-    )
+    modules = "source_options, feed_access, fetch, epoch, feed_watch, staging"
+    done = python(f"{code}from feedapi_client.spark import {modules}\n", ROOT)
     assert done.returncode == 0, done.stderr
 
 

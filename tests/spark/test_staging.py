@@ -22,8 +22,8 @@ from feedapi_client.errors import FencedError
 from feedapi_client.model import Event
 from feedapi_client.protocol.page import CheckpointedEvents
 from feedapi_client.spark import schema, staging
+from feedapi_client.spark.epoch import decode
 from feedapi_client.spark.fetch import FetchResult
-from feedapi_client.spark.plan.epoch import decode
 from feedapi_client.spark.schema import EVENTS, StagedEvents, event_columns, staged_rows
 from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging import (

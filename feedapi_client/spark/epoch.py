@@ -1,17 +1,20 @@
-"""`EpochPlan`: what an epoch reads, how that is stored, and option ``partitions``."""
+"""`State` and `EpochPlan`: what a query knows, what an epoch reads, and how that is stored.
+
+Imports no Spark.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
-from feedapi_client.spark.fetch import Target
+from feedapi_client.spark.fetch import FetchResult, Target
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.staging import StagingError, inflate, newer_format, whole
 
@@ -91,6 +94,67 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             self.depths.get(listed.id, 0),
             self.ends.get(listed.id),
         )
+
+
+@dataclass
+class State:
+    """What a query knows of its feed between two epochs.
+
+    Attributes:
+        info: the last discovery.
+        positions: of every partition that has one, also of those that are not selected.
+        known: every partition that was ever listed.
+        selected: the partitions that are read; None for all.
+        added: those of them that option ``partitions`` names since this run.
+        sequences: how many events of each partition were read.
+        depths: how many partitions come before each, one after the other.
+        late: the drained partitions that are asked again, until when: seconds since 1970.
+    """
+
+    info: FeedInfo
+    positions: dict[int, Position] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+    selected: frozenset[int] | None = None
+    added: frozenset[int] = frozenset()
+    sequences: dict[int, int] = field(default_factory=dict)
+    depths: dict[int, int] = field(default_factory=dict)
+    late: dict[int, float] = field(default_factory=dict)
+
+    def add(self, results: Iterable[FetchResult]) -> None:
+        """Add the results of an epoch."""
+        for result in results:
+            id, events = result.partition, result.events
+            self.sequences[id] = self.sequences.get(id, 0) + events
+            known = self.positions.get(id)
+            if known is None or known.cursor != result.cursor:
+                self.positions[id] = Position.after(known, result.cursor)
+
+    @classmethod
+    def before(cls, plan: EpochPlan, options: SourceOptions) -> State:
+        """Return the state that a plan was made in. Raises as `added_partitions`."""
+        added, selected = added_partitions(options, plan.chosen), options.partitions
+        if plan.selected is None:
+            check_partitions(options, plan.info)
+        elif selected is not None:
+            selected = frozenset(plan.selected) | added
+        return cls(
+            plan.info,
+            dict(plan.positions),
+            set(plan.known),
+            selected,
+            added,
+            dict(plan.sequences),
+            dict(plan.depths),
+            dict(plan.late or {}),
+        )
+
+    def is_unsaved(self, planned: Mapping[int, Position]) -> bool:
+        """Whether a planned position was transferred, or begins anew, and no plan says so."""
+        for id, then in planned.items():
+            now = self.positions.get(id, then)
+            if now.status == "superseded" != then.status or now.cursor == FIRST != then.cursor:
+                return True
+        return False
 
 
 def split_into_groups(partitions: list[int], size: int | None) -> list[list[int]]:
