@@ -20,6 +20,10 @@ class _BlockingFeedClient(FeedClient):
 
     _io: ClassVar[Any] = BlockingIO
 
+    def __init__(self, url: str, any_payload: bool, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._any_payload = any_payload
+
 
 class SyncFeedClient:
     """`FeedClient` over `httpx.Client`, for threads and executors.
@@ -42,6 +46,7 @@ class SyncFeedClient:
     ) -> None:
         self._client = client = _BlockingFeedClient(
             url,
+            any_payload,
             http=http,
             v1_partitions=v1_partitions,
             fetch=fetch,
@@ -49,7 +54,6 @@ class SyncFeedClient:
             limits=limits,
             decoder=decoder,
         )
-        client._any_payload = any_payload
         self.feed = client.feed
         """The feed's URL without credentials and query."""
         self.options = client.options
