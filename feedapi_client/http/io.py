@@ -251,6 +251,7 @@ class AsyncIO(_IO):
 
     async def send(self, request: httpx.Request, auth: Any) -> HTTPXBody:
         response = await self.client.send(request, stream=True, auth=auth, follow_redirects=False)
+        await self.others()  # one that is in memory is read without a wait
         return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:
