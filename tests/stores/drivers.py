@@ -40,6 +40,8 @@ from tests.postgres_pools import opened
 TABLES = [f"feedapi_cursors{each}" for each in ("", "_journal", "_done", "_instances", "_leases")]
 METADATA = sa.MetaData()
 """Of all contracts, so that an engine compiles each statement once."""
+_PATIENT: dict[str, Any] = {"timeout": 300}
+"""A save of all partitions is a contract's, and the machine may be slow."""
 ASYNCIO, BOTH = ("asyncio",), ("asyncio", "trio")
 
 
@@ -124,12 +126,14 @@ class App:
         if self._kind == "memory":
             return MemoryCursorStore()
         if self._kind.startswith("redis"):
-            return RedisCursorStore(self.given, **options)
+            return RedisCursorStore(self.given, **{**_PATIENT, **options})
         if self._kind == "sqlite" and not self.is_sqlalchemy:
             return SQLiteCursorStore(self.given, **options)
         if self.is_sqlalchemy:
-            return SQLAlchemyCursorStore(self.given, **{"metadata": METADATA, **options})
-        return PostgresCursorStore(self.given, **options)
+            return SQLAlchemyCursorStore(
+                self.given, **{"metadata": METADATA, **_PATIENT, **options}
+            )
+        return PostgresCursorStore(self.given, **{**_PATIENT, **options})
 
     @property
     def is_sqlalchemy(self) -> bool:
