@@ -104,6 +104,7 @@ class Board:
         problems = [
             *self._of_session(opening=opening),
             *self._of_discovery(),
+            *self._of_rollback(),
             *self._of_partitions(),
         ]
         hangs = self._watchdog.look()
@@ -183,8 +184,10 @@ class Board:
         if discovery.error is not None and discovery.failing_since is not None:
             since, text = discovery.failing_since, str(discovery.error)
             yield Problem(ProblemName.DISCOVERY_FAILING, None, since, text)
+
+    def _of_rollback(self) -> Iterator[Problem]:
         for partition, text in self._driver.planner.listed_again().items():
-            since = discovery.rollback.since.get(partition, datetime.now(UTC))
+            since = self._discovery.rollback.since.get(partition, datetime.now(UTC))
             yield Problem(ProblemName.ROLLED_BACK, partition, since, text)
 
     def _of_partitions(self) -> Iterator[Problem]:

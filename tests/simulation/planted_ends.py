@@ -14,7 +14,7 @@ from feedapi_client.model import Position
 from feedapi_client.pace import Pace
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.page import EndEvidence, FeedAnswers, Outcome, PageReader, Progress
-from feedapi_client.runtime import health
+from feedapi_client.runtime.board import Board
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.partition import RuntimePartition
 
@@ -91,7 +91,7 @@ def what_an_earlier_session_passed_over_is_not_reported(patch: pytest.MonkeyPatc
 
 def a_rollback_is_no_problem(patch: pytest.MonkeyPatch) -> None:
     """A partition that was over and is listed as open again is not named."""
-    patch.setattr(health, "_of_rollback", lambda *args: ())
+    patch.setattr(Board, "_of_rollback", lambda self: ())
 
 
 def other_keys_are_skipped(patch: pytest.MonkeyPatch) -> None:
