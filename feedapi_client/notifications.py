@@ -303,7 +303,7 @@ class Listeners:
         """
         for listener in self._inner:
             listener.told(happened, cause)
-        if not isinstance(happened, InnerNotification):
+        if self._all and not isinstance(happened, InnerNotification):
             for subscription in self._all:
                 subscription.tell(happened)
 

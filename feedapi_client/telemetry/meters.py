@@ -74,8 +74,21 @@ _OPERATION_TYPES = {"fetch": "receive", "commit": "settle"}
 Attributes = tuple[tuple[str, str], ...]
 Numbers = list[float]
 """The sum of a series; of a histogram then how many there were in each of its buckets."""
-Series = tuple[Metric, int | None, str | None, str | None]
-"""Metric, partition, type of the error, operation."""
+Key = tuple[str, int | None, str | None, str | None]
+"""Name of the metric, partition, type of the error, operation."""
+
+
+class Series:
+    """One series. Its attributes are built once, however much it counts."""
+
+    __slots__ = ("attributes", "metric", "numbers")
+
+    def __init__(self, metric: Metric, attributes: dict[str, str]) -> None:
+        self.metric = metric
+        self.attributes = attributes
+        self.numbers = [0.0] * (1 if metric.kind is Kind.COUNTER else len(BUCKETS) + 2)
+
+
 Look = Callable[[], tuple[ConsumerStatus, Health]]
 
 
@@ -94,11 +107,10 @@ class Measured:
     ) -> None:
         self.common = common
         self.instance = instance
-        self.series: dict[Series, Numbers] = {}
+        self.series: dict[Key, Series] = {}
         self._look = look
         self._looked_at = float("-inf")
         self._meters = meters
-        self._attributes: dict[Series, Attributes] = {}
         self._partitions: set[int] = set()
         self.status: ConsumerStatus
         self.health: Health
@@ -117,31 +129,26 @@ class Measured:
             self._partitions.add(partition)
             if len(self._partitions) > MAX_PARTITIONS:
                 partition = None
-        series = metric, partition, error, operation
-        numbers = self.series.get(series)
-        if numbers is None:  # a thread that exports may be faster
-            size = 1 if metric.kind is Kind.COUNTER else len(BUCKETS) + 2
-            numbers = self.series.setdefault(series, [0.0] * size)
+        key = metric.name, partition, error, operation
+        series = self.series.get(key)
+        if series is None:  # a thread that exports may be faster
+            series = self.series.setdefault(key, Series(metric, self._attributes(*key[1:])))
         if amount:  # 0 may come from a thread that exports, which must not undo an addition
-            numbers[0] += amount
+            series.numbers[0] += amount
         if metric.kind is Kind.HISTOGRAM:
-            numbers[1 + bisect_left(BUCKETS, amount)] += 1
-            self._meters.record(metric, amount, self.attributes(series))
+            series.numbers[1 + bisect_left(BUCKETS, amount)] += 1
+            self._meters.record(metric, amount, series.attributes)
 
-    def attributes(self, series: Series) -> Attributes:
-        """The attributes of a series, which are built once."""
-        found = self._attributes.get(series)
-        if found is None:
-            _, partition, error, operation = series
-            own = {
-                PARTITION: None if partition is None else str(partition),
-                ERROR: error,
-                OPERATION: operation,
-                OPERATION_TYPE: _OPERATION_TYPES.get(operation or ""),
-            }
-            given = {name: value for name, value in own.items() if value is not None}
-            found = self._attributes[series] = tuple((self.common | given).items())
-        return found
+    def _attributes(
+        self, partition: int | None, error: str | None, operation: str | None
+    ) -> dict[str, str]:
+        own = {
+            PARTITION: None if partition is None else str(partition),
+            ERROR: error,
+            OPERATION: operation,
+            OPERATION_TYPE: _OPERATION_TYPES.get(operation or ""),
+        }
+        return self.common | {name: value for name, value in own.items() if value is not None}
 
     def refresh(self) -> None:
         """Read status and health, unless that was done just now.
@@ -249,8 +256,8 @@ class Meters:
         with self._lock:
             if measured in self._open:
                 self._open = tuple(each for each in self._open if each is not measured)
-                for series in measured.series:
-                    _add(self._ended.setdefault(series[0], {}), measured, series)
+                for series in measured.series.values():
+                    _add(self._ended.setdefault(series.metric, {}), series)
 
     def read(self, metric: Metric) -> dict[Attributes, Numbers]:
         """Return all series of a metric. Consumers with the same attributes have one.
@@ -264,17 +271,17 @@ class Meters:
                 return dict(value for each in self._open for value in each.gauge(metric))
             found = dict(self._ended.get(metric, {}))
             for each in self._open:
-                for series in each.series.copy():  # the event loop may add one meanwhile
-                    if series[0] is metric:
-                        _add(found, each, series)
+                for series in each.series.copy().values():  # the event loop may add one meanwhile
+                    if series.metric is metric:
+                        _add(found, series)
             return found
 
-    def record(self, metric: Metric, seconds: float, attributes: Attributes) -> None:
+    def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None:
         """Measure a duration with what can't be read from here."""
 
 
-def _add(to: dict[Attributes, Numbers], of: Measured, series: Series) -> None:
-    attributes, numbers = of.attributes(series), of.series[series]
+def _add(to: dict[Attributes, Numbers], series: Series) -> None:
+    attributes, numbers = tuple(series.attributes.items()), series.numbers
     before = to.get(attributes)
     to[attributes] = [a + b for a, b in zip(before, numbers, strict=True)] if before else [*numbers]
 
@@ -302,9 +309,9 @@ class Instruments(Meters):
                 observed = [partial(self._values, metric)]
                 meter.create_observable_gauge(metric.name, observed, **named)
 
-    def record(self, metric: Metric, seconds: float, attributes: Attributes) -> None:
+    def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None:
         """See `Meters.record`."""
-        self._histograms[metric].record(seconds, dict(attributes))
+        self._histograms[metric].record(seconds, attributes)
 
     def _values(self, metric: Metric, _: CallbackOptions) -> Iterator[Value]:
         for attributes, numbers in self.read(metric).items():

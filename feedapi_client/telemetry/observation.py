@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
@@ -114,33 +115,55 @@ class Observation:
 
     def told(self, happened: object, cause: BaseException | None, /) -> None:
         """See `feedapi_client.notifications.InnerListener`."""
-        add, error = self._measured.add, None if cause is None else type(cause).__qualname__
-        match happened:
-            case BatchDelivered(partition, events):
-                add(metrics.MESSAGES, events, partition=partition, operation="process")
-                self._spans.begin(partition, events)
-            case BatchFetched(partition, seconds):
-                self._spans.add(partition, "fetch", "receive", seconds, None)
-            case FetchEnded(_, seconds):
-                # Only the conventions' histogram: a second one of the same durations would take the
-                # SDK 90,000 instructions more, also for each commit. Their sum is almost free.
-                add(metrics.OPERATIONS, seconds, error=error, operation="fetch")
-                add(metrics.FETCH, seconds, error=error)
-            case BatchCommitted(partition, seconds) | CommitFailed(partition, seconds):
-                add(metrics.OPERATIONS, seconds, error=error, operation="commit")
-                add(metrics.COMMIT, seconds, error=error)
-                self._spans.add(partition, "commit", "settle", seconds, error)
-            case BatchReleased(partition, seconds):
-                add(metrics.PROCESS, seconds, error=error, operation="process")
-                self._spans.end(partition, error)
-            case DiscoveryEnded(seconds):
-                add(metrics.DISCOVERY, seconds, error=error)
-            case EventsPassedOver(partition, events):
-                add(metrics.PASSED_OVER, events, partition=partition)
-            case FetchRetried() | HandlerFailed() | HandlerRetried() | EventQuarantined():
-                add(_COUNTED[type(happened)], 1, partition=happened.partition)
-            case _:
-                pass
+        if (take := _TAKES.get(type(happened))) is not None:
+            take(self, happened, None if cause is None else type(cause).__qualname__)
+
+    def _delivered(self, told: BatchDelivered, _: str | None) -> None:
+        self._measured.add(
+            metrics.MESSAGES, told.events, partition=told.partition, operation="process"
+        )
+        self._spans.begin(told.partition, told.events)
+
+    def _fetched(self, told: BatchFetched, _: str | None) -> None:
+        self._spans.add(told.partition, "fetch", "receive", told.seconds_ago, None)
+
+    def _fetch_ended(self, told: FetchEnded, error: str | None) -> None:
+        # Only the conventions' histogram: a second one of the same durations would take the SDK
+        # 90,000 instructions more, also for each commit. Their sum in a counter is almost free.
+        self._measured.add(metrics.OPERATIONS, told.seconds, error=error, operation="fetch")
+        self._measured.add(metrics.FETCH, told.seconds, error=error)
+
+    def _committed(self, told: BatchCommitted | CommitFailed, error: str | None) -> None:
+        self._measured.add(metrics.OPERATIONS, told.seconds, error=error, operation="commit")
+        self._measured.add(metrics.COMMIT, told.seconds, error=error)
+        self._spans.add(told.partition, "commit", "settle", told.seconds, error)
+
+    def _released(self, told: BatchReleased, error: str | None) -> None:
+        self._measured.add(metrics.PROCESS, told.seconds, error=error, operation="process")
+        self._spans.end(told.partition, error)
+
+    def _discovered(self, told: DiscoveryEnded, error: str | None) -> None:
+        self._measured.add(metrics.DISCOVERY, told.seconds, error=error)
+
+    def _passed_over(self, told: EventsPassedOver, _: str | None) -> None:
+        self._measured.add(metrics.PASSED_OVER, told.events, partition=told.partition)
+
+    def _counted(self, told: Any, _: str | None) -> None:
+        self._measured.add(_COUNTED[type(told)], 1, partition=told.partition)
+
+
+# By type, which takes a tenth of the time that a match does: it is done several times a batch.
+_TAKES: dict[type, Callable[[Observation, Any, str | None], None]] = {
+    BatchDelivered: Observation._delivered,
+    BatchFetched: Observation._fetched,
+    FetchEnded: Observation._fetch_ended,
+    BatchCommitted: Observation._committed,
+    CommitFailed: Observation._committed,
+    BatchReleased: Observation._released,
+    DiscoveryEnded: Observation._discovered,
+    EventsPassedOver: Observation._passed_over,
+    **dict.fromkeys(_COUNTED, Observation._counted),
+}
 
 
 class _Spans:
@@ -160,7 +183,8 @@ class _Spans:
 
     def begin(self, partition: int, events: int) -> None:
         """Begin the span of a batch."""
-        self.end(partition, None)
+        if self._open:
+            self.end(partition, None)
         if self._off or (self._look_at is not None and self._no_provider()):
             return
         count = {"messaging.batch.message_count": events}
