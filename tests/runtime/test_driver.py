@@ -63,7 +63,8 @@ async def test_actions_are_carried_out_in_their_order(store: RecordingStore) -> 
 
 def shown(driver: Driver, id: int) -> PartitionStatus:
     entry, own = driver.planner.entries[id], driver.partitions.get(id)
-    return partition_status(entry, own, None, unsaved=id in driver.unsaved)
+    new = driver.unsaved.get(id, False)
+    return partition_status(entry, own, None, unsaved=id in driver.unsaved, new=new)
 
 
 async def test_status_shows_a_transfer_only_after_its_save(store: RecordingStore) -> None:
