@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import orjson
 
 from feedapi_client.client.feed_client import FeedClient, Page
-from feedapi_client.http.io import BlockingIO, SyncHTTP
-from feedapi_client.http.transport import run_now
+from feedapi_client.http.io import BlockingIO, SyncHTTP, run_now
 from feedapi_client.model import Batch, Decoder, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.protocol.page import PageReader, Progress

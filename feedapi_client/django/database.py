@@ -17,7 +17,8 @@ from django.utils.connection import ConnectionProxy
 
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.caller_thread import in_callers_thread, is_thread_lent
-from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps
+from feedapi_client.stores.scripted import Database
+from feedapi_client.stores.scripts import Script, run_on_cursors
 from feedapi_client.stores.threads import in_thread
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
 
 
-class DjangoDatabase:
+class DjangoDatabase(Database):
     """A database of ``settings.DATABASES``.
 
     Scripts run in a transaction of the application, in its thread, or in one of the store's own.
@@ -36,26 +37,38 @@ class DjangoDatabase:
     closed it.
     """
 
-    def __init__(self, using: str) -> None:
+    hint = "has `manage.py migrate` been run on this database?"
+
+    def __init__(self, using: str, timeout: float = 30.0) -> None:
         self.using = using
-        self.vendor: str = connections[using].vendor
-        if self.vendor not in ("postgresql", "mysql", "sqlite"):
+        self.timeout = timeout
+        self.dialect: str = connections[using].vendor
+        self.name = f"{using!r} ({self.dialect})"
+        if self.dialect not in ("postgresql", "mysql", "sqlite"):
             raise ValueError(
-                f"the database {using!r} is on {self.vendor}: cursors are kept in PostgreSQL, "
+                f"the database {using!r} is on {self.dialect}: cursors are kept in PostgreSQL, "
                 "MySQL, MariaDB and SQLite"
             )
         self._lock = threading.Lock()
         self._connection: Any = None
 
+    @property
+    def place(self) -> object:
+        """See `Database.place`."""
+        return self.using
+
+    async def check(self, tables: object) -> None:
+        """See `Database.check`. Migrations know the version of their tables."""
+
     # In the application's transaction
 
-    async def run_within(self, transaction: Any, script: Script[T]) -> T:
-        """Run a script in the open transaction of the calling thread."""
+    async def within(self, transaction: Any, script: Script[T]) -> T:
+        """See `Database.within`: in the open transaction of the calling thread."""
         here = partial(self._run_here, transaction, script)
         return await in_callers_thread(here, otherwise=lambda call: sync_to_async(call)())
 
-    async def check_no_transaction(self) -> None:
-        """Check that the caller's thread, if one waits, has no open ``atomic()``."""
+    async def check_alone(self) -> None:
+        """See `Database.check_alone`: the caller's thread, if one waits, has no open block."""
         if is_thread_lent():
             await in_callers_thread(self.check_thread)
         elif getattr(AsyncToSync.executors, "current", None) is not None:
@@ -91,7 +104,7 @@ class DjangoDatabase:
                 f"`with transaction.atomic({argument}):`, in the thread that opened it"
             )
         try:
-            return _run(connection, script)
+            return run_on_cursors(script, connection.cursor, "%s")
         except Error:
             # The server may have ended the transaction (a deadlock, or any error of PostgreSQL).
             # Django must not take it for one that can be committed.
@@ -109,13 +122,13 @@ class DjangoDatabase:
     # In a transaction of the store's own
 
     async def transact(self, script: Script[T]) -> T:
-        """Run a script in a transaction of the store's own."""
+        """See `Database.transact`."""
 
         def work() -> T:
             with self._lock:
                 connection = self._begin()
                 try:
-                    result = _run(connection, script)
+                    result = run_on_cursors(script, connection.cursor, "%s")
                     _execute(connection, "COMMIT")
                 except BaseException:
                     _roll_back(connection)
@@ -148,21 +161,15 @@ class DjangoDatabase:
         self._connection.ensure_connection()
         # One statement less than Django's set_autocommit needs. And a transaction of SQLite that
         # has read fails at once when it writes beside another writer.
-        immediately = "BEGIN IMMEDIATE" if self.vendor == "sqlite" else "BEGIN"
+        immediately = "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN"
         _execute(self._connection, immediately)
         return self._connection
 
-    def reason(self, error: BaseException) -> str:
-        """Return the first line of the database's message, or of Django's; else only a name."""
+    def text_of(self, error: Exception) -> str:
+        """See `Database.text_of`."""
         known = (Error, ImproperlyConfigured, SynchronousOnlyOperation)
         text = str(error) if isinstance(error, known) else ""  # any other may quote a cursor
-        line = next(iter(text.strip().splitlines()), "") or type(error).__name__
-        if "feedapi_" in line:
-            return f"{line} (has `manage.py migrate` been run on this database?)"
-        return line
-
-    def __repr__(self) -> str:
-        return f"{self.using!r} ({self.vendor})"
+        return next(iter(text.strip().splitlines()), "")
 
 
 def _own_settings(connection: Any) -> dict[str, Any]:
@@ -192,16 +199,3 @@ def _roll_back(connection: Any) -> None:
 def _execute(connection: Any, sql: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(sql)
-
-
-def _run(connection: Any, script: Script[T]) -> T:
-    def rows(step: Step) -> Any:
-        sql = step.sql.replace("?", "%s")
-        with connection.cursor() as cursor:
-            # Without parameters a % is not doubled.
-            cursor.execute(sql, tuple(step.parameters) or None)
-            if isinstance(step, CountedChange):
-                return cursor.rowcount
-            return list(cursor.fetchall()) if cursor.description else []
-
-    return run_steps(script, rows)

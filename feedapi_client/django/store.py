@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, TypeVar
-
 from feedapi_client.django.database import DjangoDatabase
-from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.model import FeedKey
-from feedapi_client.quarantine.quarantine_store import QUARANTINE, ScriptedQuarantine
-from feedapi_client.stores.base import CursorStore, asyncio_operation
+from feedapi_client.quarantine.quarantine_store import ScriptedQuarantine
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.positions import PositionScripts
-from feedapi_client.stores.scripted import JournalledScripts, Run
-from feedapi_client.stores.scripts import Script
-
-T = TypeVar("T")
+from feedapi_client.stores.scripted import JournalledScripts
 
 
 class DjangoCursorStore(JournalledScripts):
@@ -65,15 +53,10 @@ class DjangoCursorStore(JournalledScripts):
     def __init__(
         self, using: str = "default", *, journal: Journal | None = None, timeout: float = 30.0
     ) -> None:
-        self.database = DjangoDatabase(using)
-        named = "feedapi_cursors{}".format
-        self._scripts = PositionScripts(self.database.vendor, named, journal)
-        self._timeout = timeout
-
-    @property
-    def using(self) -> str:
-        """The alias of the database."""
-        return self.database.using
+        database = DjangoDatabase(using, timeout)
+        super().__init__(database, journal=journal)
+        self.database: DjangoDatabase = database
+        self.using = using
 
     def check_thread(self) -> None:
         """See `ThreadBoundStore.check_thread`: no ``atomic()`` may be open in this thread."""
@@ -83,38 +66,8 @@ class DjangoCursorStore(JournalledScripts):
         """Return the quarantine in the same database. Closing this store closes it."""
         return DjangoQuarantineStore(self.database)
 
-    async def aclose(self) -> None:
-        """See `Closable.aclose`. Leaves the application's connections open."""
-        await self.database.aclose()
-
-    async def _run_alone(self, script: Script[T]) -> T:
-        return await self.database.transact(script)
-
-    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:  # noqa: ARG002
-        if transaction is None:
-            await self.database.check_no_transaction()
-            return None
-        return partial(self.database.run_within, transaction)
-
-    @asynccontextmanager
-    async def _operation(self, feed: FeedKey | None, *, shield: bool = True) -> AsyncIterator[None]:
-        url = None if feed is None else feed.url
-        try:
-            async with asyncio_operation(
-                "DjangoCursorStore", "the cursor database", feed, self._timeout, shield=shield
-            ):
-                yield
-        except FeedError as error:
-            error.feed = error.feed or url
-            raise
-        except Exception as error:
-            reason = self.database.reason(error)
-            raise StoreError(
-                f"the cursor database {self.database} failed: {reason}", feed=url
-            ) from error
-
     def __repr__(self) -> str:
-        return f"<DjangoCursorStore {self.database}>"
+        return f"<DjangoCursorStore {self.database.name}>"
 
 
 class DjangoQuarantineStore(ScriptedQuarantine):
@@ -128,21 +81,4 @@ class DjangoQuarantineStore(ScriptedQuarantine):
     """
 
     def __init__(self, using: str | DjangoDatabase = "default") -> None:
-        self.database = DjangoDatabase(using) if isinstance(using, str) else using
-        super().__init__(self.database.vendor, QUARANTINE, str(self.database))
-
-    async def aclose(self) -> None:
-        """Close the store's own connection. A later use opens another one."""
-        await self.database.aclose()
-
-    async def _transact(self, script: Script[T]) -> T:
-        return await self.database.transact(script)
-
-    async def _within(self, transaction: Any, script: Script[T]) -> T:
-        return await self.database.run_within(transaction, script)
-
-    def _is_beside(self, cursors: CursorStore) -> bool:
-        return isinstance(cursors, DjangoCursorStore) and cursors.using == self.database.using
-
-    def _reason(self, error: Exception) -> str:
-        return self.database.reason(error)
+        super().__init__(DjangoDatabase(using) if isinstance(using, str) else using)

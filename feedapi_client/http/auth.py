@@ -5,12 +5,14 @@ certificates.
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import ssl
 import stat
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import httpx
 
 from feedapi_client.arguments import check_plain, check_seconds
 from feedapi_client.errors import AuthenticationError, FeedUnavailableError
-from feedapi_client.http.io import abandon
+from feedapi_client.http.io import BlockingBody, HTTPXBody, basic, run_now
 
 _MAX_TOKEN = 64 * 1024
 """Bytes of a token file, and of a token endpoint's answer."""
@@ -148,6 +150,7 @@ class OAuthClientCredentials(httpx.Auth):
         check_plain("scope", scope, "str", optional=True)
         check_seconds("leeway", leeway, optional=False)
         self._url = token_url
+        self._shown = token_url.partition("?")[0].rpartition("@")[2]
         self._client_id = client_id
         self._client_secret = client_secret
         self._fields = {"grant_type": "client_credentials", **(extra or {})}
@@ -171,13 +174,11 @@ class OAuthClientCredentials(httpx.Auth):
         for _ in range(2):
             async with self._lock:
                 if self._needs_token(token):
-                    answer = self._bounded((yield self._request(request)))
-                    await answer.aread()
-                    self._take(answer)
+                    answer = yield self._request(request)
+                    await self._take(answer, HTTPXBody(answer))
                 token = self._token
             request.headers["Authorization"] = f"Bearer {token}"
-            response = yield request
-            if response.status_code != _UNAUTHORIZED:
+            if (yield request).status_code != _UNAUTHORIZED:
                 return
 
     def sync_auth_flow(
@@ -188,18 +189,12 @@ class OAuthClientCredentials(httpx.Auth):
         for _ in range(2):
             with self._thread_lock:
                 if self._needs_token(token):
-                    answer = self._bounded((yield self._request(request)))
-                    answer.read()
-                    self._take(answer)
+                    answer = yield self._request(request)
+                    run_now(self._take(answer, BlockingBody(answer)))
                 token = self._token
             request.headers["Authorization"] = f"Bearer {token}"
-            response = yield request
-            if response.status_code != _UNAUTHORIZED:
+            if (yield request).status_code != _UNAUTHORIZED:
                 return
-
-    @property
-    def _shown(self) -> str:
-        return self._url.partition("?")[0].rpartition("@")[2]
 
     def _needs_token(self, refused: str) -> bool:
         """Whether there is none that is not about to expire, other than the one refused."""
@@ -212,88 +207,52 @@ class OAuthClientCredentials(httpx.Auth):
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if self._in_body:
             fields |= {"client_id": self._client_id, "client_secret": secret}
-        timeout = {k: v for k, v in request.extensions.items() if k == "timeout"}
-        made = httpx.Request("POST", self._url, data=fields, headers=headers, extensions=timeout)
-        if not self._in_body:
+        else:
             # RFC 6749, 2.3.1: both are form-encoded before they are joined.
-            basic = httpx.BasicAuth(quote_plus(self._client_id), quote_plus(secret))
-            made = next(basic.auth_flow(made))
-        return made
+            headers["Authorization"] = basic(quote_plus(self._client_id), quote_plus(secret))
+        timeout = {k: v for k, v in request.extensions.items() if k == "timeout"}
+        return httpx.Request("POST", self._url, data=fields, headers=headers, extensions=timeout)
 
-    def _bounded(self, answer: httpx.Response) -> httpx.Response:
-        """The answer, whose reading fails beyond `_MAX_TOKEN` bytes. Its coding is not undone."""
-        if answer.headers.get("content-encoding", "identity").lower() != "identity":
-            raise self._no_token("compressed, which was not asked for")
-        if answer.is_stream_consumed:
-            return answer
-        answer.stream = _BoundedStream(answer.stream, lambda: self._no_token("too long"))
-        return answer
+    async def _take(self, response: httpx.Response, answer: HTTPXBody) -> None:
+        """Keep the token of an answer. Raises what its status means.
 
-    def _no_token(self, why: str) -> AuthenticationError:
-        return AuthenticationError(f"the token endpoint {self._shown} gave no token: {why}")
-
-    def _take(self, answer: httpx.Response) -> None:
-        """Keep the token of an answer. Raises what its status means."""
-        status = answer.status_code
+        No more of it is read than a token may take, and its coding is not undone.
+        """
+        body, status = bytearray(), answer.status
+        try:
+            if answer.coding.lower() not in ("", "identity"):
+                raise self._no_token("compressed, which was not asked for")
+            while (chunk := await answer.read()) is not None:
+                body += chunk
+                if len(body) > _MAX_TOKEN:
+                    raise self._no_token("too long")
+        finally:
+            await answer.aclose()
+        # httpx reads each response of an auth, too.
+        response.stream = httpx.ByteStream(bytes(body))
+        response.is_closed = response.is_stream_consumed = False
         if status == 429 or status >= 500:
             raise FeedUnavailableError(
                 f"the token endpoint {self._shown} answered with status {status}", status=status
             )
         found: Any = None
         with suppress(ValueError, RecursionError):
-            found = answer.json()
+            found = json.loads(body)
         found = found if isinstance(found, dict) else {}
         token, kind = found.get("access_token"), str(found.get("token_type", "bearer"))
-        if not answer.is_success or not isinstance(token, str) or kind.lower() != "bearer":
-            raise self._no_token(f"status {status}{_reason(found)}")
+        if not 200 <= status < 300 or not isinstance(token, str) or kind.lower() != "bearer":
+            reasons = [f", {code}" for code in _ERRORS if found.get("error") == code]
+            raise self._no_token("".join((f"status {status}", *reasons)))
         if not token.isascii() or not token.isprintable():
-            raise AuthenticationError(
-                f"the token endpoint {self._shown} gave a token that can't be sent"
-            )
+            raise self._no_token("one that can't be sent")
+        seconds = math.inf  # until a request is refused
+        with suppress(TypeError, ValueError, OverflowError):
+            seconds = float(found.get("expires_in"))
         self._token = token
-        self._until = time.monotonic() + self._lifetime(found.get("expires_in"))
+        self._until = time.monotonic() + max(seconds - self._leeway, seconds / 2)
 
-    def _lifetime(self, expires_in: object) -> float:
-        try:
-            seconds = float(expires_in)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            return float("inf")  # until a request is refused
-        return max(seconds - self._leeway, seconds / 2)
-
-
-def _reason(found: dict[str, Any]) -> str:
-    return next((f", {code}" for code in _ERRORS if found.get("error") == code), "")
-
-
-class _BoundedStream(httpx.AsyncByteStream, httpx.SyncByteStream):
-    """A body of at most `_MAX_TOKEN` bytes, as they are sent."""
-
-    def __init__(self, stream: Any, too_long: Callable[[], Exception]) -> None:
-        self._stream, self._too_long, self._left = stream, too_long, _MAX_TOKEN
-
-    def close(self) -> None:
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    def _fits(self, chunk: bytes) -> bool:
-        self._left -= len(chunk)
-        return self._left >= 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._stream:
-            if not self._fits(chunk):
-                raise self._too_long()
-            yield chunk
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks = aiter(self._stream)
-        async for chunk in chunks:
-            if not self._fits(chunk):
-                await abandon(chunks)
-                raise self._too_long()
-            yield chunk
+    def _no_token(self, why: str) -> AuthenticationError:
+        return AuthenticationError(f"the token endpoint {self._shown} gave no token: {why}")
 
 
 def showing(context: ssl.SSLContext, cert: str, key: str | None) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import ssl
 import sys
+from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address, ip_network
 from types import FunctionType
 from typing import Any
@@ -30,46 +32,39 @@ def proxy_of(url: httpx.URL) -> tuple[str, httpx.Proxy] | None:
     """
     found = getproxies()
     value = found.get(url.scheme) or found.get("all")
-    if not value or _needs_none(url, found.get("no", "")):
+    if not value or any(_holds(entry, url) for entry in found.get("no", "").lower().split(",")):
         return None
     names = (f"{url.scheme}_proxy", f"{url.scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
     variable = next((name for name in names if os.environ.get(name) == value), "the system")
-    try:
+    with suppress(httpx.InvalidURL, ValueError):
         proxy = httpx.Proxy(value if "://" in value else f"http://{value}")
         if proxy.url.host:
             return variable, proxy
-    except (httpx.InvalidURL, ValueError):
-        pass
     shown = printable(value.rpartition("@")[2].partition("?")[0])  # without credentials
     raise NegotiationError(f"{variable} names no proxy that can be asked: '{shown}'")
 
 
-def _needs_none(url: httpx.URL, exceptions: str) -> bool:
-    """Whether `NO_PROXY` holds the host: its name, a domain above it, its address or network."""
-    port = str(url.port or PORTS.get(url.scheme))
-    for entry in exceptions.lower().split(","):
-        scheme, _, name = entry.strip().rpartition("://")
-        if name.startswith("["):
-            name, _, wanted = name[1:].partition("]")
-        elif name.count(":") == 1:
-            name, _, wanted = name.partition(":")
-        else:
-            wanted = ""
-        applies = scheme in ("", "all", url.scheme) and wanted.lstrip(":") in ("", port)
-        if applies and (name == "*" or _holds(name, url.host)):
-            return True
-    return False
-
-
-def _holds(name: str, host: str) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return bool(name) and (host == name or host.endswith(f".{name.lstrip('*.')}"))
-    try:
-        return address in ip_network(name, strict=False)
-    except ValueError:
+def _holds(entry: str, url: httpx.URL) -> bool:
+    """Whether an entry of `NO_PROXY` names a host, a domain above it, its address or network."""
+    scheme, _, name = entry.strip().rpartition("://")
+    port = ""
+    if name.startswith("["):
+        name, _, port = name[1:].partition("]")
+    elif name.count(":") == 1:
+        name, _, port = name.partition(":")
+    if scheme not in ("", "all", url.scheme):
         return False
+    if port.lstrip(":") not in ("", str(url.port or PORTS.get(url.scheme))):
+        return False
+    if name in ("*", url.host):
+        return True
+    try:
+        address = ip_address(url.host)
+    except ValueError:
+        return bool(name) and url.host.endswith(f".{name.lstrip('*.')}")
+    with suppress(ValueError):
+        return address in ip_network(name, strict=False)
+    return False
 
 
 def public_certificates() -> ssl.SSLContext:
@@ -96,20 +91,18 @@ class ByEnvironment(httpx.AsyncBaseTransport, httpx.BaseTransport):
     """
 
     def __init__(self, kind: Any, **settings: Any) -> None:
-        self._new, self._settings = kind, settings
+        self._new: Any = partial(kind, **settings)
         self._made: dict[httpx.URL | None, Any] = {}
 
     def _for(self, url: httpx.URL) -> Any:
-        named = proxy_of(url)
-        place = None if named is None else named[1].url
+        variable, proxy = proxy_of(url) or ("", None)
+        place = None if proxy is None else proxy.url
         if place not in self._made:
             try:
-                proxy = None if named is None else named[1]
-                self._made[place] = self._new(**self._settings, proxy=proxy)
+                self._made[place] = self._new(proxy=proxy)
             except ImportError:  # of what speaks SOCKS
-                assert named is not None
                 raise NegotiationError(
-                    f"{named[0]} names a SOCKS proxy: pip install 'httpx[socks]'"
+                    f"{variable} names a SOCKS proxy: pip install 'httpx[socks]'"
                 ) from None
         return self._made[place]
 
@@ -134,29 +127,24 @@ class ByEnvironment(httpx.AsyncBaseTransport, httpx.BaseTransport):
             await transport.aclose()
 
 
+_LIBRARIES = frozenset({"httpx", "httpcore", "contextlib"})
+_as_made: dict[type, dict[str, Any]] = {}
+
+
 def is_patched(client: type) -> bool:
     """Whether somebody has replaced a method of httpx or of what sends its requests.
 
     pytest-httpx, respx and tracers do. The methods are compared with those found to be the
     libraries' own, and not with those of the import, which may come when they are replaced already.
     """
-    core = sys.modules.get("httpcore")
-    classes = [client, httpx.AsyncHTTPTransport]
+    classes, core = [client, httpx.AsyncHTTPTransport], sys.modules.get("httpcore")
     if core is not None:
         classes += [core.AsyncConnectionPool, core.AsyncHTTPConnection]
-    return not all(map(_is_as_made, classes))
-
-
-_LIBRARIES = frozenset({"httpx", "httpcore", "contextlib"})
-_as_made: dict[type, dict[str, Any]] = {}
-
-
-def _is_as_made(kind: type) -> bool:
-    if _as_made.get(kind) == vars(kind):
-        return True
-    if all(map(_is_their_own, vars(kind).values())):
-        _as_made[kind] = dict(vars(kind))
-        return True
+    for kind in classes:
+        if _as_made.get(kind) != vars(kind):
+            if not all(map(_is_their_own, vars(kind).values())):
+                return True
+            _as_made[kind] = dict(vars(kind))
     return False
 
 

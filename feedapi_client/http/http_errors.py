@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
@@ -46,19 +46,23 @@ _BUGS = (AssertionError, AttributeError, ImportError, NameError, NotImplementedE
 _HUNG_UP = (httpx.ReadError, httpx.RemoteProtocolError, ssl.SSLError)
 
 
-def _is_header_error(error: BaseException) -> bool:
-    """HTTP/2 calls the regular end of a connection so, too: h2 raises it then, and not h11."""
+def _is_unsendable(error: BaseException) -> bool:
+    """HTTP/2 calls the regular end of a connection a header's error, too: h2 raises that."""
     local = isinstance(error, httpx.LocalProtocolError) or _library(error) == "h11"
-    return local and any(
-        type(each).__name__ == "LocalProtocolError" and _library(each) == "h11"
-        for each in causes(error)
+    return isinstance(error, httpx.UnsupportedProtocol) or (
+        local
+        and any(
+            type(each).__name__ == "LocalProtocolError" and _library(each) == "h11"
+            for each in causes(error)
+        )
     )
 
 
-def _is_network_error(error: BaseException) -> bool:
+def _is_of_network(error: BaseException) -> bool:
     """TLS and timeouts, too, are an OSError of the system."""
-    library = _library(error)
-    return library in _BENEATH or (isinstance(error, OSError) and library in _SYSTEM)
+    if isinstance(error, httpx.RequestError | EOFError) or _library(error) in _BENEATH:
+        return True
+    return isinstance(error, OSError) and _library(error) in _SYSTEM
 
 
 def _is_of_ended_program(error: BaseException) -> bool:
@@ -68,14 +72,6 @@ def _is_of_ended_program(error: BaseException) -> bool:
 
 def _library(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
-
-
-class _Row(NamedTuple):
-    fits: tuple[type[BaseException], ...] | Callable[[BaseException], bool]
-    text: str
-    kind: type[FeedError] = FeedUnavailableError
-    is_final_on_entry: bool = False
-    is_chained: bool = True
 
 
 _NETWORK = "no answer{asked}: {shown}"
@@ -90,26 +86,25 @@ _PROCESS_ENDS = (
     "no name can be resolved any more, since the program's main thread is over: let it wait for "
     "the thread that consumes, with join()"
 )
-_ROWS = (
-    _Row((httpx.PoolTimeout,), _POOL),
-    _Row((httpx.UnsupportedProtocol,), _UNSENDABLE, is_final_on_entry=True, is_chained=False),
-    _Row(_is_header_error, _UNSENDABLE, is_final_on_entry=True, is_chained=False),
-    _Row(_FILE_ERRORS, _CLIENT),  # a token or a certificate that is not there
-    _Row((httpx.RequestError, EOFError), _NETWORK),
-    _Row(_is_network_error, _NETWORK),
-    _Row(_is_of_ended_program, _PROCESS_ENDS, TransportError),
-    _Row(_BUGS, _CLIENT, is_final_on_entry=True),
-    _Row(URL_ERRORS, f"{_CLIENT}, and at where the feed redirects"),
-    _Row((BaseException,), _CLIENT),
+_ROWS: tuple[tuple[Any, str, bool], ...] = (
+    ((httpx.PoolTimeout,), _POOL, False),
+    (_is_unsendable, _UNSENDABLE, True),
+    (_FILE_ERRORS, _CLIENT, False),  # a token or a certificate that is not there
+    (_is_of_network, _NETWORK, False),
+    (_is_of_ended_program, _PROCESS_ENDS, True),
+    (_BUGS, _CLIENT, True),
+    (URL_ERRORS, f"{_CLIENT}, and at where the feed redirects", False),
+    ((BaseException,), _CLIENT, False),
 )
+"""What fits an error, what it is called, and whether the first discovery ends with it."""
 
 
-def _row_of(error: BaseException) -> _Row:
-    """The first row that fits."""
+def _row_of(error: BaseException) -> tuple[str, bool]:
+    """Text and finality of the first row that fits."""
     return next(
-        row
-        for row in _ROWS
-        if (isinstance(error, row.fits) if isinstance(row.fits, tuple) else row.fits(error))
+        (text, final)
+        for fits, text, final in _ROWS
+        if (isinstance(error, fits) if isinstance(fits, tuple) else fits(error))
     )
 
 
@@ -121,38 +116,32 @@ def unanswered(error: BaseException, hide: Hide, asked: str, where: dict[str, An
         asked: whom the client has asked, if that is not the feed.
         where: feed and partition.
     """
-    row = _row_of(error)
-    if row.text is _NETWORK and (problem := _host_problem(error)) is not None:
-        failed: FeedError = HostError(f"no answer{asked}: {problem}", **where)
-    else:
-        failed = row.kind(row.text.format(asked=asked, shown=_shown(error, hide)), **where)
-        is_discovery = where["partition"] is None and where["feed"].startswith("https:")
-        if row.text is _NETWORK and is_discovery and isinstance(error, _HUNG_UP):
-            # Of one that is refused for its certificate often no more arrives than this.
-            failed = row.kind(
-                f"{failed.message}. A server that wants a client certificate (--cert) may end a "
-                "connection so",
-                **where,
-            )
-    if row.is_final_on_entry and isinstance(failed, FeedUnavailableError):
+    row, is_final = _row_of(error)
+    text, of_network = row.format(asked=asked, shown=_shown(error, hide)), row is _NETWORK
+    kind: type[FeedError] = TransportError if row is _PROCESS_ENDS else FeedUnavailableError
+    is_discovery = where["partition"] is None and where["feed"].startswith("https:")
+    if of_network and (problem := _host_problem(error)) is not None:
+        kind, text = HostError, f"no answer{asked}: {problem}"
+    elif of_network and is_discovery and isinstance(error, _HUNG_UP):
+        # Of one that is refused for its certificate often no more arrives than this.
+        text += ". A server that wants a client certificate (--cert) may end a connection so"
+    failed = kind(text, **where)
+    if isinstance(failed, FeedUnavailableError) and is_final:
         failed.final_on_entry = True
-    failed.__cause__ = _chainable(error, hide) if row.is_chained else None
+    failed.__cause__ = None if row is _UNSENDABLE else _chainable(error, hide)
     return failed
 
 
 def broke_off(error: BaseException, hide: Hide, where: dict[str, Any]) -> FeedError:
     """Our error for what came while the body was read. See `unanswered`."""
     if isinstance(error, UnsupportedCodingError):
-        failed: FeedError = ProtocolError(f"the response can't be read: {error}", **where)
-        failed.__cause__ = None
-    elif isinstance(error, CodingError):
-        failed = TornResponseError(f"the response broke off: {error}", **where)
-        failed.__cause__ = None
-    else:
-        error = the_error(error)
-        by = "" if _row_of(error).text is _NETWORK else "the http client failed with "
-        failed = TornResponseError(f"the response broke off: {by}{_shown(error, hide)}", **where)
-        failed.__cause__ = _chainable(error, hide)
+        return ProtocolError(f"the response can't be read: {error}", **where)
+    if isinstance(error, CodingError):
+        return TornResponseError(f"the response broke off: {error}", **where)
+    error = the_error(error)
+    by = "" if _row_of(error)[0] is _NETWORK else "the http client failed with "
+    failed = TornResponseError(f"the response broke off: {by}{_shown(error, hide)}", **where)
+    failed.__cause__ = _chainable(error, hide)
     return failed
 
 
@@ -172,17 +161,16 @@ def _shown(error: BaseException, hide: Hide) -> str:
     status. The text of an error that httpx and what it builds on don't raise may quote anything, a
     token included: it is left out.
     """
-    name = printable(type(error).__name__)
+    name, text = printable(type(error).__name__), ""
     if isinstance(error, ssl.SSLError):
-        return f"{name}: TLS: {error.reason or 'the connection failed'}"
-    if _row_of(error).text is not _NETWORK:
-        return name
-    connecting = isinstance(error, (OSError, httpx.ConnectError, httpx.ReadError, httpx.WriteError))
-    text = network_problem(error) if connecting else None
-    if isinstance(error, httpx.ProxyError) and (status := _text(error)[:3]).isdecimal():
-        text = f"the proxy answers status {status}"
-    elif text is None and _library(error) in _TELLING and _is_quotable(error, hide):
-        text = printable(_text(error))
+        text = f"TLS: {error.reason or 'the connection failed'}"
+    elif _row_of(error)[0] is _NETWORK:
+        if isinstance(error, OSError | httpx.ConnectError | httpx.ReadError | httpx.WriteError):
+            text = network_problem(error) or ""
+        if isinstance(error, httpx.ProxyError) and (status := _text(error)[:3]).isdecimal():
+            text = f"the proxy answers status {status}"
+        elif not text and _library(error) in _TELLING and _is_quotable(error, hide):
+            text = printable(_text(error))
     return f"{name}: {text}" if text else name
 
 
@@ -216,12 +204,13 @@ def _host_problem(error: BaseException) -> str | None:
     None for all else. A resolver that is not reachable (`EAI_AGAIN`) says nothing about the host.
     """
     for cause in causes(error):
+        reason = str(cause.reason) if isinstance(cause, ssl.SSLError) else ""
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate can't be verified: {cause.verify_message}"
-        if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
+        if reason in _NO_TLS:
             return "the server does not speak TLS at this port: is http:// meant, not https://?"
-        if isinstance(cause, ssl.SSLError) and str(cause.reason).endswith(_CLIENT_CERTIFICATE):
-            return f"the server wants another client certificate, or one at all ({cause.reason})"
+        if reason.endswith(_CLIENT_CERTIFICATE):
+            return f"the server wants another client certificate, or one at all ({reason})"
         if is_unknown_host(cause):
             return "its host, or the proxy's, is unknown"
     return None
@@ -229,11 +218,8 @@ def _host_problem(error: BaseException) -> str | None:
 
 def response_in(error: BaseException) -> httpx.Response | None:
     """The response that the client's own code has raised for, as `raise_for_status` does."""
-    for each in causes(error):
-        response = getattr(each, "response", None)
-        if isinstance(response, httpx.Response) and not response.is_success:
-            return response
-    return None
+    found = (getattr(each, "response", None) for each in causes(error))
+    return next((r for r in found if isinstance(r, httpx.Response) and not r.is_success), None)
 
 
 def request_of_location(error: BaseException) -> httpx.URL | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.request import getproxies
@@ -21,12 +23,7 @@ from anyio import to_thread
 
 from feedapi_client.arguments import check_instance
 from feedapi_client.causes import failure_of
-from feedapi_client.http.environment import (
-    ByEnvironment,
-    is_patched,
-    proxy_of,
-    public_certificates,
-)
+from feedapi_client.http.environment import ByEnvironment, is_patched, proxy_of, public_certificates
 from feedapi_client.http.urls import parse_url
 from feedapi_client.http.wire import Fetcher, WireBody
 from feedapi_client.options import Limits
@@ -45,6 +42,25 @@ _LONG = 64 * 1024
 """Bytes that take a millisecond or two to read: a discovery of a thousand partitions."""
 _LONGEST = 86_400.0
 """Seconds of a read that is not limited."""
+
+
+def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that does not suspend, as those over `BlockingIO`.
+
+    Raises RuntimeError if it does.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine of the synchronous client waits for an event loop")
+
+
+def basic(user: str, password: str) -> str:
+    """The value of the header for basic authentication."""
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
 class Deadline(NamedTuple):
@@ -103,6 +119,68 @@ class _IO:
             )
 
 
+class HTTPXBody:
+    """A response of httpx.
+
+    One that is in memory already, as those of `httpx.MockTransport` are, was decoded by httpx. Its
+    raw bytes can't be had again.
+    """
+
+    iterates: ClassVar = ("aiter_raw", "aiter_bytes")
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response, self._under_way = response, False
+        self.status, self.headers = response.status_code, response.headers
+        decoded = response.is_stream_consumed
+        self.coding = "" if decoded else self.headers.get("content-encoding", "")
+        self._chunks: Any = getattr(response, self.iterates[decoded])()
+
+    async def read(self) -> bytes | None:
+        """Return the next chunk, None at the end."""
+        self._under_way = False  # until there is a chunk: an exception ends the iteration
+        chunk = await anext(self._chunks, None)
+        self._under_way = chunk is not None
+        return chunk
+
+    async def aclose(self) -> None:
+        """Close the response. Of one that was received, an error at its end says nothing (R14)."""
+        try:
+            if self._under_way:
+                await abandon(self._chunks)
+        finally:
+            try:
+                await self._response.aclose()
+            except BaseException as error:  # noqa: BLE001 - raised where it ends the caller
+                failure_of(error)
+
+
+async def abandon(chunks: AsyncIterator[bytes]) -> None:
+    """End a body that is not read to its end.
+
+    httpx iterates through a chain of generators. Closing the outermost leaves the others to the
+    garbage collector, which trio warns of. A read that is cancelled ends them all, in order.
+    """
+    with anyio.CancelScope(shield=True) as scope, suppress(Exception):
+        scope.cancel()
+        async for _ in chunks:  # what is in memory already comes without a wait
+            pass
+
+
+class BlockingBody(HTTPXBody):
+    """See `HTTPXBody`."""
+
+    iterates: ClassVar = ("iter_raw", "iter_bytes")
+
+    async def read(self) -> bytes | None:
+        return next(self._chunks, None)
+
+    async def aclose(self) -> None:
+        try:
+            self._response.close()
+        except BaseException as error:  # noqa: BLE001 - raised where it ends the caller
+            failure_of(error)
+
+
 class AsyncIO(_IO):
     """On asyncio and trio. It uses connections of its own, unless httpx has to send its requests.
 
@@ -111,6 +189,7 @@ class AsyncIO(_IO):
     """
 
     kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
+    body = HTTPXBody
     now = staticmethod(anyio.current_time)
     sleep = staticmethod(anyio.sleep)
 
@@ -170,80 +249,21 @@ class AsyncIO(_IO):
             return failure_of(error)
         return too_slow(deadline.seconds)
 
-    async def send(self, request: httpx.Request, auth: Any) -> AsyncBody:
+    async def send(self, request: httpx.Request, auth: Any) -> HTTPXBody:
         response = await self.client.send(request, stream=True, auth=auth, follow_redirects=False)
-        return AsyncBody(response)
-
-    def body(self, response: httpx.Response) -> AsyncBody:
-        return AsyncBody(response)
+        await self.others()  # one that is in memory is read without a wait
+        return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:
         """The timeout of one read, as httpx takes it."""
         return silence
 
 
-class HTTPXBody:
-    """A response of httpx.
-
-    One that is in memory already, as those of `httpx.MockTransport` are, was decoded by httpx. Its
-    raw bytes can't be had again.
-    """
-
-    def __init__(self, response: httpx.Response) -> None:
-        self._response, self.status = response, response.status_code
-        self.headers = response.headers
-        self._decoded = response.is_stream_consumed
-        self.coding = "" if self._decoded else self.headers.get("content-encoding", "")
-
-
-class AsyncBody(HTTPXBody):
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(response)
-        self._chunks = response.aiter_bytes() if self._decoded else response.aiter_raw()
-        self._under_way = False
-        self._until = 0.0
-
-    async def read(self) -> bytes | None:
-        """Return the next chunk, None at the end."""
-        if (now := anyio.current_time()) >= self._until:  # a read may bring thousands of chunks
-            await anyio.lowlevel.checkpoint()
-            self._until = now + _SLICE
-        self._under_way = False  # until there is a chunk: an exception ends the iteration
-        chunk = await anext(self._chunks, None)
-        self._under_way = chunk is not None
-        return chunk
-
-    async def aclose(self) -> None:
-        """Close the response. Of one that was received, an error at its end says nothing (R14)."""
-        try:
-            if self._under_way:
-                await abandon(self._chunks)
-        finally:
-            try:
-                await self._response.aclose()
-            except BaseException as error:  # noqa: BLE001 - raised where it ends the caller
-                failure_of(error)
-
-
-async def abandon(chunks: AsyncIterator[bytes]) -> None:
-    """End a body that is not read to its end.
-
-    httpx iterates through a chain of generators. Closing the outermost leaves the others to the
-    garbage collector, which trio warns of. A read that is cancelled ends them all, in order.
-    """
-    with anyio.CancelScope(shield=True) as scope:
-        scope.cancel()
-        try:
-            async for _ in chunks:  # what is in memory already comes without a wait
-                pass
-        except Exception:  # noqa: BLE001, S110 - what is not read can't fail any more
-            pass
-
-
 class BlockingIO(_IO):
     """`AsyncIO` for threads, over `httpx.Client`: its coroutines never suspend."""
 
     kinds = httpx.Client, httpx.HTTPTransport
+    body = BlockingBody
     now = staticmethod(time.monotonic)
     wire = None
 
@@ -273,31 +293,11 @@ class BlockingIO(_IO):
 
     async def send(self, request: httpx.Request, auth: Any) -> BlockingBody:
         response = self.client.send(request, stream=True, auth=auth, follow_redirects=False)
-        return BlockingBody(response)
-
-    def body(self, response: httpx.Response) -> BlockingBody:
-        return BlockingBody(response)
+        return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:
         """See `AsyncIO.read_timeout`. It also bounds the exchange as a whole."""
         return ReadTimeout(silence)
-
-
-class BlockingBody(HTTPXBody):
-    """See `AsyncBody`."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(response)
-        self._chunks = response.iter_bytes() if self._decoded else response.iter_raw()
-
-    async def read(self) -> bytes | None:
-        return next(self._chunks, None)
-
-    async def aclose(self) -> None:
-        try:
-            self._response.close()
-        except BaseException as error:  # noqa: BLE001 - raised where it ends the caller
-            failure_of(error)
 
 
 class ReadTimeout:
@@ -321,7 +321,7 @@ class ReadTimeout:
         return math.ceil(seconds)
 
 
-Body = AsyncBody | BlockingBody | WireBody
+Body = HTTPXBody | WireBody
 
 
 def too_slow(seconds: float) -> httpx.ReadTimeout:

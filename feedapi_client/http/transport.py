@@ -1,7 +1,7 @@
 """GET requests of one feed: what is sent, redirects, and which error a status means.
 
 `Endpoint` is written once, with coroutines. Its `io` sends the requests: `AsyncIO`, or
-`BlockingIO`, with which no coroutine suspends, so that `run_now` runs it.
+`BlockingIO`, with which no coroutine suspends, so that `io.run_now` runs it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import aclosing, closing, suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx
 
@@ -30,11 +29,7 @@ from feedapi_client.errors import (
     RequestRefusedError,
     TransportError,
 )
-from feedapi_client.http.decompression import (
-    ACCEPT_ENCODING,
-    Decompressor,
-    UnsupportedCodingError,
-)
+from feedapi_client.http.decompression import ACCEPT_ENCODING, Decompressor, UnsupportedCodingError
 from feedapi_client.http.environment import proxy_of
 from feedapi_client.http.http_errors import (
     URL_ERRORS,
@@ -44,13 +39,12 @@ from feedapi_client.http.http_errors import (
     the_error,
     unanswered,
 )
-from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline
+from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline, basic
 from feedapi_client.http.redaction import Secrets, decoded, header_secrets, query_of, query_values
 from feedapi_client.http.urls import FeedURL, origin, shown_origin
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import LONGEST_BYTES, excerpt
 
-T = TypeVar("T")
 _MAX_REDIRECTS = 5
 _LONGEST_URL = 64 * 1024
 _LONGEST_LOCATION = 8 * 1024
@@ -61,22 +55,10 @@ _UNAUTHORIZED = frozenset({401, 403})
 _OF_PROXY = 407
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LONGEST_DATE = 100
+_IN_A_TURN = 8
+"""Chunks until other tasks get their turn: one read from a socket may bring thousands."""
 _SOME_REDIRECT = 302
 """Stands for the status of a redirect to a URL that httpx can't read: its error has none."""
-
-
-def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not suspend, as those over `BlockingIO`.
-
-    Raises RuntimeError if it does.
-    """
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    coroutine.close()
-    raise RuntimeError("a coroutine of the synchronous client waits for an event loop")
 
 
 class Endpoint:
@@ -100,7 +82,7 @@ class Endpoint:
         secrets = self._url.secrets
         if (pair := self._url.basic_auth) is not None:
             self._auth = httpx.BasicAuth(*pair)
-            headers["Authorization"] = _basic(*pair)
+            headers["Authorization"] = basic(*pair)
             secrets |= header_secrets(headers["Authorization"])
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         trusting = io.owned or io.client.trust_env
@@ -108,7 +90,7 @@ class Endpoint:
             variable, proxy = named
             self._via = f", asked through {shown_origin(proxy.url)}, which {variable} names"
             if proxy.auth is not None:
-                secrets |= header_secrets(_basic(*proxy.auth))
+                secrets |= header_secrets(basic(*proxy.auth))
         self.secrets = Secrets(self._url.site, secrets, io.client)
         self.hide: Callable[[str], str] = self.secrets.hide
 
@@ -135,7 +117,7 @@ class Endpoint:
             )
         return status, body
 
-    def target(self, suffix: str, params: Params, partition: int | None) -> str:
+    def target(self, suffix: str, params: Params, where: dict[str, Any]) -> str:
         """Path and query of a request.
 
         Raises `ProtocolError` for a cursor that makes the URL too long.
@@ -145,8 +127,7 @@ class Endpoint:
         target = self._url.target(suffix, params, str(self.io.client.params or ""))
         if len(self._url.site) + len(target) > _LONGEST_URL:
             raise ProtocolError(
-                "the request's URL is over 64 KiB: the cursor or the filters are too long",
-                **self.where(partition),
+                "the request's URL is over 64 KiB: the cursor or the filters are too long", **where
             )
         return target
 
@@ -194,17 +175,12 @@ class Endpoint:
         """Whether a URL has the feed's origin. Raises ValueError for a host that IDNA refuses."""
         return origin(url) == self._url.origin
 
-    def where(self, partition: int | None) -> dict[str, Any]:
-        """Where something has happened, for an error."""
-        return {"feed": self.feed, "partition": partition}
-
-    def unanswered(self, error: BaseException, partition: int | None) -> FeedError:
+    def unanswered(self, error: BaseException, where: dict[str, Any]) -> FeedError:
         """Our error for what came out of the client before the response began."""
-        where, asked = self.where(partition), self._via
+        asked = self._via
         if self.io.client.is_closed:
-            failed = TransportError(
-                "the http client is closed: close it after the consumer", **where
-            )
+            closed = "the http client is closed: close it after the consumer"
+            failed = TransportError(closed, **where)
             failed.__cause__ = error
             return failed
         with suppress(AttributeError, RuntimeError, ValueError):  # it names no request
@@ -272,12 +248,14 @@ class Exchange:
         *,
         discovery: bool = False,
     ) -> None:
-        self._endpoint, self._io, self._partition = endpoint, endpoint.io, partition
-        self.target, self.is_discovery = endpoint.target(suffix, params, partition), discovery
+        self._endpoint, self._io, self.is_discovery = endpoint, endpoint.io, discovery
+        self._where: dict[str, Any] = {"feed": endpoint.feed, "partition": partition}
+        self.target = endpoint.target(suffix, params, self._where)
         own = idle or endpoint.no_longer(endpoint.io.client.timeout.read)
         self.silence: Any = endpoint.io.read_timeout(own)
         self._seconds = endpoint.limits.request_timeout if idle is None else idle / SHARE
         self._pieces: Iterator[bytes] = iter(())
+        self._chunks = 0
 
     async def discovery(self, limit: int) -> tuple[int, bytes]:
         """The status of a discovery, and its body up to a little over `limit` bytes."""
@@ -307,7 +285,7 @@ class Exchange:
                 # A chunk may inflate a thousandfold: the other tasks get their turn within it.
                 await self._io.others()
             while piece is None:
-                chunk = await self._body.read()
+                chunk = await self._chunk(self._body)
                 if chunk is None:
                     self._coding.finish()
                     raise StopAsyncIteration
@@ -319,6 +297,13 @@ class Exchange:
         except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
             failed = self._broke_off(failure_of(error))
         raise failed
+
+    async def _chunk(self, body: Body) -> bytes | None:
+        """The next chunk of a body; None at its end."""
+        self._chunks += 1
+        if self._chunks % _IN_A_TURN == 0:
+            await self._io.others()
+        return await body.read()
 
     async def _run(self) -> tuple[Body, bytes]:
         """A response whose body is still to be read, or one that was read, for an excerpt."""
@@ -336,7 +321,9 @@ class Exchange:
                 said = b""  # which may echo credentials that only the caller's client has
             onward = self._onward(answer)
             if onward is None:
-                self._classify(answer, said)
+                error = self._error_of(answer, said)
+                if error is not None:
+                    raise error
                 return answer, said
             if redirects == _MAX_REDIRECTS:
                 text = f"more than {redirects} redirects, one after the other"
@@ -353,50 +340,62 @@ class Exchange:
         endpoint, url = self._endpoint, self._endpoint.url(self.target)
         if isinstance(error, FeedError):  # of an auth of ours
             error.feed = error.feed or endpoint.feed
-            error.partition = error.partition or self._partition
+            error.partition = error.partition or self._where["partition"]
             raise error
         response = response_in(error)
         if response is None:
-            where = request_of_location(error)
             # A client of ours has no code of the caller's that makes URLs.
-            if where == url or (self._io.owned and isinstance(error, URL_ERRORS)):
+            if request_of_location(error) == url or (
+                self._io.owned and isinstance(error, URL_ERRORS)
+            ):
                 raise self._unreadable_location(_SOME_REDIRECT) from None
-            raise endpoint.unanswered(the_error(error), self._partition)
-        asked = response.request
+            raise endpoint.unanswered(the_error(error), self._where)
+        asked, status = response.request, response.status_code
         if asked.url.path == url.path and endpoint.is_of_feed(asked.url):
             return response
-        status, place = response.status_code, shown_origin(asked.url)
+        failed: FeedError
+        place, answers = shown_origin(asked.url), f"answers status {status}"
         if status in _UNAUTHORIZED:
-            raise AuthenticationError(
-                f"{place}, which the http client asks, answers status {status}. "
-                "Check the credentials",
-                **self._where(),
-            ) from None
-        raise FeedUnavailableError(
-            f"the http client failed with {type(the_error(error)).__name__}: {place}, which it "
-            f"asks, answers status {status}",
-            **self._where(),
-        ) from None
+            text = f"{place}, which the http client asks, {answers}. Check the credentials"
+            failed = AuthenticationError(text, **self._where)
+        else:
+            text = f"the http client failed with {type(the_error(error)).__name__}: "
+            text += f"{place}, which it asks, {answers}"
+            failed = FeedUnavailableError(text, **self._where)
+        raise failed from None
 
     async def _body_of(self, answer: Body, limit: int) -> bytes:
         """The body of a discovery, or of an error, of which it may not be there."""
-        body = await self._io.attempt(_read(answer, limit), self.silence, self._deadline)
+        call = self._read(answer, limit)
+        body = await self._io.attempt(call, self.silence, self._deadline)
         if not isinstance(body, Exception):
             return body
         if answer.status == 200:
             raise self._broke_off(body)
         return b""
 
+    async def _read(self, received: Body, limit: int) -> bytes:
+        body = bytearray()
+        try:
+            coding = Decompressor(received.coding)
+            while (chunk := await self._chunk(received)) is not None:
+                for piece in coding.feed(chunk):
+                    body += piece
+                    if len(body) > limit:
+                        return bytes(body)
+            coding.finish()
+        finally:
+            await received.aclose()
+        return bytes(body)
+
     def _onward(self, answer: Body) -> str | None:
         """The target that a redirect within the feed's origin names; None for other responses."""
-        location = answer.headers.get("location")
-        if answer.status not in _REDIRECTS or location is None:
+        if answer.status not in _REDIRECTS or "location" not in answer.headers:
             return None
-        if len(location) > _LONGEST_LOCATION:
-            raise self._unreadable_location(answer.status)
+        location = answer.headers["location"]
         try:
-            url = httpx.URL(location)
-            if url.scheme and not url.host:
+            url = httpx.URL(location[: _LONGEST_LOCATION + 1])
+            if len(location) > _LONGEST_LOCATION or (url.scheme and not url.host):
                 raise self._unreadable_location(answer.status)
             url = self._endpoint.url(self.target).join(url)
             if self._endpoint.is_of_feed(url):
@@ -410,64 +409,42 @@ class Exchange:
             answer.status,
         )
 
-    def _where(self) -> dict[str, Any]:
-        return self._endpoint.where(self._partition)
-
     def _broke_off(self, error: BaseException) -> FeedError:
-        return broke_off(error, self._endpoint.hide, self._where())
+        return broke_off(error, self._endpoint.hide, self._where)
 
     def _unreadable_location(self, status: int) -> FeedError:
         return self._redirect_error("the feed redirects to a URL that can't be read", status)
 
     def _redirect_error(self, message: str, status: int) -> FeedError:
         if self.is_discovery:
-            return NegotiationError(message, **self._where())
-        error = TransportError(message, **self._where())
+            return NegotiationError(message, **self._where)
+        error = TransportError(message, **self._where)
         error.status = status
         return error
 
-    def _classify(self, answer: Body, body: bytes) -> None:
-        """Raise the error for a status, unless negotiation classifies it."""
-        status, where = answer.status, self._where()
+    def _error_of(self, answer: Body, body: bytes) -> FeedError | None:
+        """The error that a status means; None where negotiation says it."""
+        status, where = answer.status, self._where
         said = f" {status}: '{excerpt(body)}'" if body.strip() else f" {status}"
         if status in _LATER or status >= 500:
             headers = answer.headers
             later = retry_after(headers.get("retry-after"), headers.get("date"))
             text = f"the publisher answers status{said}"
-            raise FeedUnavailableError(text, status=status, retry_after=later, **where)
+            return FeedUnavailableError(text, status=status, retry_after=later, **where)
         error: ProtocolError | TransportError
         if status in _UNAUTHORIZED:
             text = f"the publisher answers status{said}. Check the credentials"
             error = AuthenticationError(text, **where)
         elif self.is_discovery:
-            return
+            return None
         elif status in _REFUSED:
             text = f"the publisher answers a fetch with status{said}"
-            raise RequestRefusedError(text, status=status, **where)
+            return RequestRefusedError(text, status=status, **where)
         else:
             text = f"the publisher answers a fetch with status{said}. Check the URL"
             error = ProtocolError(text, **where)
         error.status = status
-        raise error
-
-
-async def _read(received: Body, limit: int) -> bytes:
-    body = bytearray()
-    try:
-        coding = Decompressor(received.coding)
-        while (chunk := await received.read()) is not None:
-            for piece in coding.feed(chunk):
-                body += piece
-                if len(body) > limit:
-                    return bytes(body)
-        coding.finish()
-    finally:
-        await received.aclose()
-    return bytes(body)
-
-
-def _basic(user: str, password: str) -> str:
-    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+        return error
 
 
 @cache
@@ -483,15 +460,10 @@ def retry_after(value: str | None, now: str | None = None) -> float | None:
     `now` is the response's Date: taken together, the two do not depend on how the publisher's clock
     differs from ours. Returns None without a header, or for one that can't be read.
     """
-    if value is None:
-        return None
     try:
-        seconds = float(value)
+        seconds = float(value or "nan")
     except ValueError:
-        later = _timestamp(value)
-        if later is None:
-            return None
-        seconds = later - (_timestamp(now) or time.time())
+        seconds = (_timestamp(value) or math.nan) - (_timestamp(now) or time.time())
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import select
 import ssl
 from collections import deque
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import anyio
-import anyio.lowlevel
 import httpx
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSAttribute
@@ -25,10 +25,6 @@ _PART = 64 * 1024
 _SMALL_PART = 8 * 1024
 _MANY = 1000
 """Pieces of a part, from which on the next one is small: they take as long as large ones."""
-_SLICE = 0.001
-"""Seconds of work until other tasks get their turn."""
-_VERSIONS = frozenset({"1.0", "1.1"})
-_BODILESS = frozenset({204, 304})
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 
@@ -58,7 +54,7 @@ class Connection:
         self._complete = self._to_close = False
         self._fault: httpx.RemoteProtocolError | None = None
         self._rest = memoryview(b"")
-        self._overhead, self._part, self._until = 0, _SMALL_PART, 0.0
+        self._overhead, self._part = 0, _SMALL_PART
         self.on_body = self._pieces.append
         self._parser: Any = HttpResponseParser(self)
         # Some publishers write a space between the size of a chunk and the end of its line.
@@ -75,15 +71,13 @@ class Connection:
         except _BROKEN as error:
             raise httpx.WriteError(str(error)) from error
         while not self.status:
-            if self._fault is not None:
-                raise self._fault
             await self._feed()
-        if self.status < 200 or self._parser.get_http_version() not in _VERSIONS:
+        if self.status < 200 or self._parser.get_http_version() not in ("1.0", "1.1"):
             raise httpx.RemoteProtocolError("the response has a status or version that is none")
         codings = self.values(b"transfer-encoding")
         if codings and [value.strip().lower() for value in codings] != [b"chunked"]:
             raise httpx.RemoteProtocolError("the response has an unknown Transfer-Encoding")
-        framed = codings or self.values(b"content-length") or self.status in _BODILESS
+        framed = codings or self.values(b"content-length") or self.status in (204, 304)
         self._to_close = not framed
 
     def values(self, name: bytes) -> list[bytes]:
@@ -93,9 +87,7 @@ class Connection:
     async def read(self, silence: float) -> bytes | None:
         """What came of the body, joined; None at its end. No wait is longer than `silence`."""
         while not self._pieces:
-            if self._fault is not None:
-                raise self._fault
-            if self._complete:
+            if self._complete and self._fault is None:
                 return None
             with anyio.move_on_after(silence) as scope:
                 await self._feed()
@@ -107,15 +99,13 @@ class Connection:
 
     async def _feed(self) -> None:
         """Take a part of what has come; wait for something where all was taken."""
+        if self._fault is not None:
+            raise self._fault
         if not self._rest:
             self._rest = memoryview(await self._received())
             if not self._rest:
                 self._complete = True
                 return
-            self._until = anyio.current_time() + _SLICE
-        elif anyio.current_time() >= self._until:
-            await anyio.lowlevel.checkpoint()
-            self._until = anyio.current_time() + _SLICE
         part, self._rest = self._rest[: self._part], self._rest[self._part :]
         try:
             self._parser.feed_data(part)
@@ -177,36 +167,26 @@ class Connection:
 
         What came together with the response, an end of TLS as a rule, is no longer in the socket.
         """
-        if self._tls is not None:
-            try:
+        try:
+            if self._tls is not None:
                 self._tls.read(1)
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError:
                 return False
-            else:
-                return False
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            return False
         place = self._socket.fileno()
-        return place >= 0 and not _is_readable(place)
+        if place < 0 or not hasattr(select, "poll"):  # on Windows
+            return place >= 0 and not select.select([place], [], [], 0)[0]
+        poll = select.poll()
+        poll.register(place, select.POLLIN)
+        return not poll.poll(0)
 
     async def aclose(self) -> None:
         """Close the connection at once, also where the task is cancelled."""
         with anyio.CancelScope(shield=True) as scope:
             scope.cancel()
             await self._stream.aclose()
-
-
-def _is_readable(place: int) -> bool:
-    if not hasattr(select, "poll"):  # on Windows
-        return bool(select.select([place], [], [], 0)[0])
-    poll = select.poll()
-    poll.register(place, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-class _Idle(NamedTuple):
-    connection: Connection
-    until: float
 
 
 class Fetcher:
@@ -235,18 +215,26 @@ class Fetcher:
         expiry: float,
         read_bytes: int,
     ) -> None:
-        self._host = url.raw_host.decode("ascii")
-        self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._verify = verify if url.scheme == "https" else None
-        if self._verify is not None:
-            self._verify.set_alpn_protocols(["http/1.1"])
+        host, is_tls = url.raw_host.decode("ascii"), url.scheme == "https"
+        # anyio's types know TLS with a context, or none.
+        self._connect: Any = partial(anyio.connect_tcp, host, url.port or (443 if is_tls else 80))
+        if is_tls:
+            verify.set_alpn_protocols(["http/1.1"])
+            self._connect = partial(self._connect, ssl_context=verify, tls_hostname=host)
         self._places = anyio.Semaphore(places, fast_acquire=True)
         self._seconds, self._expiry, self._read_bytes = seconds, expiry, read_bytes
-        self._idle: deque[_Idle] = deque()
+        self._idle: deque[tuple[float, Connection]] = deque()
+        """Connections, the newest last, and until when each is kept."""
 
     async def get(self, head: bytes, silence: float) -> WireBody:
         """Send a request; its body may be silent for `silence` seconds."""
-        await self._wait_for_place()
+        try:
+            self._places.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(self._seconds) as scope:
+                await self._places.acquire()
+            if scope.cancelled_caught:
+                raise httpx.PoolTimeout("") from None
         connection: Connection | None = None
         try:
             connection = await self._take()
@@ -260,49 +248,32 @@ class Fetcher:
         """Take back what a request has used. No cancellation interrupts it."""
         self._places.release()
         if connection is not None and connection.is_reusable:
-            self._idle.append(_Idle(connection, anyio.current_time() + self._expiry))
+            self._idle.append((anyio.current_time() + self._expiry, connection))
         elif connection is not None:
             await connection.aclose()
 
     async def aclose(self) -> None:
         """Close the idle connections. Those of responses are closed with their response."""
         while self._idle:
-            await self._idle.pop().connection.aclose()
-
-    async def _wait_for_place(self) -> None:
-        try:
-            self._places.acquire_nowait()
-        except anyio.WouldBlock:
-            with anyio.move_on_after(self._seconds) as scope:
-                await self._places.acquire()
-            if scope.cancelled_caught:
-                raise httpx.PoolTimeout("") from None
+            await self._idle.pop()[1].aclose()
 
     async def _take(self) -> Connection:
         now = anyio.current_time()
         # With fewer requests under way nobody else would notice those that were idle for too long.
-        while self._idle and self._idle[0].until < now:
-            await self._idle.popleft().connection.aclose()
+        while self._idle and self._idle[0][0] < now:
+            await self._idle.popleft()[1].aclose()
         while self._idle:
-            connection = self._idle.pop().connection
+            _, connection = self._idle.pop()
             if connection.is_usable():
                 return connection
             await connection.aclose()
-        return await self._connect()
-
-    async def _connect(self) -> Connection:
-        # anyio's types know TLS with a context, or none.
-        options: Any = {"ssl_context": self._verify, "tls_hostname": self._host}
         try:
             with anyio.fail_after(self._seconds):
-                stream = await anyio.connect_tcp(
-                    self._host, self._port, **(options if self._verify is not None else {})
-                )
+                return Connection(await self._connect(), self._read_bytes)
         except TimeoutError as error:
             raise httpx.ConnectTimeout(f"not connected after {self._seconds:g} s") from error
         except (*_BROKEN, anyio.EndOfStream) as error:
             raise httpx.ConnectError(str(error)) from error
-        return Connection(stream, self._read_bytes)
 
 
 class WireBody:
@@ -312,8 +283,7 @@ class WireBody:
         self._fetcher, self._silence = fetcher, silence
         self._connection: Connection | None = connection
         self.status, self._headers = connection.status, connection.headers
-        codings = connection.values(b"content-encoding")
-        self.coding = b",".join(codings).decode("latin-1")
+        self.coding = b",".join(connection.values(b"content-encoding")).decode("latin-1")
 
     @property
     def headers(self) -> httpx.Headers:

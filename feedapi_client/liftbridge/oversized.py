@@ -11,8 +11,7 @@ from feedapi_client.liftbridge.liftbridge_errors import MessageTooLargeError
 from feedapi_client.model import Batch
 from feedapi_client.notifications import EventQuarantined
 from feedapi_client.protocol.text import printable
-from feedapi_client.quarantine.quarantine_location import quarantine_beside
-from feedapi_client.quarantine.quarantine_store import QuarantineStore
+from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 from feedapi_client.quarantine.record import quarantined
 
 logger = logging.getLogger(__name__)

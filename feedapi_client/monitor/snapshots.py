@@ -24,8 +24,7 @@ from anyio.abc import TaskGroup
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import StoreError
 from feedapi_client.model import Partition
-from feedapi_client.quarantine.quarantine_location import quarantine_beside
-from feedapi_client.quarantine.quarantine_store import QuarantineStore
+from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
 
 _MAX_AGE = 0.5

@@ -23,8 +23,7 @@ from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore, Qu
 from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 from feedapi_client.stores.base import AdministrableStore
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.sqlite import SQLiteCursorStore
-from feedapi_client.stores.sqlite_connection import create_privately
+from feedapi_client.stores.sqlite import SQLiteCursorStore, create_privately
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine

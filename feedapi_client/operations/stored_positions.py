@@ -10,8 +10,7 @@ from feedapi_client.model import LAST, FeedKey, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.feed_lag import PartitionLag, lag
 from feedapi_client.protocol.text import MAX_CURSOR, are_valid, counted, names
-from feedapi_client.quarantine.quarantine_location import quarantine_beside
-from feedapi_client.quarantine.quarantine_store import QuarantineStore
+from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore

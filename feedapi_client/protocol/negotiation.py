@@ -12,15 +12,18 @@ from typing import Any
 import msgspec
 
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
-from feedapi_client.model import MAX_PARTITION, NO_PAYLOAD, FeedInfo, Partition
+from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.protocol.text import are_valid, excerpt, hidden, problem
 
 MOST_EDGES = 8 * (MAX_PARTITION + 1)
 """Ancestors that a discovery may list, of all partitions together. There are 7 of each in the tree
 of 32,767 partitions that split in two, where each leaf lists its way to the root."""
-_PLACE = re.compile(r"(.*) - at `\$\.(\w+)(?:\[(\d+)\](?:\.(\w+))?)?`")
+_PLACE = re.compile(r"(.*) - at `\$\.(\w+)(?:\[(\d+)\](?:\.(\w+)(?:\[\d+\])?)?)?`")
 """What msgspec's errors end with: a field of the discovery, or of one of its partitions."""
 Id = int | str
+
+
+class _Any(msgspec.Struct, gc=False): ...
 
 
 class _Identified(msgspec.Struct, gc=False):
@@ -32,11 +35,8 @@ class _Listed(_Identified, rename="camel", gc=False):
     last_cursor: str | None = None
     starts_after_partition: Id | None = None
     starts_after_parent: Id | None = None
-    cursor_from_partitions: msgspec.Raw = NO_PAYLOAD
-    split_from_ancestors: msgspec.Raw = NO_PAYLOAD
-
-
-class _Any(msgspec.Struct, gc=False): ...
+    cursor_from_partitions: list[Id] | None = None
+    split_from_ancestors: list[Id] | None = None
 
 
 class _Counted(msgspec.Struct):
@@ -50,8 +50,8 @@ class _Listing(msgspec.Struct):
 class _Document(msgspec.Struct, rename="camel"):
     partitions: list[_Listed] | None  # as Go encodes a slice that nothing was ever added to
     token: str | None = None
-    exactly_once: msgspec.Raw = NO_PAYLOAD
-    stream: msgspec.Raw = NO_PAYLOAD
+    exactly_once: bool | _Any | None = None  # an object has more information, which nobody reads
+    stream: bool | _Any | None = None
     filters: list[str] | None = None
 
 
@@ -59,7 +59,6 @@ _read_document = msgspec.json.Decoder(_Document).decode
 _read_counted = msgspec.json.Decoder(_Counted).decode
 _read_listing = msgspec.json.Decoder(_Listing).decode
 _read_identified = msgspec.json.Decoder(_Identified).decode
-_read_ids = msgspec.json.Decoder(list[Id] | None).decode
 
 
 def check_v1_partitions(v1_partitions: int | None) -> None:
@@ -72,13 +71,7 @@ def check_v1_partitions(v1_partitions: int | None) -> None:
         )
 
 
-def negotiate(
-    status: int,
-    body: bytes,
-    *,
-    feed: str,
-    v1_partitions: int | None = None,
-) -> FeedInfo:
+def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None = None) -> FeedInfo:
     """Return what the feed is, by its response to an argument-less GET.
 
     Redirects and what the transport deals with (401, 403, and statuses that are retried) don't come
@@ -142,18 +135,10 @@ class _Discovery:
             dialect="v2-draft" if found.token is None else "v2-token",
             partitions=self._partitions(found.partitions or []),
             token=found.token,
-            exactly_once=self._flag("exactlyOnce", found.exactly_once),
-            stream=self._flag("stream", found.stream),
+            exactly_once=found.exactly_once not in (None, False),
+            stream=found.stream not in (None, False),
             filters=tuple(found.filters or ()),
         )
-
-    def _flag(self, name: str, value: msgspec.Raw) -> bool:
-        """Return a flag. An object is one with more information, which nobody reads."""
-        kind = bytes(value)[:1]
-        if kind not in (b"", b"n", b"f", b"t", b"{"):
-            wrong = f"{name} in the discovery: Expected `bool | object | null`"
-            raise self._error(ProtocolError, wrong)
-        return kind in (b"t", b"{")
 
     def _of_field(self, error: msgspec.ValidationError) -> Exception:
         """Return the error for a wrong field. Raises where the document is no discovery at all."""
@@ -170,7 +155,7 @@ class _Discovery:
             id = partition_id(_read_identified(listed[int(index)]).id)
         except msgspec.ValidationError:
             id = None  # it has none
-        kind = LineageError if field.startswith("startsAfter") else ProtocolError
+        kind = ProtocolError if field in ("closed", "lastCursor") else LineageError
         return self._error(kind, f"{field} in the discovery: {wrong}", id)
 
     def _partitions(self, entries: list[_Listed]) -> dict[int, Partition]:
@@ -189,9 +174,8 @@ class _Discovery:
         for id, entry in zip(ids, entries, strict=True):
             if entry == _Listed(entry.id):
                 continue
-            lists = (entry.cursor_from_partitions, entry.split_from_ancestors)
-            given = [bytes(each) for each in lists if each is not NO_PAYLOAD]
-            edges += sum([each.count(b",") + 1 for each in given])
+            before, split = entry.cursor_from_partitions, entry.split_from_ancestors
+            edges += len(before or ()) + len(split or ())
             if edges > MOST_EDGES:
                 wrong = f"the discovery lists more than {MOST_EDGES} ancestors of partitions"
                 raise self._error(LineageError, wrong)
@@ -202,22 +186,13 @@ class _Discovery:
             if parent is not None:
                 parent = self._number(id, "startsAfterPartition", parent)
                 parent = None if zero and parent == 0 else parent
-            ancestors = self._ancestors(id, given) if given else ()
+            given = self._one_of(id, "cursorFromPartitions", before, split) or []
+            ancestors = _numbers(given)
+            if ancestors is None:
+                ancestors = [self._number(id, "cursorFromPartitions", each) for each in given]
             closed, end = bool(entry.closed), entry.last_cursor or None
-            partitions[id] = Partition(id, closed, end, parent, ancestors)
+            partitions[id] = Partition(id, closed, end, parent, tuple(ancestors))
         return partitions
-
-    def _ancestors(self, id: int, given: list[bytes]) -> tuple[int, ...]:
-        try:
-            lists = [_read_ids(each) for each in given]
-        except ValueError as error:
-            wrong = f"cursorFromPartitions in the discovery: {error}"
-            raise self._error(LineageError, wrong, id) from error
-        value = self._one_of(id, "cursorFromPartitions", *lists) or []
-        numbers = _numbers(value)
-        if numbers is None:
-            numbers = [self._number(id, "cursorFromPartitions", each) for each in value]
-        return tuple(numbers)
 
     def _one_of(self, id: int, name: str, *spellings: Any) -> Any:
         given = [each for each in spellings if each is not None]

@@ -6,6 +6,7 @@ and get batches back, and at the end the outcome.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import islice
@@ -17,9 +18,10 @@ from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
 from feedapi_client.protocol.text import shown
 
 RECENT = 8
-"""Cursors that are remembered: so long is the longest cycle that is found without digests (R13)."""
+"""Cursors in a row that every partition remembers: so long is the longest cycle that is always
+found (R13)."""
 MOST_PASSED = 4096
-"""Digests of passed cursors that one partition keeps, at most."""
+"""Digests of passed cursors that one partition keeps, at most; for a moment twice as many."""
 _ALL_PASSED = 1 << 18
 MIN_EMPTY_ANSWERS = 3
 """Sound empty answers that show the end of a closed partition without `lastCursor`, at least."""
@@ -50,10 +52,6 @@ class CheckpointedEvents(NamedTuple):
     size: int
     marks: Sequence[tuple[int, str]] = ()
 
-    def joined(self, later: CheckpointedEvents) -> CheckpointedEvents:
-        """Return these events and the `later` ones as one, closed by the later checkpoint."""
-        return CheckpointedEvents(self.events + later.events, later.cursor, self.size + later.size)
-
 
 class Outcome(Enum):
     """What a complete response came to."""
@@ -69,9 +67,6 @@ class Outcome(Enum):
     NO_PROGRESS = "no other cursor than the one asked with, although that is not the end"
 
 
-_SOUND = (Outcome.END, Outcome.SILENT, Outcome.EMPTY)
-
-
 class Finished(NamedTuple):
     """The end of a complete response: the batches that its last line closed, and the outcome."""
 
@@ -79,122 +74,84 @@ class Finished(NamedTuple):
     outcome: Outcome
 
 
-class PassedCursors:
-    """Digests of the `most` cursors that were passed last; for a moment twice as many."""
-
-    __slots__ = ("_digests", "_most")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._digests: dict[int, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def add(self, cursors: Sequence[str]) -> bool:
-        """Note that these were passed, in this order. False, and nothing, if one was before."""
-        digests = self._digests
-        new = list(map(hash, cursors))
-        if not digests.keys().isdisjoint(new):
-            return False
-        digests.update(dict.fromkeys(new[-self._most :]))
-        if len(digests) > 2 * self._most:
-            for old in list(islice(digests, len(digests) - self._most)):
-                del digests[old]
-        return True
-
-    def restart(self, cursor: str) -> None:
-        """Forget what was passed behind the cursor: it comes again. All, where that is unknown."""
-        digests, digest = self._digests, hash(cursor)
-        if digest not in digests:
-            digests.clear()
-            digests[digest] = None
-        while next(reversed(digests)) != digest:
-            digests.popitem()
-
-    def forget(self, cursor: str) -> None:
-        """Let the cursor count as new."""
-        self._digests.pop(hash(cursor), None)
-
-
 class Progress:
     """What the responses of one partition came to. Shared by all its readers, in turn.
 
     Arguments:
         limit: the number of responses in a row without progress that is an error (R13).
-        passed: how many passed cursors are remembered, as digests of about 100 bytes. With at most
-            8 there are none.
+        passed: how many passed cursors are remembered, as digests of about 100 bytes, at least 8.
         doubted_for: the seconds over which an empty answer that leads away from where it began to
             read, or from where the last events came, has to be repeated: a replica that lags may
             name its own, older end. None: it is not doubted.
     """
 
     __slots__ = (
-        "_began",
-        "_cautious",
-        "_doubted_for",
-        "_moves",
-        "_moves_since",
-        "_moving",
-        "empty",
-        "left",
-        "limit",
-        "passed",
-        "recent",
-        "stuck",
+        *("_began", "_doubted_for", "_moves", "_moves_since", "_moving", "_most", "_passed"),
+        *("empty", "left", "limit", "stuck"),
     )
 
     def __init__(
-        self, limit: int, *, passed: int = MOST_PASSED, doubted_for: float | None = None
+        self, limit: float, *, passed: int = MOST_PASSED, doubted_for: float | None = None
     ) -> None:
-        self._cautious = doubted_for is not None
-        self._doubted_for = doubted_for or 0.0
-        self._began: str | None = None
-        """Where it began to read, or where the last events ended; None behind an empty answer."""
-        self._moves = 0
-        """Empty answers in a row that led away from there."""
-        self._moves_since = 0.0
-        """When the first of them came."""
-        self._moving = False
-        """Whether empty answers were believed: this publisher's cursors move without events."""
         self.limit = limit
-        self.recent: list[str] = []
-        """The last cursors that closed something, over all responses."""
-        self.passed = PassedCursors(passed) if passed > RECENT else None
-        """All that were passed lately."""
-        self.left: list[str] = []
-        """The last cursors from which an empty response led away."""
         self.stuck = 0
         """Responses in a row without progress."""
         self.empty = 0
         """Responses in a row that moved the cursor and held no event. An end is not counted."""
+        self.left: list[str] = []
+        """The last cursors from which an empty response led away."""
+        self._most = max(passed, RECENT)
+        self._passed: dict[int, None] = {}
+        """Digests of the cursors that were passed, in their order. The last one is asked with."""
+        self._doubted_for = doubted_for
+        self._began: str | None = None
+        """Where it began to read, or where the last events ended; None behind an empty answer."""
+        self._moves, self._moves_since = 0, 0.0
+        """Empty answers in a row that led away from there, and when the first of them came."""
+        self._moving = False
+        """Whether empty answers were believed: this publisher's cursors move without events."""
 
-    def asked(self, cursor: str, end: str | None = None) -> list[str]:
-        """Note the cursor of a request. Return `recent`, which ends with it.
+    def asked(self, cursor: str, end: str | None = None) -> None:
+        """Note the cursor of a request.
 
         To come back to the known `end` is always progress: nothing is asked for behind it.
         """
-        if self.recent[-1:] != [cursor]:  # a restart: what came after this cursor comes again
-            self.recent[:] = [cursor]
+        passed, digest = self._passed, hash(cursor)
+        if next(reversed(passed), None) != digest:  # what came after this cursor comes again
+            if digest not in passed:
+                passed.clear()
+                passed[digest] = None
+            while next(reversed(passed)) != digest:
+                passed.popitem()
             self.left.clear()
             if cursor != self._began:
-                self._began = cursor if self._cautious and cursor not in (FIRST, LAST) else None
-                self._moves = 0
-            if self.passed is not None:
-                self.passed.restart(cursor)
+                doubted = self._doubted_for is not None and cursor not in (FIRST, LAST)
+                self._began, self._moves = cursor if doubted else None, 0
         if end is not None and end != cursor:
-            if end in self.recent:
-                self.recent.remove(end)
-            if self.passed is not None:
-                self.passed.forget(end)
-        return self.recent
+            passed.pop(hash(end), None)
+
+    def passes(self, cursors: Sequence[str]) -> bool:
+        """Note checkpoints. False, and nothing, if one of them was passed before."""
+        passed, new = self._passed, list(map(hash, cursors))
+        if not passed.keys().isdisjoint(new) or len(set(new)) < len(new):
+            return False
+        passed.update(dict.fromkeys(new[-self._most :]))
+        if len(passed) > 2 * self._most:
+            for old in list(islice(passed, len(passed) - self._most)):
+                del passed[old]
+        return True
+
+    def leads_back(self, cursor: str) -> bool:
+        """Whether a passed cursor lies before responses of which one brought an event."""
+        recent = list(islice(reversed(self._passed), RECENT))
+        return hash(cursor) not in recent[: self.empty + 1]
 
     def moved(self, cursor: str, *, events: bool) -> None:
         """Count a response that moved the cursor; `events` says whether it also held events."""
         self.stuck = 0
         self.empty = 0 if events else self.empty + 1
-        self._began = cursor if events and self._cautious and not self._moving else None
-        self._moves = 0
+        doubted = events and self._doubted_for is not None and not self._moving
+        self._began, self._moves = cursor if doubted else None, 0
 
     def doubts(self, cursor: str) -> bool:
         """Whether an empty answer may lead to an older place: this is where the reader began."""
@@ -205,16 +162,15 @@ class Progress:
         if not self._moves:
             self._moves_since = now
         self._moves += 1
-        if self._moves < MOVES_BELIEVED or now < self._moves_since + self._doubted_for:
-            return False
-        self._moving = True
-        return True
+        long = now >= self._moves_since + (self._doubted_for or 0.0)
+        self._moving = self._moving or (long and self._moves >= MOVES_BELIEVED)
+        return long and self._moves >= MOVES_BELIEVED
 
     def returned(self, cursor: str) -> None:
         """Note that the cursor goes back to one from which an empty response had led away."""
-        self.recent[:] = [each for each in self.recent if each != cursor] + [cursor]
-        self.empty = 0
-        self._moving = False
+        self._passed.pop(hash(cursor), None)
+        self._passed[hash(cursor)] = None
+        self.empty, self._moving = 0, False
 
     def at_end(self) -> None:
         """Count a response that said that the cursor asked with is the present end."""
@@ -232,9 +188,8 @@ class PageReader:
     Any chunking of the same bytes gives the same events, last cursor and outcome. What one chunk
     closes is one batch, and `max_unclosed_bytes` applies to what is left after a chunk.
 
-    A checkpoint that repeats the cursor asked with, one of the last 8 or one of those passed lately
-    closes nothing. The events before it would come again, so they are held until another
-    checkpoint follows (R13).
+    A checkpoint that repeats the cursor asked with, or one of those passed lately, closes nothing.
+    The events before it would come again, so they are held until another checkpoint follows (R13).
 
     `closed` and `last_cursor` are what the discovery before the request listed; where events are
     selected, `last_cursor` is another place, and None. Without `progress` a response stands alone.
@@ -254,7 +209,6 @@ class PageReader:
     ) -> None:
         self._decoder = decoder
         self._where: dict[str, Any] = {"feed": feed, "partition": partition}
-        self._progress = progress
         self._max_unclosed = max_unclosed_bytes
         self._error: FeedError | None = None
         self._open: list[Event] = []
@@ -269,8 +223,8 @@ class PageReader:
         self.asked = decoder.asked = asked
         self.closed = closed
         self.last_cursor = last_cursor if closed else None
-        self._passed = None if progress is None else progress.passed
-        self._recent = [asked] if progress is None else progress.asked(asked, self.last_cursor)
+        self._progress = progress or Progress(math.inf, passed=RECENT)
+        self._progress.asked(asked, self.last_cursor)
         self.cursor = asked
         """The cursor of the last batch given so far; at first the one asked with."""
         self.last_checkpoint: str | None = None
@@ -342,30 +296,33 @@ class PageReader:
         except FeedError as error:
             self._error = error
             raise
-        batches = self.rest()
-        if self._is_believed(now):
-            batches += self._led_to(self._doubted)
+        batches, progress = self.rest(), self._progress
+        empty = self.cursor == self.asked and not self._decoder.saw_events
+        if empty and self._doubted is not None and progress.led_away(now):
+            batches.append(self._led_to(self._doubted))
         outcome = self._classify()
         if outcome is Outcome.BEHIND and self._decoder.saw_events:
-            batches += self._led_to(self.last_checkpoint)
-            if self._progress is not None:
-                self._progress.returned(self.cursor)
+            batches.append(self._led_to(self.last_checkpoint or ""))
+            progress.returned(self.cursor)
         return Finished(batches, outcome)
 
     def rest(self) -> list[CheckpointedEvents]:
         """Return what a checkpoint closed and no call returned yet, after an error."""
-        if self._closed_by is None:
+        cursor, progress = self._closed_by, self._progress
+        if cursor is None:
             return []
-        batch = CheckpointedEvents(self._ready, self._closed_by, self._ready_bytes)
+        batch = CheckpointedEvents(self._ready, cursor, self._ready_bytes)
         self._ready, self._ready_bytes, self._closed_by = [], 0, None
-        if not batch.events and batch.cursor == self.cursor:
-            return []
-        if not batch.events and self._is_doubtful(batch.cursor):
-            self._doubted = batch.cursor
-            return []
-        self.cursor = batch.cursor
-        if self._progress is not None:
-            self._progress.stuck = 0  # already here: the response may still break off
+        if not batch.events:
+            if cursor == self.cursor:
+                return []
+            # Without events it may be an older place than the one asked with (R13).
+            began = self.cursor == self.asked and cursor != self.last_cursor
+            if began and progress.doubts(self.asked):
+                self._doubted = cursor
+                return []
+        self.cursor = cursor
+        progress.stuck = 0  # already here: the response may still break off
         return [batch]
 
     def too_much_unclosed(self) -> BufferLimitError:
@@ -394,77 +351,49 @@ class PageReader:
             elif number > closing:
                 self._held = len(self._open)
         self._open += records[start:]
-        if cursors:
-            self.last_checkpoint = cursors[-1]
-        size = sum(map(len, lines)) - sum([len(lines[at]) for at in checkpoints])
-        self._open_bytes += size
+        unseen = [lines[at] for at in checkpoints]
+        self._open_bytes += sum(map(len, lines)) - sum(map(len, unseen))
         if closing >= 0:
-            behind = checkpoints[closing] + 1
-            left = sum(map(len, lines[behind:]))
-            left -= sum([len(lines[at]) for at in checkpoints[closing + 1 :]])
+            left = sum(map(len, lines[checkpoints[closing] + 1 :]))
+            left -= sum(map(len, unseen[closing + 1 :]))
             self._ready_bytes += self._open_bytes - left
             self._open_bytes = left
+        if cursors:
+            self.last_checkpoint = cursors[-1]
 
-    def _last_closing(self, found: list[str]) -> int:
+    def _last_closing(self, cursors: list[str]) -> int:
         """Return the index of the last cursor that closes something; -1 without one."""
-        new = set(found)
-        if new.issubset(self._recent):
-            return -1
-        if len(new) == len(found) and self._closes(found):
-            return len(found) - 1
+        passes = self._progress.passes
+        if passes(cursors):
+            return len(cursors) - 1
         closing = -1
-        for index, cursor in enumerate(found):
-            if self._closes([cursor]):
-                closing = index
+        for at, cursor in enumerate(cursors if len(cursors) > 1 else ()):
+            if passes([cursor]):
+                closing = at
         return closing
 
-    def _closes(self, cursors: list[str]) -> bool:
-        """Note checkpoints that differ. False, and nothing, if one of them was passed before."""
-        recent = self._recent
-        if not set(cursors).isdisjoint(recent):
-            return False
-        if self._passed is not None and not self._passed.add(cursors):
-            return False
-        recent += cursors[-RECENT:]
-        del recent[:-RECENT]
-        return True
-
-    def _led_to(self, cursor: str | None) -> list[CheckpointedEvents]:
+    def _led_to(self, cursor: str) -> CheckpointedEvents:
         """Read on from a cursor of this response that closed nothing."""
-        assert cursor is not None
         self.cursor = cursor
-        return [CheckpointedEvents([], cursor, 0)]
+        return CheckpointedEvents([], cursor, 0)
 
-    def _is_doubtful(self, cursor: str) -> bool:
-        """Whether a cursor without events may be an older place than the one asked with (R13)."""
-        progress = self._progress
-        if progress is None or self.cursor != self.asked or cursor == self.last_cursor:
-            return False
-        return progress.doubts(self.asked)
-
-    def _is_believed(self, now: float) -> bool:
-        """Whether the doubted cursor of an empty response is followed after all."""
-        if self._doubted is None or self.cursor != self.asked or self._decoder.saw_events:
-            return False
-        assert self._progress is not None
-        return self._progress.led_away(now)
+    # ------------------------------------------------------------------ outcomes
 
     def _classify(self) -> Outcome:
-        decoder, progress = self._decoder, self._progress
+        progress, saw_events = self._progress, self._decoder.saw_events
         if self.cursor != self.asked:
-            if progress is not None:
-                if not decoder.saw_events and not progress.empty:
-                    progress.left = [*progress.left, self.asked][-RECENT:]
-                progress.moved(self.cursor, events=decoder.saw_events)
+            if not saw_events and not progress.empty:
+                progress.left = [*progress.left, self.asked][-RECENT:]
+            progress.moved(self.cursor, events=saw_events)
             return Outcome.PROGRESS
-        if self._doubted is not None and not decoder.saw_events:
+        if saw_events:
+            if progress.not_moved():
+                raise self._no_progress()
+            whole = len(self._open) == self._held  # no event is behind the last checkpoint
+            came_back = self.last_checkpoint in progress.left and whole
+            return Outcome.BEHIND if came_back else Outcome.NO_PROGRESS
+        if self._doubted is not None:
             return Outcome.DOUBTFUL
-        if decoder.saw_events:
-            if progress is not None and progress.not_moved():
-                raise self._no_progress(progress.stuck)
-            came_back = progress is not None and self.last_checkpoint in progress.left
-            whole = len(self._open) == self._held  # no event is behind that checkpoint
-            return Outcome.BEHIND if came_back and whole else Outcome.NO_PROGRESS
         return Outcome.BEHIND if self._returned() else self._end()
 
     def _returned(self) -> bool:
@@ -473,37 +402,35 @@ class PageReader:
         Two replicas may name the end of an open partition differently. Where every response of such
         a cycle was empty, it is the end; a lagging replica of a closed one is found by its end.
         """
-        cursor, recent = self.last_checkpoint, self._recent
-        if cursor in (None, self.asked) or self.last_cursor is not None:
+        cursor = self.last_checkpoint
+        if cursor is None or cursor == self.asked or self.last_cursor is not None:
             return False
-        if self.closed or cursor not in recent:
-            return True
-        back = len(recent) - 1 - recent.index(cursor)
-        return back > (0 if self._progress is None else self._progress.empty)
+        return self.closed or self._progress.leads_back(cursor)
 
     def _end(self) -> Outcome:
         """Return what a response without events and without another cursor means (R6)."""
         silent = self.last_checkpoint is None
+        if self.last_cursor not in (None, self.asked):
+            return Outcome.LAGGING
         if self.last_cursor is not None:
-            outcome = Outcome.END if self.asked == self.last_cursor else Outcome.LAGGING
+            outcome = Outcome.END
         elif silent and self._decoder.unknown_commands and not self._decoder.echoed:
-            outcome = Outcome.UNRECOGNIZED
+            return Outcome.UNRECOGNIZED
         elif self.closed:
             outcome = Outcome.EMPTY
         else:
             outcome = Outcome.SILENT if silent else Outcome.END
-        if self._progress is not None and outcome in _SOUND:
-            self._progress.at_end()
+        self._progress.at_end()
         return outcome
 
-    def _no_progress(self, times: int) -> NoProgressError:
+    def _no_progress(self) -> NoProgressError:
         what = (
             "brought events and no new cursor"
             if self.last_checkpoint in (None, self.asked)
             else "returned to a cursor that was asked with before, as in a cycle"
         )
         return NoProgressError(
-            f"{times} responses in a row {what}. Asked with {shown(self.asked)}",
+            f"{self._progress.stuck} responses in a row {what}. Asked with {shown(self.asked)}",
             **self._where,
         )
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, pairwise
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -18,22 +17,18 @@ SPECIAL = frozenset((FIRST, LAST))
 _QUOTED = 200
 _SHOWN = 8
 _CURSOR_SHOWN = 80
-_SHORTEST_SECRET = 4
 LONGEST_TEXT = 16 * 1024
 """Characters of a text that are searched for secrets, and shown."""
 LONGEST_BYTES = 4 * LONGEST_TEXT + 4
 """Bytes that are more characters than these, of whatever text."""
-_WORDS = re.compile(r"([A-Za-z0-9]+)([^A-Za-z0-9]*)")
-_ESCAPED = re.compile(
-    r"[^a-z0-9]++|(?<=\\)u[0-9a-f]{4}|(?<=\\)x[0-9a-f]{2}|(?:(?<=%)|(?<=25))[0-9a-f]{2}"
-    r"|(?<=[&#;])\w{1,8};",
+_NO_WORD = re.compile(
+    r"(?:\\(?:u[0-9a-f]{4}|x[0-9a-f]{2})|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};"
+    r"|[^a-z0-9])++",
     re.IGNORECASE | re.ASCII,
 )
-"""A piece of what encoders write for what is between two words of a secret. Where one piece ends is
-never in doubt: a text can't be cut in two ways."""
-_LONGEST_ESCAPE = 24
-_MOST_STEPS = 1 << 15
-"""Pieces that are looked at in one text. One that was made to take longer is hidden from there."""
+"""What is between words, as it is and as encoders write it."""
+_CUT = re.compile(r"(?:\\u|%|&)[#\w]{0,8}\Z")
+_SYMBOLS = re.compile(r"[^a-z0-9]+", re.IGNORECASE | re.ASCII)
 
 
 class KnownSecrets(Protocol):
@@ -59,58 +54,40 @@ def hidden(text: str, *, cut: bool = False) -> str:
 def hide_secrets(text: str, secrets: Iterable[str], *, cut: bool = False) -> str:
     """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
 
-    The text is cut to `LONGEST_TEXT` first, unless it is `cut` already, and what may be the
-    beginning of a secret at the cut is hidden, too. Secrets of fewer than four characters are left.
+    Only letters and digits are compared, which no encoder escapes. The text is cut to
+    `LONGEST_TEXT` first, unless it is `cut` already, and what may be the beginning of a secret at
+    the cut is hidden, too. Secrets of fewer than four characters are left.
     """
     cut, text = cut or len(text) > LONGEST_TEXT, text[:LONGEST_TEXT]
-    steps = count()
-    # The longest first, so that no rest of one stays when another is a part of it.
-    for secret in sorted({s for s in secrets if len(s) >= _SHORTEST_SECRET}, key=len, reverse=True):
-        first = _WORDS.search(secret)
-        if first and first[1] not in text and not cut:
-            continue
-        parts = _WORDS.findall(secret)
-        if sum(len(word) for word, _ in parts) < _SHORTEST_SECRET:
-            parts = [(secret, "")]
-        at = 0
-        while (at := text.find(parts[0][0], at)) >= 0:
-            end = _end(text, at, parts, steps, cut=cut)
-            text = text if end is None else f"{text[:at]}***{text[end:]}"
-            at += 1 if end is None else 3
+    text = _CUT.sub("", text) if cut else text
+    forms: set[str] = set()
+    for secret in secrets:
+        words = {form for each in (_NO_WORD, _SYMBOLS) if len(form := each.sub("", secret)) >= 4}
+        forms |= words
+        if not words and len(secret) >= 4:
+            text = text.replace(secret, "***")
+    places: list[int] = []
+    at = 0
+    for found in (*_NO_WORD.finditer(text), None):
+        places += range(at, len(text) if found is None else found.start())
+        at = len(text) if found is None else found.end()
+    plain = "".join([text[place] for place in places])
+    hits: list[tuple[int, int]] = []
+    for form in forms:
+        at = -1
+        while (at := plain.find(form, at + 1)) >= 0:
+            hits.append((places[at], places[at + len(form) - 1] + 1))
         if cut:
-            text = _without_beginning(text, parts[0][0])
-    return text
-
-
-def _end(
-    text: str, at: int, parts: list[tuple[str, str]], steps: Iterator[int], *, cut: bool
-) -> int | None:
-    """Where a secret ends whose first word is there; None if it goes on otherwise.
-
-    No pattern is made of a secret or of the text: both may be long, and chosen by others.
-    """
-    end = at + len(parts[0][0])
-    for (_, between), (word, _) in pairwise(parts):
-        start, most = end, end + _LONGEST_ESCAPE * len(between)
-        while start == end or not text.startswith(word, start):
-            if next(steps) > _MOST_STEPS:
-                return len(text)
-            found = _ESCAPED.match(text, start, most)
-            if found is None:
-                rest = text[start:]
-                goes_on = cut and (len(rest) < _LONGEST_ESCAPE or word.startswith(rest))
-                return len(text) if goes_on else None
-            start = found.end()
-        end = start + len(word)
-    return end
-
-
-def _without_beginning(text: str, word: str) -> str:
-    """Return a text that was cut without the beginning of a word that may have gone on there."""
-    for length in range(min(len(word), len(text)), _SHORTEST_SECRET - 1, -1):
-        if text.endswith(word[:length]):
-            return f"{text[:-length]}***"
-    return text
+            beginnings = range(min(len(form), len(plain)), 3, -1)
+            length = next((n for n in beginnings if plain.endswith(form[:n])), 0)
+            hits += [(places[-length], len(text))] if length else []
+    shown: list[str] = []
+    end = 0
+    for start, stop in sorted(hits):
+        if start >= end:
+            shown += (text[end:start], "***")
+        end = max(end, stop)
+    return "".join((*shown, text[end:]))
 
 
 def excerpt(body: bytes, hide: Callable[[str], str] = hidden) -> str:

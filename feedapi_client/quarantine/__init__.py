@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from feedapi_client.quarantine.handling import DryRunPassed
 from feedapi_client.quarantine.operations import Replayed, drop, replay, show
 from feedapi_client.quarantine.policy import Quarantine, Retry
-from feedapi_client.quarantine.quarantine_location import open_quarantine, quarantine_beside
 from feedapi_client.quarantine.quarantine_store import (
     MemoryQuarantineStore,
     QuarantineStore,
     list_events,
+    open_quarantine,
+    quarantine_beside,
 )
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore

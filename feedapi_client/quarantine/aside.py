@@ -10,8 +10,11 @@ from feedapi_client.errors import CommitOrderError, FencedError, StoreError
 from feedapi_client.model import Batch, Event, FeedKey
 from feedapi_client.quarantine.failure_text import note_limit
 from feedapi_client.quarantine.policy import Quarantine, may_be_an_events_fault
-from feedapi_client.quarantine.quarantine_location import quarantine_beside
-from feedapi_client.quarantine.quarantine_store import JoiningStore, ScriptedQuarantine
+from feedapi_client.quarantine.quarantine_store import (
+    JoiningStore,
+    ScriptedQuarantine,
+    quarantine_beside,
+)
 from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.foreign_errors import translated

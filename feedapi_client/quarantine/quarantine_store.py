@@ -1,30 +1,27 @@
-"""The protocol of quarantine stores, and what those in SQL share."""
+"""Where quarantined events are kept: the protocol, and the stores in a SQL database."""
 
 # ruff: noqa: S608 - the statements are made of constants and of quoted names
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
-
-import anyio.lowlevel
 
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.moving import move_quarantined
-from feedapi_client.stores.scripted import Along
+from feedapi_client.stores.scripted import Along, Database, ScriptedStore
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import feed_condition
-from feedapi_client.stores.sqlite import MemoryCursorStore
-from feedapi_client.stores.tables import TABLES
+from feedapi_client.stores.sqlite import MemoryCursorStore, MemoryDatabase
+from feedapi_client.stores.tables import QUARANTINE, TABLES
 
 T = TypeVar("T")
 
-QUARANTINE = "feedapi_quarantine"
 PAGE_SIZE = 100
 _COLUMNS = tuple(TABLES[QUARANTINE][0])
 
@@ -102,56 +99,37 @@ async def list_events(
 
 
 class ScriptedQuarantine:
-    """Implements `JoiningStore` by scripts, on the connections of a cursor store's driver.
+    """Implements `JoiningStore` in a SQL database, which may be that of cursors.
+
+    A `transaction` is what a cursor store of that database takes.
 
     Arguments:
-        dialect: the kind of database, by SQLAlchemy's name.
-        table: its name, quoted.
-        where: what messages call the place.
+        database: where the table is.
+        table: its name.
     """
 
-    def __init__(self, dialect: str, table: str, where: str) -> None:
+    def __init__(self, database: Database, table: str = QUARANTINE) -> None:
+        self.database = database
         columns = ", ".join(_COLUMNS)
         places = ", ".join("?" * len(_COLUMNS))
-        self._where = where
-        self._of_feed = feed_condition(dialect)
-        self._insert = f"INSERT INTO {table} ({columns}) VALUES ({places})"
-        self._select = f"SELECT {columns} FROM {table} WHERE"
-        self._delete = f"DELETE FROM {table} WHERE id IN"
-        self._move = partial(move_quarantined, table, dialect)
-
-    # What a subclass defines
-
-    async def _transact(self, script: Script[T]) -> T:
-        """Run a script in a transaction of the store's own."""
-        raise NotImplementedError
-
-    async def _read(self, script: Script[T]) -> T:
-        """Run a script that only reads."""
-        return await self._transact(script)
-
-    async def _within(self, transaction: Any, script: Script[T]) -> T:
-        """Run a script in the caller's transaction."""
-        raise NotImplementedError
-
-    def _is_beside(self, cursors: CursorStore) -> bool:  # noqa: ARG002
-        """Return whether these cursors are in the same database."""
-        return False
-
-    def _reason(self, error: Exception) -> str:
-        """Return the database's own message, without payloads."""
-        return str(error)
-
-    # What it makes of that
+        name = database.quoted(table)
+        self._tables = {QUARANTINE: table}
+        self._of_feed = feed_condition(database.dialect)
+        self._insert = f"INSERT INTO {name} ({columns}) VALUES ({places})"
+        self._select = f"SELECT {columns} FROM {name} WHERE"
+        self._delete = f"DELETE FROM {name} WHERE id IN"
+        self._move = partial(move_quarantined, name, database.dialect)
+        database.need(self._tables)
 
     async def prepare(self) -> None:
-        """See `QuarantineStore.prepare`: raises if there is no table."""
-        with self._translated():
-            await self._read(self._rows("1 = 0"))
+        """See `QuarantineStore.prepare`: raises if there is no table where none is created."""
+        await self._answer(lambda: self.database.read(self._rows("1 = 0")), shield=False)
+        await self._answer(lambda: self.database.check(self._tables), shield=False)
 
     def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Any:
         """See `JoiningStore.along`."""
-        return Along(partial(self._add, events)) if self._is_beside(cursors) else None
+        there = cursors.database.place if isinstance(cursors, ScriptedStore) else None
+        return Along(partial(self._add, events)) if there == self.database.place else None
 
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
         """See `QuarantineStore.add`."""
@@ -172,14 +150,14 @@ class ScriptedQuarantine:
             chosen[self._of_feed] = feed.id
         if partition is not None:
             chosen["partition_id = ?"] = partition
-        where = f"{' AND '.join(chosen)} ORDER BY id LIMIT ?"
-        with self._translated():
-            return await self._read(self._rows(where, *chosen.values(), limit))
+        rows = self._rows(f"{' AND '.join(chosen)} ORDER BY id LIMIT ?", *chosen.values(), limit)
+        return await self._answer(lambda: self.database.read(rows), shield=False)
 
     async def get(self, id: str) -> QuarantinedEvent | None:
         """See `QuarantineStore.get`."""
-        with self._translated():
-            return next(iter(await self._read(self._rows("id = ?", id))), None)
+        rows = self._rows("id = ?", id)
+        found = await self._answer(lambda: self.database.read(rows), shield=False)
+        return next(iter(found), None)
 
     async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
         """See `QuarantineStore.remove`."""
@@ -192,20 +170,31 @@ class ScriptedQuarantine:
         """
         await self._change(self._move([(old, new)]), None)
 
+    async def aclose(self) -> None:
+        """Close what the store has opened. A later use opens it again."""
+        await self.database.aclose()
+
     async def _change(self, script: Script[T], transaction: Any) -> T:
-        with self._translated():
-            if transaction is None:
-                return await self._transact(script)
-            return await self._within(transaction, script)
+        database = self.database
+        run = database.transact if transaction is None else partial(database.within, transaction)
+        return await self._answer(lambda: run(script), transaction=transaction)
+
+    async def _answer(self, call: Callable[[], Awaitable[T]], **how: Any) -> T:
+        # Without the cause, whose text may hold the statement's parameters: payloads (R19).
+        return await self.database.answer("the quarantine", None, call, chained=False, **how)
 
     def _rows(self, where: str, *parameters: Any) -> Script[list[QuarantinedEvent]]:
         rows = yield Query(f"{self._select} {where}", parameters)
         return [from_row(row) for row in rows]
 
     def _add(self, events: Sequence[QuarantinedEvent]) -> Script[None]:
-        with self._translated():  # also when it is a part of a cursor's save
+        try:
             for event in events:
                 yield Query(self._insert, to_row(event))
+        except FeedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as a part of a cursor's save, too
+            raise self.database.failure("the quarantine", None, error) from None
 
     def _remove(self, ids: set[str]) -> Script[int]:
         removed = 0
@@ -214,19 +203,8 @@ class ScriptedQuarantine:
             removed += yield CountedChange(f"{self._delete} ({marks})", some)
         return removed
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except FeedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - raised anew
-            # Without the cause, whose text may hold the statement's parameters: payloads (R19).
-            reason = self._reason(error)
-            raise StoreError(f"the quarantine {self._where} failed: {reason}") from None
-
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._where}>"
+        return f"<{type(self).__name__} {self.database.name}>"
 
 
 class MemoryQuarantineStore(ScriptedQuarantine):
@@ -236,12 +214,50 @@ class MemoryQuarantineStore(ScriptedQuarantine):
     """
 
     def __init__(self, cursors: MemoryCursorStore | None = None) -> None:
-        super().__init__("sqlite", QUARANTINE, "in memory")
-        self._memory = cursors or MemoryCursorStore()
+        super().__init__(MemoryDatabase() if cursors is None else cursors.database)
 
-    async def _transact(self, script: Script[T]) -> T:
-        await anyio.lowlevel.checkpoint()
-        return await self._memory._run_alone(script)
 
-    async def _within(self, transaction: Any, script: Script[T]) -> T:  # noqa: ARG002
-        return await self._transact(script)
+class OperatedQuarantine(ScriptedQuarantine):
+    """In a database where an operator creates the table."""
+
+    async def create_tables(self) -> None:
+        """Create the table if it does not exist yet.
+
+        Raises:
+            StoreError
+        """
+        await self._answer(lambda: self.database.create(self._tables), shield=False)
+
+
+def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
+    """Return the quarantine in the file, database or memory that holds the cursors.
+
+    A store that has a method ``quarantine()`` says by itself.
+
+    Raises:
+        StoreError: this kind of cursor store has no quarantine.
+    """
+    beside: Any = getattr(cursors, "quarantine", None)
+    if beside is not None:
+        quarantine: QuarantineStore = beside()
+        return quarantine
+    if isinstance(cursors, ScriptedStore):
+        return ScriptedQuarantine(cursors.database)
+    raise StoreError(
+        f"{type(cursors).__name__} has no quarantine: say where quarantined events go, "
+        "on_failure=Quarantine(to=...)"
+    )
+
+
+def open_quarantine(where: str) -> AbstractAsyncContextManager[QuarantineStore]:
+    """Open the quarantine in a SQLite file or in the database of a SQLAlchemy URL, for a block.
+
+    A URL such as ``postgresql+psycopg://...`` needs the extra ``sql``.
+
+    Raises:
+        ValueError: this names no database.
+        StoreError: there is no quarantine, or it can't be opened.
+    """
+    from feedapi_client.operations import opening
+
+    return opening.open_quarantine(where)

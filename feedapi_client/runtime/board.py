@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from feedapi_client.errors import AuthenticationError, FeedError
@@ -79,13 +79,14 @@ class Board:
         entry = self._planning.planner.entries.get(partition)
         return None if entry is None else self._partition(entry, self._planning.unsaved)
 
-    def _partition(self, entry: Entry, unsaved: set[int]) -> PartitionStatus:
+    def _partition(self, entry: Entry, unsaved: Mapping[int, bool]) -> PartitionStatus:
         planning, own = self._planning, self._planning.partitions.get(entry.id)
         return partition_status(
             entry,
             own,
             self._failing_since(entry, own),
             unsaved=entry.id in unsaved,
+            new=unsaved.get(entry.id, False),
             owner=None if planning.sharing is None else planning.sharing.owner(entry.id),
             wait=self._watchdog.wait_of(entry, own) if self._iteration.iterating else None,
             paused=entry.id in self._iteration.settings.paused,
@@ -227,6 +228,7 @@ def partition_status(
     since: datetime | None,
     *,
     unsaved: bool = False,
+    new: bool = False,
     owner: str | None = None,
     wait: PartitionWait | None = None,
     paused: bool = False,
@@ -234,16 +236,14 @@ def partition_status(
     """Return a snapshot of one partition.
 
     `partition` is None for one that was never read in this session, `since` the time of its error.
-    `unsaved`: the store does not have the position of the planner yet. `owner`: the instance that
-    reads it. `wait`: what it waits for. `paused`: by the application.
+    `unsaved`: the store does not have the position of the planner yet. `new`: it has none of this
+    partition. `owner`: the instance that reads it. `wait`: what it waits for. `paused`: by the
+    application.
     """
     # That of requests that nobody makes again is over.
     error = entry.error or (partition.trouble.error if partition else None)
     error = None if entry.state in _READ_NO_MORE else error
-    position = entry.position
-    if position is not None and unsaved and position.replaces is None:
-        position = None  # a later one has the cursor of the one before it, which is saved
-    cursor = position.cursor if position else None
+    cursor = None if new or entry.position is None else entry.position.cursor
     waits_for = entry.waits_for if entry.state is State.WAITING else ()
     text, since = str(error) if error else None, since if error else None
     if partition is None:

@@ -61,9 +61,11 @@ class Delegation:
         planning = self._planning
         p = planning.partitions[batch.partition]
         reached = self._reached.pop(batch.partition, None) or Reached(batch.cursor)
-        nothing = p.news and reached.cursor == batch.cursor
+        moved = reached.cursor != batch.cursor
+        nothing = p.news and not moved
         p.read_elsewhere(reached.cursor)
-        if reached.cursor != p.entry.cursor:
+        # Whoever read waits for the save, also of a cursor that goes back to the stored one.
+        if moved or reached.cursor != p.entry.cursor:
             await self._delivery.commit(replace(batch, cursor=reached.cursor))
         if nothing:
             self._ask_later(p)

@@ -209,9 +209,14 @@ class Planning:
     # ------------------------------------------------------------------ the planner's actions
 
     @property
-    def unsaved(self) -> set[int]:
-        """The partitions whose positions the store does not have yet as the planner knows them."""
-        return {id for a in self._todo if isinstance(a, Save) for id in a.positions}
+    def unsaved(self) -> dict[int, bool]:
+        """The partitions whose saves are to come; True: the store has nothing of it yet."""
+        unsaved: dict[int, bool] = {}
+        for action in self._todo:
+            if isinstance(action, Save):
+                for id, position in action.positions.items():
+                    unsaved[id] = unsaved.get(id, False) or position.replaces is None
+        return unsaved
 
     @property
     def applying(self) -> bool:

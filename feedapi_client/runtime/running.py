@@ -215,7 +215,8 @@ class BatchHandler:
     ) -> None:
         """Have `handle`, which repeats what this handler does, handle all batches.
 
-        A task each: what a handler sets for its task ends with the batch.
+        `handled` commits and releases one. A task each: what a handler sets for its task ends with
+        the batch.
         """
         self._running, self._planning = running, planning
         self._iteration = iteration = planning.iteration

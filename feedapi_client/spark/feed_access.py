@@ -164,8 +164,14 @@ def _trusted(ca_file: str | None) -> ssl.SSLContext | None:
         raise OptionError(f"feedapi source: option caFile: {error}") from None
 
 
-def client_of_event_loop(options: SourceOptions) -> httpx.AsyncClient:
-    """Return a client for the event loop of the caller, who closes it. Raises `OptionError`."""
+def client_of_event_loop(options: SourceOptions) -> httpx.AsyncClient | None:
+    """Return a client for the event loop of the caller, who closes it. Raises `OptionError`.
+
+    None where the options ask for nothing of their own: connections of ours cost less.
+    """
+    own = options.headers, options.header_env, options.auth_env, options.auth_callable
+    if not any((*own, options.ca_file)):
+        return None
     made = AsyncIO(options.url, limits=options.limits, verify=_trusted(options.ca_file)).client
     made.headers.update(options.headers)
     made.auth = Credentials(options)

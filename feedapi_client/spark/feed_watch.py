@@ -220,7 +220,9 @@ class FeedWatch:
     async def _watch(self) -> None:
         state, options = self._known, self._options
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(client_of_event_loop(options))
+            http = client_of_event_loop(options)
+            if http is not None:
+                await stack.enter_async_context(http)
             if state is None or state.selected is not None:
                 state = self._known = await self._selected_anew(http, state)
                 self.selected = state.selected

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import anyio
 import anyio.lowlevel
 import orjson
 
-from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.errors import FeedError, FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 
-_REPLACE_ATTEMPTS = 500
+T = TypeVar("T")
+
 _STATUSES = ("open", "drained", "superseded")
 
 
@@ -212,6 +212,88 @@ class Closable:
         await self.aclose()
 
 
+class Answering(Closable):
+    """What stores ask: a database or a server, each call bounded in time, its errors translated.
+
+    Attributes:
+        name: where it is, for messages, after what it is.
+        timeout: maximum time for one call, in seconds; None: without end.
+        asyncio_only: whether its driver runs on asyncio only.
+    """
+
+    name: str
+    timeout: float | None = None
+    asyncio_only = True
+
+    def reason(self, error: Exception) -> str:
+        """Return why a call failed, without what it may quote: cursors, payloads, passwords."""
+        raise NotImplementedError
+
+    def needs_asyncio(self, transaction: Any) -> bool:  # noqa: ARG002
+        """Return whether a call, with a transaction of the caller if there is one, needs it."""
+        return self.asyncio_only
+
+    async def answer(
+        self,
+        what: str,
+        feed: FeedKey | None,
+        call: Callable[[], Awaitable[T]],
+        *,
+        seconds: float | None = None,
+        shield: bool = True,
+        chained: bool = True,
+        transaction: Any = None,
+    ) -> T:
+        """Return what the call returns. It is not made if its task is cancelled already.
+
+        Arguments:
+            what: what it is, for messages.
+            feed: of the call, for messages.
+            call: makes it.
+            seconds: maximum time, where that is shorter than `timeout`.
+            shield: finish it although it is cancelled. False for what only reads.
+            chained: whether a `StoreError` has the cause: not where its text may hold payloads.
+            transaction: of the caller, in which it is made.
+
+        Raises:
+            StoreError: it failed, its time is over, or the event loop is not asyncio's.
+        """
+        url = None if feed is None else feed.url
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        if self.needs_asyncio(transaction) and not _on_asyncio():
+            raise StoreError("this store runs on asyncio only: use SQLiteCursorStore", feed=url)
+        limit = self.timeout if seconds is None else min(self.timeout or seconds, seconds)
+        try:
+            if limit is None:
+                return await call()
+            with anyio.fail_after(limit, shield=shield):
+                return await call()
+        except FeedError as error:
+            error.feed = error.feed or url
+            raise
+        except TimeoutError as error:
+            text = f"{what} {self.name}".rstrip()
+            raise StoreError(f"{text} did not answer within {limit:g} s", feed=url) from error
+        except Exception as error:  # noqa: BLE001
+            # Any: drivers raise also ValueError, TypeError and RuntimeError of their own.
+            raise self.failure(what, feed, error) from (error if chained else None)
+
+    def failure(self, what: str, feed: FeedKey | None, error: Exception) -> StoreError:
+        """Return the error of a call that failed."""
+        return StoreError(
+            f"{what} {self.name}".rstrip() + f" failed: {self.reason(error)}",
+            feed=None if feed is None else feed.url,
+        )
+
+
+def _on_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def check_replaces(
     feed: FeedKey, partition: int, replaces: int | None, stored: Position | int | None
 ) -> None:
@@ -332,68 +414,9 @@ def in_place_of(
     }
 
 
-async def replace_positions(
-    store: CursorStore, feed: FeedKey, positions: Mapping[int, Position]
-) -> dict[int, Position]:
-    """Implement `AdministrableStore.replace` for any store: retry until no consumer interferes."""
-    for attempt in range(1, _REPLACE_ATTEMPTS + 1):
-        stored = await store.load(feed)
-        replaced = in_place_of(stored, positions)
-        try:
-            await store.save(feed, replaced)
-        except FencedError as error:
-            if attempt == _REPLACE_ATTEMPTS:
-                raise consumer_interferes(feed) from error
-        else:
-            return replaced
-    raise consumer_interferes(feed)
-
-
 def consumer_interferes(feed: FeedKey | None) -> StoreError:
     """Return the error of an operation that lost every race against a running consumer."""
     return StoreError(
         "a running consumer keeps changing the positions: stop it and try again",
         feed=None if feed is None else feed.url,
     )
-
-
-@asynccontextmanager
-async def asyncio_operation(
-    store: str, database: str, feed: FeedKey | None, seconds: float, *, shield: bool = True
-) -> AsyncIterator[None]:
-    """Run the block to its end although its task is cancelled, for at most `seconds`.
-
-    It is not entered if the task is cancelled already.
-
-    Arguments:
-        store, database: what error messages call them.
-        shield: False for what only reads: a cancellation ends it.
-
-    Raises:
-        StoreError: the time is over, or the event loop is not asyncio's.
-    """
-    url = None if feed is None else feed.url
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise StoreError(
-            f"{store} runs on asyncio only: on trio use SQLiteCursorStore", feed=url
-        ) from None
-    async with operation(database, feed, seconds, shield=shield):
-        yield
-
-
-@asynccontextmanager
-async def operation(
-    database: str, feed: FeedKey | None, seconds: float, *, shield: bool = True
-) -> AsyncIterator[None]:
-    """Do as `asyncio_operation`, on every event loop."""
-    await anyio.lowlevel.checkpoint_if_cancelled()
-    try:
-        with anyio.fail_after(seconds, shield=shield):
-            yield
-    except TimeoutError as error:
-        raise StoreError(
-            f"{database} did not answer within {seconds:g} s",
-            feed=None if feed is None else feed.url,
-        ) from error

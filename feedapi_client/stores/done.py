@@ -206,6 +206,7 @@ class DoneScripts:
     def __init__(self, dialect: str, table: str, cursors: str) -> None:
         kind = DIALECTS[dialect]
         self._adds = kind.ends
+        self._write_nothing = "" if kind.lock else f"DELETE FROM {table} WHERE 1 = 0"
         self._feed = feed_condition(dialect)
         self._id = id = typed(dialect, "VARCHAR(64)")
         its = f"{self._feed} AND partition_id = ?"
@@ -235,6 +236,7 @@ class DoneScripts:
         Raises:
             FencedError: the first partition has another revision.
         """
+        yield from self._lock_file()
         yield from self._check_revision(feed, partitions[0], revision)
         number = secrets.randbits(_CLAIM_BITS) + 1  # that no claim had, whatever was deleted
         for partition in sorted(set(partitions)):
@@ -272,6 +274,7 @@ class DoneScripts:
             FencedError, AlreadyDoneError: it is not accepted. Nothing was changed.
         """
         partition, claim, id = event
+        yield from self._lock_file()
         if self._adds:  # for an error of a statement PostgreSQL would end the transaction
             row = (feed.id, partition, claim, feed.id, partition, id)
             if (yield Query(self._add, row)):
@@ -282,6 +285,11 @@ class DoneScripts:
         if self._adds or (yield Query(self._find, (feed.id, partition, id))):
             raise already_done(feed, partition)
         yield Query(self._insert, (feed.id, partition, id, claim))
+
+    def _lock_file(self) -> Script[None]:
+        """Take the lock of the one writer, where there is one: see `PositionScripts.change`."""
+        if self._write_nothing:
+            yield Query(self._write_nothing)
 
     def is_done(self, feed: FeedKey, event: DoneEvent) -> Script[bool]:
         """Return whether the event is remembered."""

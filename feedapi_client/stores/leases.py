@@ -11,18 +11,15 @@ transaction holds; where a database can't, they wait for a part of a lease and n
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import (
     DIALECTS,
-    SKIPS_LOCKED,
     feed_condition,
     is_lock_timeout,
     listed,
@@ -179,11 +176,10 @@ class LeaseScripts:
         self._leases = named("_leases")
         self._clock = clock
         self._bounds = dialect == "postgresql"
-        self._keep = " ON CONFLICT DO NOTHING" if dialect in ("postgresql", "sqlite") else ""
         self._dialect = DIALECTS[dialect]
         self._feed = feed_condition(dialect)
         self._mine = f"{self._feed} AND instance = ?"
-        self._skip = " FOR UPDATE SKIP LOCKED" if dialect in SKIPS_LOCKED else ""
+        self._skip = f"{self._dialect.lock} SKIP LOCKED" if self._dialect.lock else ""
 
     def look(self, feed: FeedKey, last: View | None) -> Script[View]:
         """See `LeaseStore.look`."""
@@ -243,17 +239,14 @@ class LeaseScripts:
         found: set[int] = set()
         for some in in_parts(wanted):
             stored = yield from self._rows(feed, some, self._skip)
-            # One that is there, and locked, is found by the insertion.
-            first = [p for p in some if p not in stored and wanted[p].epoch == 1]
-            yield from _without_locked(partial(self._insert, feed, wanted), first)
-            kinds: dict[tuple[str | None, bool, int], dict[int, int]] = defaultdict(dict)
-            for partition, (owner, epoch) in stored.items():
-                new = wanted[partition]
+            steps: dict[int, list[Lease]] = {0: [], 1: []}
+            for new in map(wanted.__getitem__, some):
+                # A row that is there, and locked, is found when this one is stored.
+                owner, epoch = stored.get(new.partition, (None, 0))
                 if new.follows(owner, epoch, instance, alive):
-                    kinds[new.owner, new.ended, new.epoch - epoch][partition] = epoch
-            for (owner, ended, step), epochs in kinds.items():
-                values = f"owner = ?, epoch = epoch + {step}, ended = {int(ended)}"
-                yield from self._change(feed, epochs, values, owner)
+                    steps[new.epoch - epoch].append(new)
+            for step, follow in steps.items():
+                yield from self._store(feed, follow, step)
             rows = yield from self._rows(feed, some)
             found |= {p for p, row in rows.items() if row == (wanted[p].owner, wanted[p].epoch)}
         count = f"UPDATE {self._instances} SET changes = changes + {change_number()}"
@@ -289,38 +282,35 @@ class LeaseScripts:
         )
         return {partition: (owner, epoch) for partition, owner, epoch in rows}
 
-    def _insert(
-        self, feed: FeedKey, wanted: Mapping[int, Lease], partitions: list[int]
-    ) -> CountedChange:
-        """Insert leases of partitions that were never claimed, as far as nobody is faster."""
-        # One statement: one for each row would hold its locks over many of them.
-        epochs = [self._one, *"1" * (len(partitions) - 1)]
-        rows = ", ".join(
-            f"(?, {int(partition)}, ?, {epoch}, {int(wanted[partition].ended)}, {self._now})"
-            for partition, epoch in zip(partitions, epochs, strict=True)
-        )
-        owners = [value for p in partitions for value in (feed.id, wanted[p].owner)]
-        return CountedChange(
-            f"INSERT INTO {self._leases} (feed_id, partition_id, owner, epoch, ended, changed_at) "
-            f"VALUES {rows}{self._keep}",
-            owners,
-        )
+    def _store(self, feed: FeedKey, leases: list[Lease], step: int) -> Script[None]:
+        """Store leases whose epochs are so many above the stored ones: any other claim raises them.
 
-    def _change(
-        self, feed: FeedKey, epochs: Mapping[int, int], values: str, *parameters: str | None
-    ) -> Script[None]:
-        """Change leases that have these epochs: any other owner has raised them."""
-
-        def update(some: list[int]) -> CountedChange:
-            branches = " ".join(f"WHEN {int(p)} THEN {int(epochs[p])}" for p in some)
-            return CountedChange(
-                f"UPDATE {self._leases} SET {values}, changed_at = {self._now} "
-                f"WHERE {self._feed} AND partition_id IN ({listed(some)}) "
-                f"AND epoch = CASE partition_id {branches} END{self._bounded}",
-                (*parameters, feed.id),
+        In few statements, but for those whose rows another transaction holds: a statement that has
+        waited for one of them is repeated with each half.
+        """
+        key = ("feed_id", "partition_id")
+        replace = self._dialect.replacing(
+            key, ("ended", "changed_at", "owner", "epoch"), above=("epoch", step)
+        )
+        left = [leases] if leases else []
+        while left:
+            some = left.pop()
+            ones = [self._one, *"1" * (len(some) - 1)]
+            rows = ", ".join(
+                f"(?, {int(each.partition)}, ?, {int(each.epoch)} * {one}, {int(each.ended)}, "
+                f"{self._now})"
+                for each, one in zip(some, ones, strict=True)
             )
-
-        yield from _without_locked(update, sorted(epochs))
+            columns = "feed_id, partition_id, owner, epoch, ended, changed_at"
+            insert = f"INSERT INTO {self._leases} {self._dialect.stored} ({columns}) VALUES {rows}"
+            stored = False
+            with _passing_locks():
+                owners = [value for each in some for value in (feed.id, each.owner)]
+                yield CountedChange(f"{insert} {replace}", owners)
+                stored = True
+            if not stored and len(some) > 1:
+                middle = len(some) // 2
+                left += [some[middle:], some[:middle]]
 
     def _prune(self, feed: FeedKey, dead: Collection[str]) -> Script[None]:
         """Delete instances that died long ago. One whose row is locked is left for the next."""
@@ -337,8 +327,7 @@ class LeaseScripts:
         rows = yield Query(ended, (feed.id,))
         for some in in_parts(partition for (partition,) in rows):
             stored = yield from self._rows(feed, some, self._skip)
-            epochs = {partition: epoch for partition, (_, epoch) in stored.items()}
-            yield from self._change(feed, epochs, "ended = 0")
+            yield from self._store(feed, [Lease(p, *found) for p, found in stored.items()], 0)
 
     @property
     def _now(self) -> str:
@@ -370,22 +359,3 @@ def _passing_locks() -> Iterator[None]:
     except Exception as error:
         if not is_lock_timeout(error):
             raise
-
-
-def _without_locked(
-    change: Callable[[list[int]], CountedChange], partitions: list[int]
-) -> Script[None]:
-    """Change these rows in few statements, but for those that another transaction holds.
-
-    A statement that has waited for one of its rows is repeated with each half of them.
-    """
-    left = [partitions] if partitions else []
-    while left:
-        some = left.pop()
-        changed = False
-        with _passing_locks():
-            yield change(some)
-            changed = True
-        if not changed and len(some) > 1:
-            middle = len(some) // 2
-            left += [some[middle:], some[:middle]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -12,11 +12,18 @@ import orjson
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import printable
-from feedapi_client.stores.base import AdministrableStore, CursorStore
+from feedapi_client.stores.base import AdministrableStore, CursorStore, in_place_of
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sql_dialects import feed_condition, is_missing_table
-from feedapi_client.stores.stored_format import in_another_format
+from feedapi_client.stores.sql_dialects import feed_condition
+from feedapi_client.stores.tables import exists
+
+Stored = dict[FeedKey, dict[int, Position]]
+Edit = Callable[[Stored], Stored]
+"""Given all that is stored of some feeds, returns what they have from now on.
+
+A feed that it leaves out keeps what it has.
+"""
 
 _MAX_SHOWN = 200
 _MAX_COMMANDS = 3
@@ -49,7 +56,10 @@ def moved_positions(
         StoreError: the new key has positions and `overwrite` is not set.
     """
     if stored and not overwrite:
-        raise already_stored(new)
+        raise StoreError(
+            f"the consumer {new.name!r} of this feed has cursors already: nothing was moved",
+            feed=new.url,
+        )
     # Above both, so that a consumer of either key is fenced. The new key holds nothing any more.
     moved = {}
     for partition, found in positions.items():
@@ -60,6 +70,36 @@ def moved_positions(
     return moved
 
 
+def deleted(feed: FeedKey, partitions: Iterable[int] | None) -> Edit:
+    """Return the edit of `AdministrableStore.delete`."""
+    gone = None if partitions is None else set(partitions)
+
+    def edit(stored: Stored) -> Stored:
+        kept = {} if gone is None else {p: e for p, e in stored[feed].items() if p not in gone}
+        return {feed: kept}
+
+    return edit
+
+
+def replaced(feed: FeedKey, positions: Mapping[int, Position]) -> Edit:
+    """Return the edit of `AdministrableStore.replace`."""
+    return lambda stored: {feed: stored[feed] | in_place_of(stored[feed], positions)}
+
+
+def moved(keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Edit:
+    """Return the edit of `AdministrableStore.move`."""
+
+    def edit(stored: Stored) -> Stored:
+        wanted: Stored = {}
+        for old, new in keys.items():
+            if found := stored[old]:
+                wanted[old] = {}
+                wanted[new] = moved_positions(new, found, stored[new], overwrite=overwrite)
+        return wanted
+
+    return edit
+
+
 def move_quarantined(
     table: str, dialect: str, keys: Iterable[tuple[FeedKey, FeedKey]]
 ) -> Script[None]:
@@ -67,29 +107,15 @@ def move_quarantined(
 
     Those of the new key stay. Without the table there are none.
     """
+    if not (yield from exists(table, dialect)):
+        return
     update = (
         f"UPDATE {table} SET feed_id = ?, feed_url = ?, consumer = ?, filters = ? "  # noqa: S608
         f"WHERE {feed_condition(dialect)}"
     )
-    # Where an error ends the transaction, this is what of it is kept.
-    yield Query("SAVEPOINT feedapi_quarantine")
-    try:
-        for old, new in keys:
-            filters = orjson.dumps(new.filters).decode()
-            yield Query(update, (new.id, new.url, new.name, filters, old.id))
-    except Exception as error:
-        if not is_missing_table(error):
-            raise
-        yield Query("ROLLBACK TO SAVEPOINT feedapi_quarantine")
-    yield Query("RELEASE SAVEPOINT feedapi_quarantine")
-
-
-def already_stored(new: FeedKey) -> StoreError:
-    """Return the error of a move to a key that has positions."""
-    return StoreError(
-        f"the consumer {new.name!r} of this feed has cursors already: nothing was moved",
-        feed=new.url,
-    )
+    for old, new in keys:
+        filters = orjson.dumps(new.filters).decode()
+        yield Query(update, (new.id, new.url, new.name, filters, old.id))
 
 
 async def adopt(
@@ -134,7 +160,12 @@ async def check_key_format(store: CursorStore, key: FeedKey) -> None:
         StoreError: it is, or the store failed.
     """
     if not await store.load(key) and key in await stored_keys(store):
-        raise in_another_format(key)
+        raise StoreError(
+            f"the store holds positions of the consumer '{_shown(key.name)}' under a key that this "
+            "version does not know: a newer version of feedapi-client wrote it, or one of before "
+            "the first release. Use that version, or take another name to begin anew",
+            feed=key.url,
+        )
 
 
 def first_start(

@@ -30,7 +30,14 @@ from feedapi_client.stores.journal import (
     now,
     reconstruct,
 )
-from feedapi_client.stores.moving import move_quarantined, moved_positions
+from feedapi_client.stores.moving import (
+    Edit,
+    Stored,
+    deleted,
+    move_quarantined,
+    moved,
+    replaced,
+)
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import (
     DIALECTS,
@@ -49,8 +56,6 @@ _COLUMNS = ("feed_id", "partition_id", *_CHANGED, "feed_url", "consumer", "filte
 _ARCHIVED = "partition_id, revision, feed_cursor, status, saved_at"
 _INSERTED_AT_ONCE = 100
 """SQLite before 3.32 takes 999 parameters a statement, and a position has nine."""
-
-Stored = dict[FeedKey, dict[int, Position]]
 
 
 class HeldError(Exception):
@@ -78,7 +83,6 @@ class PositionScripts:
     Attributes:
         lock_waits: how long a save of a feed may wait for another's row lock, see `LockingStore`.
         done: the scripts on the table of what is done ahead of the cursor.
-        write_nothing: a statement that takes the write lock of a SQLite file.
     """
 
     def __init__(
@@ -95,7 +99,6 @@ class PositionScripts:
         self._cursors = cursors = named("")
         self._replaced = named("_journal")
         self._quarantine = quarantine
-        self.write_nothing = f"DELETE FROM {cursors} WHERE 1 = 0"
         self._journal = journal
         self._pruner = Pruner(journal)
         # SQLite's clock is the machine's, and has milliseconds only.
@@ -153,38 +156,22 @@ class PositionScripts:
             save = self._in_savepoint(feed, positions, save)
         yield from save
 
-    def delete(self, feed: FeedKey, partitions: set[int] | None) -> Script[None]:
+    def delete(self, feed: FeedKey, partitions: Collection[int] | None) -> Script[None]:
         """Delete the positions of the partitions, or of all."""
-
-        def kept(stored: Stored) -> Stored:
-            gone = stored[feed].keys() if partitions is None else partitions
-            return {feed: {p: found for p, found in stored[feed].items() if p not in gone}}
-
-        yield from self.change([feed], kept)
+        yield from self.change([feed], deleted(feed, partitions))
         yield from self.done.delete(feed, partitions)
 
     def replace(
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> Script[dict[int, Position]]:
         """Save the positions, whatever is stored; return them as saved."""
-        saved = yield from self.change(
-            [feed], lambda stored: {feed: stored[feed] | in_place_of(stored[feed], positions)}
-        )
+        saved = yield from self.change([feed], replaced(feed, positions))
         yield from self.done.delete(feed, positions)
         return {partition: saved[feed][partition] for partition in positions}
 
     def move(self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Script[Stored]:
         """Move the positions of each key to another one; return them as saved."""
-
-        def moved(stored: Stored) -> Stored:
-            wanted: Stored = {}
-            for old, new in keys.items():
-                if found := stored[old]:
-                    wanted[old] = {}
-                    wanted[new] = moved_positions(new, found, stored[new], overwrite=overwrite)
-            return wanted
-
-        saved = yield from self.change([*keys, *keys.values()], moved)
+        saved = yield from self.change([*keys, *keys.values()], moved(keys, overwrite=overwrite))
         found = [(old, new) for old, new in keys.items() if new in saved]
         for old, new in found:
             yield from self.done.move(old, new)
@@ -194,6 +181,7 @@ class PositionScripts:
 
     def rewind(self, feed: FeedKey, to: datetime) -> Script[dict[int, Position]]:
         """Make the positions of a time the current ones; return them as saved."""
+        yield from self._lock_file()
         yield from self.load(feed, self._dialect.lock)
         target = yield from self.positions_at(feed, to)
         check_rewind(feed, to, target)
@@ -203,13 +191,9 @@ class PositionScripts:
         yield from self.done.delete(feed, None)
         return rewound[feed]
 
-    def change(self, feeds: Iterable[FeedKey], edit: Callable[[Stored], Stored]) -> Script[Stored]:
-        """Change what is stored of these feeds, and return what `edit` returns.
-
-        Arguments:
-            edit: given all their positions, returns those that the feeds have from now on. A feed
-                that it leaves out keeps what it has.
-        """
+    def change(self, feeds: Iterable[FeedKey], edit: Edit) -> Script[Stored]:
+        """Change what is stored of these feeds, and return what `edit` returns."""
+        yield from self._lock_file()
         stored: Stored = {}
         for feed in sorted(feeds, key=lambda each: each.id):
             stored[feed] = yield from self.load(feed, self._dialect.lock)
@@ -294,10 +278,7 @@ class PositionScripts:
         if not positions:
             return (yield from self._time())
         lock, passes = self._dialect.lock, self._dialect.lock != "" and feed in self.lock_waits
-        if not lock:
-            # A transaction that has read fails at once when it writes beside another writer; one
-            # that begins with a change waits for it.
-            yield Query(self.write_nothing)
+        yield from self._lock_file()
         clock = "0" if self._now else self._clock
         rows = yield from self._rows(
             feed, f"revision, {clock}", lock + " SKIP LOCKED" * passes, positions
@@ -317,9 +298,7 @@ class PositionScripts:
         self, feed: FeedKey, positions: Mapping[int, Position], script: Script[None]
     ) -> Script[None]:
         """Leave nothing of a script after an error, and look why a key is taken."""
-        if not self._dialect.lock:
-            # Python's driver begins no transaction for a savepoint, whose release would commit.
-            yield Query(self.write_nothing)
+        yield from self._lock_file()
         yield Query("SAVEPOINT feedapi_save")
         try:
             yield from script
@@ -433,6 +412,16 @@ class PositionScripts:
         return int((yield Query(f"SELECT {self._clock}"))[0][0])
 
     # Waiting for others
+
+    def _lock_file(self) -> Script[None]:
+        """Take the lock of the one writer, where there is one, as SQLite has.
+
+        A transaction that has read fails at once when it writes beside another writer; one that
+        begins with a change waits for it. Python's driver begins none for a savepoint, whose
+        release would commit.
+        """
+        if not self._dialect.lock:
+            yield Query(f"DELETE FROM {self._cursors} WHERE 1 = 0")
 
     def _bounded_lock_waits(self, script: Script[None], seconds: float) -> Script[None]:
         """Bound the wait for row locks within a savepoint, and restore what was set."""

@@ -1,42 +1,36 @@
 """Cursors in PostgreSQL, through psycopg or asyncpg. Needs the extra ``psycopg`` or ``asyncpg``.
 
-Here are transactions and errors; the statements are in `feedapi_client.stores.positions`.
+Neither driver is imported unless the caller uses it already, or gives a DSN.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from feedapi_client.causes import store_problem
-from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import (
-    asyncio_operation,
-    operation,
-)
+import anyio
+
+from feedapi_client.errors import StoreError
+from feedapi_client.model import FeedKey
+from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.lease_stores import KeptConnection, KeptLeases
-from feedapi_client.stores.leases import LeaseScripts
-from feedapi_client.stores.positions import PositionScripts
-from feedapi_client.stores.postgres_drivers import (
-    Database,
-    database_of,
-    is_autocommit,
-    is_of,
-    run_on,
+from feedapi_client.stores.scripted import Database, ServerStore
+from feedapi_client.stores.scripts import (
+    CountedChange,
+    Script,
+    Step,
+    run_on_async_cursors,
+    run_on_cursors,
+    run_steps_async,
+    with_placeholders,
 )
-from feedapi_client.stores.scripted import Run
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.stored_format import (
-    FORMAT_TABLE,
-    STORE_FORMAT,
-    check_noted,
-    note_format,
-)
-from feedapi_client.stores.tables import create_table
+from feedapi_client.stores.tables import CURSORS
+from feedapi_client.stores.threads import in_thread, transact_in_thread
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -48,13 +42,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NAME = "the cursor database"
-_CREATE_ATTEMPTS = 6
+_POOL_SIZE = 8
+"""Connections of a pool that the store opens by itself."""
 _LEASE_CONNECTIONS = 2
 """Those of the pool that are kept while an instance has joined."""
+_POOLS = {
+    ("psycopg_pool", "AsyncConnectionPool"): "psycopg",
+    ("psycopg_pool", "ConnectionPool"): "psycopg in threads",
+    ("asyncpg", "Pool"): "asyncpg",
+}
+_CONNECTIONS = {
+    ("psycopg", "AsyncConnection"): "psycopg",
+    ("psycopg", "Connection"): "psycopg in threads",
+    ("asyncpg", "Connection"): "asyncpg",
+}
 
 
-class PostgresCursorStore(KeptLeases):
+class PostgresCursorStore(ServerStore):
     """Keeps positions in a table of the application's PostgreSQL database, without SQLAlchemy.
 
     The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other, and
@@ -101,199 +105,287 @@ class PostgresCursorStore(KeptLeases):
         journal: Journal | None = None,
         timeout: float = 30.0,
     ) -> None:
-        self.database = database_of(pool)
-        quarantine = quoted("feedapi_quarantine", schema)
-        self._scripts = PositionScripts("postgresql", named(table, schema), journal, quarantine)
-        self._table = table
-        self._formats = quoted(FORMAT_TABLE, schema)
-        suffixes = ["", "_done", "_instances", "_leases", *(["_journal"] if journal else [])]
-        self._tables = {f"feedapi_cursors{each}": quoted(table + each, schema) for each in suffixes}
-        self._format_is_known = False
-        connections = _LeaseConnections(self.database)
-        super().__init__(
-            LeaseScripts("postgresql", named(table, schema)),
-            KeptConnection(connections),
-            KeptConnection(connections),
-        )
+        database = PostgresDatabase(pool, schema, timeout)
+        super().__init__(database, table, journal, lambda: database)
+        self.database: PostgresDatabase = database
         self.pool = pool
         self.schema = schema
-        self._timeout = timeout
-
-    async def create_tables(self) -> None:
-        """Create the tables that do not exist yet. Several processes may do so at once.
-
-        Raises:
-            StoreError
-        """
-        async with self._operation(None, shield=False):
-            for attempt in range(1, _CREATE_ATTEMPTS + 1):
-                try:
-                    create = create_missing(self._tables, self._formats, self._table, STORE_FORMAT)
-                    await self.database.transact(create)
-                except Exception:
-                    # Another process may have created a table between the look and the creation.
-                    # The next look sees that one at least.
-                    if attempt == _CREATE_ATTEMPTS:
-                        raise
-                else:
-                    return
-
-    def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
-        """See `LockingStore.limit_lock_waits`.
-
-        The store's own transactions of that feed are ended by PostgreSQL after ten times as long,
-        when this process is paused within one.
-        """
-        self._scripts.lock_waits[feed] = seconds
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         """See `LeaseStore.beat`."""
-        if self.database.size is not None and self.database.size <= _LEASE_CONNECTIONS:
+        size = self.database.size
+        if size is not None and size <= _LEASE_CONNECTIONS:
             raise StoreError(
-                f"the pool has at most {self.database.size} connections, and leases keep "
+                f"the pool has at most {size} connections, and leases keep "
                 f"{_LEASE_CONNECTIONS} of them: give it a larger max_size",
                 feed=feed.url,
             )
         return await super().beat(feed, instance, seconds, options)
 
-    async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
-        if not self._format_is_known:
-            async with self._operation(feed, shield=False):
-                await self.database.transact(check_format(self._formats, self._table, STORE_FORMAT))
-            self._format_is_known = True
-        return await super().load(feed)
-
-    async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes nothing of the caller's."""
-        await self.database.aclose()
-
-    # Transactions
-
-    def _within(self, feed: FeedKey, transaction: Any) -> AbstractAsyncContextManager[None]:
-        only = None if transaction is None else not is_of(transaction, "psycopg", "Connection")
-        return self._operation(feed, asyncio_only=only)
-
-    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
-        if transaction is None:
-            return None
-        if await is_autocommit(transaction):
-            raise StoreError(
-                "no transaction is open on the connection, which is in autocommit mode: "
-                "save within `async with connection.transaction()`",
-                feed=feed.url,
-            )
-        return partial(run_on, transaction)
-
-    async def _run_alone(self, script: Script[T]) -> T:
-        return await self.database.transact(script)
-
-    @asynccontextmanager
-    async def _operation(
-        self,
-        feed: FeedKey | None,
-        *,
-        seconds: float | None = None,
-        shield: bool = True,
-        asyncio_only: bool | None = None,
-    ) -> AsyncIterator[None]:
-        """Bound the block in time, finish it although it is cancelled, and translate errors."""
-        limit = self._timeout if seconds is None else min(self._timeout, seconds)
-        only = self.database.asyncio_only if asyncio_only is None else asyncio_only
-        bounded = (
-            asyncio_operation("PostgresCursorStore", _NAME, feed, limit, shield=shield)
-            if only
-            else operation(_NAME, feed, limit, shield=shield)
-        )
-        try:
-            async with bounded:
-                yield
-        except FeedError as error:
-            error.feed = error.feed or (None if feed is None else feed.url)
-            raise
-        except Exception as error:
-            # Any: drivers raise also ValueError, TypeError and RuntimeError of their own.
-            raise StoreError(
-                f"the cursor database (postgresql) failed: {self._reason(error)}",
-                feed=None if feed is None else feed.url,
-            ) from error
-
-    def _reason(self, error: BaseException) -> str:
-        text = server_message(error)
-        if self._table in text:
-            return f"{text} (has create_tables() been called?)"
-        problem = store_problem(error)
-        return text if problem is None else f"{problem} ({text})"
-
     def __repr__(self) -> str:
-        return (
-            f"<PostgresCursorStore {self.database.name}, table {quoted(self._table, self.schema)}>"
-        )
+        table = self.database.quoted(self._tables[CURSORS])
+        return f"<PostgresCursorStore {self.database.driver}, table {table}>"
 
 
-class _LeaseConnections:
-    """Connections of the pool. Statements bound their waits themselves."""
+class PostgresDatabase(Database):
+    """A pool of one driver: of the caller, which the store does not close, or of a DSN.
 
-    def __init__(self, database: Database) -> None:
-        self.acquire = database.acquire
-        self.release = database.release
-
-    async def run(
-        self,
-        connection: Any,
-        script: Script[T],
-        lock_seconds: float,  # noqa: ARG002
-    ) -> T:
-        """See `Connections.run`."""
-        return await run_on(connection, script)
-
-
-def create_missing(tables: Mapping[str, str], formats: str, name: str, newest: int) -> Script[None]:
-    """Create the tables that are not there, and note their format if it is not noted.
-
-    PostgreSQL asks a role for the right to create a table although it exists.
+    Attributes:
+        driver: "psycopg", "psycopg in threads" or "asyncpg".
 
     Arguments:
-        tables: their quoted names, by those of `feedapi_client.stores.tables`.
-        formats: the quoted name of the table of formats.
-        name, newest: of the table whose format is noted.
-    """
-    for table, here in {**tables, FORMAT_TABLE: formats}.items():
-        if not (yield from _exists(here)):
-            yield Query(create_table(table, "postgresql", unless=here))
-    yield from note_format(formats, name, newest)
-
-
-def check_format(formats: str, name: str, newest: int) -> Script[None]:
-    """Check the noted format of a table. Without the table of formats it is the first one.
+        pool, schema, timeout: as the stores take them.
 
     Raises:
-        StoreError: a newer version of this package wrote the table.
+        TypeError: this is no pool.
+        ImportError: a DSN, and no driver is installed.
     """
-    if (yield from _exists(formats)):
-        yield from check_noted(formats, name, newest)
+
+    dialect = "postgresql"
+    name = "(postgresql)"
+
+    def __init__(self, pool: Any, schema: str | None, timeout: float = 30.0) -> None:
+        self.timeout = timeout
+        self._schema = schema
+        self._given = pool
+        self._pool: Any = None if isinstance(pool, str) else pool
+        self._lock = anyio.Lock()
+        self._restore: dict[int, bool] = {}
+        if isinstance(pool, str):
+            if not _is_installed("psycopg_pool") and not _is_installed("asyncpg"):
+                raise ImportError(
+                    "PostgresCursorStore needs a driver: pip install 'feedapi-client[psycopg]'"
+                )
+            self.driver = "psycopg" if _is_installed("psycopg_pool") else "asyncpg"
+        elif (driver := _kind_of(pool, _POOLS)) is not None:
+            self.driver = driver
+        else:
+            raise TypeError(
+                "a pool of PostgreSQL connections is an AsyncConnectionPool or a ConnectionPool "
+                f"of psycopg_pool, a Pool of asyncpg, or a DSN, not a {type(pool).__name__}"
+            )
+
+    @property
+    def size(self) -> int | None:
+        """The largest number of connections; None: no limit."""
+        if isinstance(self._given, str):
+            return _POOL_SIZE
+        pool = self._given
+        size: int | None = pool.get_max_size() if self.driver == "asyncpg" else pool.max_size
+        return size
+
+    @property
+    def place(self) -> object:
+        return self._given
+
+    def quoted(self, table: str) -> str:
+        named = (self._schema, table)
+        return ".".join('"' + part.replace('"', '""') + '"' for part in named if part)
+
+    def needs_asyncio(self, transaction: Any) -> bool:
+        return (_kind_of(transaction, _CONNECTIONS) or self.driver) != "psycopg in threads"
+
+    async def transact(self, script: Script[T]) -> T:
+        pool = await self._opened()
+        if self.driver == "psycopg in threads":
+            return await transact_in_thread(
+                partial(_begun, pool), partial(_run_psycopg_here, script=script)
+            )
+        take = pool.acquire if self.driver == "asyncpg" else pool.connection
+        async with take() as connection, connection.transaction():
+            return await self.run(connection, script)
+
+    async def within(self, transaction: Any, script: Script[T]) -> T:
+        if await _is_autocommit(transaction):
+            raise StoreError(
+                "no transaction is open on the connection, which is in autocommit mode: "
+                "save within `async with connection.transaction()`"
+            )
+        return await self.run(transaction, script)
+
+    # Connections for leases
+
+    async def acquire(self) -> Any:
+        pool = await self._opened()
+        if self.driver == "asyncpg":
+            return await pool.acquire()
+        if self.driver == "psycopg":
+            connection = await pool.getconn()
+            self._restore[id(connection)] = connection.autocommit
+            await connection.set_autocommit(True)
+        else:
+            connection = await in_thread(pool.getconn)
+            self._restore[id(connection)] = connection.autocommit
+            connection.autocommit = True  # sends nothing
+        return connection
+
+    async def run(self, connection: Any, script: Script[T], lock_seconds: float = 0) -> T:  # noqa: ARG002
+        """See `LeaseConnections.run`: statements bound their waits themselves."""
+        driver = _driver_of(connection)
+        if driver == "asyncpg":
+            return await _run_asyncpg(connection, script)
+        if driver == "psycopg":
+            return await _run_psycopg(connection, script)
+        run = partial(_run_psycopg_here, connection, script)
+        return await in_callers_thread(run, otherwise=in_thread)
+
+    async def release(self, connection: Any, *, broken: bool) -> None:
+        pool = self._pool
+        if self.driver == "asyncpg":
+            if broken:
+                connection.terminate()
+            await pool.release(connection)
+            return
+        autocommit = self._restore.pop(id(connection))
+        if self.driver == "psycopg":
+            if broken:
+                await connection.close()
+            elif not connection.closed:
+                await connection.set_autocommit(autocommit)
+            await pool.putconn(connection)
+        else:
+            if broken:
+                connection.close()
+            elif not connection.closed:
+                connection.autocommit = autocommit
+            await in_thread(lambda: pool.putconn(connection))
+
+    # The pool
+
+    async def aclose(self) -> None:
+        """Close the pool that was opened for a DSN. A later use opens another one."""
+        if isinstance(self._given, str):
+            async with self._lock:
+                opened, self._pool = self._pool, None
+                if opened is not None:
+                    await opened.close()
+
+    async def _opened(self) -> Any:
+        if self._pool is not None:
+            return self._pool
+        async with self._lock:
+            if self._pool is None:
+                self._pool = await self._open(self._given)
+            return self._pool
+
+    async def _open(self, dsn: str) -> Any:
+        """Open a pool without prepared statements, which are lost behind a pooler."""
+        if self.driver == "asyncpg":
+            create = import_module("asyncpg").create_pool
+            return await create(dsn, min_size=0, max_size=_POOL_SIZE, statement_cache_size=0)
+        from psycopg_pool import AsyncConnectionPool
+
+        # A connection of a server that went away is replaced before it is used.
+        pool = AsyncConnectionPool(
+            dsn,
+            min_size=0,
+            max_size=_POOL_SIZE,
+            open=False,
+            check=AsyncConnectionPool.check_connection,
+            kwargs={"prepare_threshold": None},
+        )
+        await pool.open()
+        return pool
+
+    def text_of(self, error: Exception) -> str:
+        """See `Database.text_of`: other lines may quote values, and the driver's texts the DSN."""
+        if not getattr(error, "sqlstate", None):
+            return ""
+        return next(iter(str(error).strip().splitlines()), "")
 
 
-def quoted(table: str, schema: str | None) -> str:
-    """Return a table's name as an identifier of SQL."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table) if part)
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ValueError:
+        return False  # blocked by the program
 
 
-def named(table: str, schema: str | None) -> Callable[[str], str]:
-    """Return what `PositionScripts` takes."""
-    return lambda suffix: quoted(f"{table}{suffix}", schema)
+def _kind_of(value: Any, kinds: dict[tuple[str, str], str]) -> str | None:
+    """Return which class of the modules that the program may have imported a value is of."""
+    for (module, name), kind in kinds.items():
+        imported = sys.modules.get(module)
+        if imported is not None and isinstance(value, getattr(imported, name)):
+            return kind
+    return None
 
 
-def _exists(table: str) -> Script[bool]:
-    rows = yield Query("SELECT to_regclass(CAST(? AS TEXT)) IS NOT NULL", (table,))
-    return bool(rows[0][0])
+def _driver_of(connection: Any) -> str:
+    """Return the driver of a connection. Raises `StoreError`."""
+    if (driver := _kind_of(connection, _CONNECTIONS)) is None:
+        raise StoreError(
+            "transaction must be an AsyncConnection or a Connection of psycopg, or a Connection "
+            f"of asyncpg, not a {type(connection).__name__}"
+        )
+    return driver
 
 
-def server_message(error: BaseException) -> str:
-    """Return the first line of what the server said; of any other error only its name.
+async def _is_autocommit(connection: Any) -> bool:
+    """Return whether the database would commit each statement by itself.
 
-    The other lines may quote values, and a driver's own messages may quote the DSN.
+    In psycopg's pipeline mode that is known only after the statements that were sent before.
     """
-    if not getattr(error, "sqlstate", None):
-        return type(error).__name__
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    driver = _driver_of(connection)
+    if driver == "asyncpg":
+        return not connection.is_in_transaction()
+    if not connection.autocommit:
+        return False
+    if driver == "psycopg":
+        await _receive(connection)
+    else:
+        await in_callers_thread(partial(_receive_here, connection), otherwise=in_thread)
+    idle = import_module("psycopg").pq.TransactionStatus.IDLE
+    return bool(connection.info.transaction_status == idle)
+
+
+# Scripts on connections. psycopg's raw cursors take PostgreSQL's own parameters, as asyncpg does.
+
+
+async def _run_psycopg(connection: Any, script: Script[T]) -> T:
+    import psycopg
+    from psycopg.rows import tuple_row
+
+    async def cursor() -> Any:
+        return psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+
+    return await run_on_async_cursors(script, cursor, "$", partial(_receive, connection))
+
+
+def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
+    import psycopg
+    from psycopg.rows import tuple_row
+
+    cursor = partial(psycopg.RawCursor, connection, row_factory=tuple_row)
+    return run_on_cursors(script, cursor, "$", partial(_receive_here, connection))
+
+
+async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
+    record = import_module("asyncpg").Record
+
+    async def execute(step: Step) -> Any:
+        sql = with_placeholders(step.sql, "$")
+        if isinstance(step, CountedChange):
+            status = await connection.execute(sql, *step.parameters)
+            return int(status.rpartition(" ")[2])
+        return list(await connection.fetch(sql, *step.parameters, record_class=record))
+
+    return await run_steps_async(script, execute)
+
+
+@contextmanager
+def _begun(pool: Any) -> Iterator[Any]:
+    with pool.connection() as connection, connection.transaction():
+        yield connection
+
+
+async def _receive(connection: Any) -> None:
+    """In pipeline mode receive the results of all statements: a pipeline within does that."""
+    if connection.info.pipeline_status:
+        async with connection.pipeline():
+            pass
+
+
+def _receive_here(connection: Any) -> None:
+    if connection.info.pipeline_status:
+        with connection.pipeline():
+            pass

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -17,84 +17,59 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.causes import store_problem
-from feedapi_client.errors import FeedError, StoreError
+from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
+    Answering,
     Closable,
-    asyncio_operation,
     check_storable,
+    consumer_interferes,
     fenced,
-    replace_positions,
     stored_key,
     stored_position,
 )
 from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View, change_number
-from feedapi_client.stores.moving import already_stored, check_moves, moved_positions
-from feedapi_client.stores.stored_format import STORE_FORMAT, check_format
+from feedapi_client.stores.moving import Stored, check_moves, deleted, moved, replaced
+from feedapi_client.stores.tables import STORE_FORMAT, check_format
 
-# KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
-# revision that must be stored (0: none), the new value.
-# All positions are checked before one is written, and Redis runs one script at a time. Returns an
-# empty list, or partition and stored revision of the first position that is refused. One that is
-# stored already is this very save: redis-py repeats a command whose reply was lost.
-_SAVE_SCRIPT = """
-for i = 2, #ARGV, 3 do
-    local stored = redis.call('HGET', KEYS[1], ARGV[i])
-    local revision = stored and string.match(stored, '^%d+') or '0'
-    if revision ~= ARGV[i + 1] and stored ~= ARGV[i + 2] then
-        return {ARGV[i], revision}
-    end
+# KEYS: hashes of feeds. ARGV, for each of them: the feed as JSON; how many positions it must hold
+# (-1: any number); how many change; then of each: partition, the revision that must be stored (0:
+# none), the new value (empty: none any more).
+# All is checked before anything is written, and Redis runs one script at a time. Returns an empty
+# list, or partition and stored revision of what is refused. A position that is stored already is
+# this very save: redis-py repeats a command whose reply was lost. The hash is deleted with its last
+# position.
+_CHANGE_SCRIPT = """
+local function positions(hash)
+    return redis.call('HLEN', hash) - redis.call('HEXISTS', hash, 'feed')
 end
-for i = 2, #ARGV, 3 do
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2])
-end
-redis.call('HSET', KEYS[1], 'feed', ARGV[1])
-return {}
-"""
-
-# KEYS[1]: the feed's hash. ARGV: partitions. The hash is deleted with its last position.
-_DELETE_SCRIPT = """
-for i = 1, #ARGV do
-    redis.call('HDEL', KEYS[1], ARGV[i])
-end
-if redis.call('HLEN', KEYS[1]) == 1 and redis.call('HEXISTS', KEYS[1], 'feed') == 1 then
-    redis.call('DEL', KEYS[1])
-end
-return 0
-"""
-
-# KEYS: pairs of an old and a new hash. ARGV[1]: "1" to overwrite; ARGV[2]: the step to the new
-# revisions; then for each pair the new feed as JSON. Returns {"refused", number of the pair} or
-# {"moved"}. All pairs are checked before one is written.
-_MOVE_SCRIPT = """
-for pair = 1, #KEYS / 2 do
-    local old, new = KEYS[2 * pair - 1], KEYS[2 * pair]
-    if ARGV[1] ~= '1' and redis.call('EXISTS', old) == 1 and redis.call('EXISTS', new) == 1 then
-        return {'refused', pair}
-    end
-end
-for pair = 1, #KEYS / 2 do
-    local old, new = KEYS[2 * pair - 1], KEYS[2 * pair]
-    local fields = redis.call('HGETALL', old)
-    if #fields > 0 then
-        local moved = {'feed', ARGV[pair + 2]}
-        for i = 1, #fields, 2 do
-            if fields[i] ~= 'feed' then
-                local revision, rest = string.match(fields[i + 1], '^(%d+)(.*)$')
-                local stored = redis.call('HGET', new, fields[i])
-                local other = stored and string.match(stored, '^%d+') or '0'
-                local above = math.max(tonumber(revision), tonumber(other)) + tonumber(ARGV[2])
-                moved[#moved + 1] = fields[i]
-                moved[#moved + 1] = string.format('%.0f', above) .. rest
+for _, writes in ipairs({false, true}) do
+    local at = 1
+    for _, hash in ipairs(KEYS) do
+        local last = at + 2 + 3 * tonumber(ARGV[at + 2])
+        if not writes and ARGV[at + 1] ~= '-1' and positions(hash) ~= tonumber(ARGV[at + 1]) then
+            return {'-1', '0'}
+        end
+        for i = at + 3, last, 3 do
+            local stored, value = redis.call('HGET', hash, ARGV[i]), ARGV[i + 2]
+            local revision = stored and string.match(stored, '^%d+') or '0'
+            if writes and value == '' then
+                redis.call('HDEL', hash, ARGV[i])
+            elseif writes then
+                redis.call('HSET', hash, ARGV[i], value)
+            elseif revision ~= ARGV[i + 1] and stored ~= value then
+                return {ARGV[i], revision}
             end
         end
-        redis.call('DEL', old, new)
-        for i = 1, #moved, 2 do
-            redis.call('HSET', new, moved[i], moved[i + 1])
+        if writes and positions(hash) == 0 then
+            redis.call('DEL', hash)
+        elseif writes then
+            redis.call('HSET', hash, 'feed', ARGV[at])
         end
+        at = last + 1
     end
 end
-return {'moved'}
+return {}
 """
 
 # KEYS[1]: instances, KEYS[2]: leases. ARGV[1]: the name of an instance.
@@ -178,23 +153,13 @@ mine.changes = mine.changes + tonumber(ARGV[2])
 beat(ARGV[1], mine)
 return put
 """
-# ARGV: the instance.
-_LEAVE_SCRIPT = """
-for _, partition in ipairs(redis.call('HKEYS', KEYS[2])) do
-    local found = lease(partition)
-    if found.owner == ARGV[1] then
-        keep(partition, found.epoch, found.ended, '')
-    end
-end
-redis.call('HDEL', KEYS[1], ARGV[1])
-return 1
-"""
 # ARGV: the number of one of the hashes. Returns it, and the time.
 _LOOK_SCRIPT = """
 return {number(now), redis.call('HGETALL', KEYS[tonumber(ARGV[1])])}
 """
 
 _FEED_FIELD = "feed"
+_CHANGE_ATTEMPTS = 500
 _CODES = {
     "BusyLoadingError": "LOADING",
     "ClusterDownError": "CLUSTERDOWN",
@@ -252,24 +217,29 @@ class RedisCursorStore(Closable):
                 f"not a {type(client).__name__}"
             )
         self._prefix = prefix
-        self._timeout = timeout
-        self._save = self._client.register_script(_SAVE_SCRIPT)
-        self._delete = self._client.register_script(_DELETE_SCRIPT)
-        self._move = self._client.register_script(_MOVE_SCRIPT)
-        self._lease_scripts = {
-            script: self._client.register_script(_LEASES + script)
-            for script in (_LOOK_SCRIPT, _BEAT_SCRIPT, _PUT_SCRIPT, _LEAVE_SCRIPT)
+        self._server = _Server(timeout)
+        self._scripts = {
+            script: self._client.register_script(before + script)
+            for before, script in (
+                ("", _CHANGE_SCRIPT),
+                (_LEASES, _LOOK_SCRIPT),
+                (_LEASES, _BEAT_SCRIPT),
+                (_LEASES, _PUT_SCRIPT),
+            )
         }
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        async with self._operation(feed):
+
+        async def load() -> dict[int, Position]:
             fields = await self._client.hgetall(self._key(feed))
             texts = {text_of(name): text_of(value) for name, value in fields.items()}
             if (described := texts.pop(_FEED_FIELD, None)) is not None:
                 version = orjson.loads(described).get("format")
                 check_format("these cursors in Redis", version, STORE_FORMAT, feed)
             return {int(name): _position(feed, int(name), text) for name, text in texts.items()}
+
+        return await self._server.answer("Redis", feed, load)
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
@@ -281,49 +251,43 @@ class RedisCursorStore(Closable):
                 "keep the cursors in the database that the effects go to",
                 feed=feed.url,
             )
+        check_storable(feed, positions)
         if not positions:
             return
-        check_storable(feed, positions)
-        async with self._operation(feed):
-            arguments = [_description(feed)]
-            for partition, new in positions.items():
-                arguments += [
-                    b"%d" % partition,
-                    b"%d" % (new.replaces or 0),
-                    f"{new.revision} {new.status} {new.cursor}".encode(),
-                ]
-            refused = await self._save(keys=[self._key(feed)], args=arguments)
-        if refused:
-            partition, stored = int(refused[0]), int(refused[1])
+        changes = {partition: (new.replaces, new) for partition, new in positions.items()}
+        if refused := await self._change({feed: (-1, changes)}):
+            partition, stored = refused
             raise fenced(feed, partition, positions[partition].replaces, stored or None)
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`. Scans the names of all keys of the database."""
-        found = set()
-        async with self._operation(None):
+
+        async def scan() -> list[FeedKey]:
+            found = set()
             pattern = _escape_pattern(self._prefix) + "*"
             async for key in self._client.scan_iter(match=pattern, count=1000):
-                if (text := await self._described(key)) is not None:
+                # A key of another application may begin with the prefix, too.
+                if text_of(await self._client.type(key)) != "hash":
+                    continue
+                if (text := await self._client.hget(key, _FEED_FIELD)) is not None:
                     described = orjson.loads(text)
                     filters = orjson.dumps(described["filters"]).decode()
                     found.add(stored_key(described["url"], described["name"], filters))
-        return sorted(found, key=str)
+            return sorted(found, key=str)
+
+        return await self._server.answer("Redis", None, scan)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
-        async with self._operation(feed):
-            if partitions is None:
-                await self._client.delete(self._key(feed))
-            else:
-                await self._delete(
-                    keys=[self._key(feed)], args=[b"%d" % partition for partition in partitions]
-                )
+        await self._administer([feed], deleted(feed, partitions))
 
     async def replace(
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
-        return await replace_positions(self, feed, positions)
+        check_storable(feed, positions)
+        saved = await self._administer([feed], replaced(feed, positions))
+        return {partition: saved[feed][partition] for partition in positions}
 
     async def move(
         self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
@@ -334,37 +298,24 @@ class RedisCursorStore(Closable):
         some may be moved. Call it again for the others.
         """
         check_moves(keys)
-        pairs = [(old, new) for old, new in keys.items() if await self.load(old)]
-        if not pairs:
-            return {}
-        if isinstance(self._client, aioredis.RedisCluster):
-            return await self._move_between_slots(pairs, overwrite=overwrite)
-        step = Position.after(None, "").revision
-        async with self._operation(None):
-            answer = await self._move(
-                keys=[self._key(key) for pair in pairs for key in pair],
-                args=[b"1" if overwrite else b"0", step, *(_description(new) for _, new in pairs)],
-            )
-        if text_of(answer[0]) == "refused":
-            raise already_stored(pairs[int(answer[1]) - 1][1])
-        return {new: await self.load(new) for _, new in pairs}
-
-    async def _move_between_slots(
-        self, pairs: Sequence[tuple[FeedKey, FeedKey]], *, overwrite: bool
-    ) -> dict[FeedKey, dict[int, Position]]:
-        taken = {new: await self.load(new) for _, new in pairs}
-        if any(taken.values()) and not overwrite:
-            raise already_stored(next(new for new, stored in taken.items() if stored))
-        moved = {}
-        for old, new in pairs:
+        feeds = [*keys, *keys.values()]
+        if not isinstance(self._client, aioredis.RedisCluster):
+            saved = await self._administer(feeds, moved(keys, overwrite=overwrite))
+            return {new: saved[new] for new in keys.values() if new in saved}
+        # All are refused before the first is moved.
+        moved(keys, overwrite=overwrite)({feed: await self.load(feed) for feed in feeds})
+        done = {}
+        for old, new in keys.items():
             # A consumer of the old key is refused from here on.
-            positions = await self.replace(old, await self.load(old))
-            moved[new] = moved_positions(new, positions, taken[new], overwrite=overwrite)
-            if taken[new]:
-                await self.delete(new)
-            await self.save(new, moved[new])  # refused where another instance was faster
+            if not (found := await self.replace(old, await self.load(old))):
+                continue
+            stored = await self.load(new)
+            one = moved({old: new}, overwrite=overwrite)({old: found, new: stored})
+            done[new] = one[new]
+            if await self._change({new: _edited(stored, one[new])}):
+                raise consumer_interferes(new)
             await self.delete(old)
-        return moved
+        return done
 
     async def look(self, feed: FeedKey, last: View | None = None) -> View:
         """See `LeaseStore.look`."""
@@ -399,7 +350,48 @@ class RedisCursorStore(Closable):
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
         """See `LeaseStore.leave`."""
-        await self._lease(_LEAVE_SCRIPT, feed, instance)
+        own = [each for each in (await self.look(feed)).leases.values() if each.owner == instance]
+        await self.put(feed, instance, [replace(each, owner=None) for each in own])
+        instances, _ = self._lease_keys(feed)
+        await self._server.answer("Redis", feed, lambda: self._client.hdel(instances, instance))
+
+    async def aclose(self) -> None:
+        """See `Closable.aclose`."""
+        if self._owned:
+            with anyio.CancelScope(shield=True):
+                await self._client.aclose()
+
+    async def _administer(
+        self, feeds: Collection[FeedKey], edit: Callable[[Stored], Stored]
+    ) -> Stored:
+        """Change what is stored of these feeds as `edit` says, until no consumer interferes."""
+        for _ in range(_CHANGE_ATTEMPTS):
+            stored = {feed: await self.load(feed) for feed in feeds}
+            wanted = edit(stored)
+            edits = {feed: _edited(stored[feed], new) for feed, new in wanted.items()}
+            if not await self._change(edits):
+                return wanted
+        raise consumer_interferes(next(iter(feeds), None))
+
+    async def _change(
+        self, edits: Mapping[FeedKey, tuple[int, Mapping[int, _Edit]]]
+    ) -> tuple[int, int] | None:
+        """Change positions, all or none; return partition and stored revision of what is refused.
+
+        Arguments:
+            edits: for each feed how many positions it must hold (-1: any number); the revision that
+                must be stored, and the new position, of each partition.
+        """
+        arguments: list[bytes | int] = []
+        for feed, (size, changes) in edits.items():
+            arguments += [_description(feed), size, len(changes)]
+            for partition, (revision, new) in changes.items():
+                value = b"" if new is None else f"{new.revision} {new.status} {new.cursor}".encode()
+                arguments += [b"%d" % partition, revision or 0, value]
+        keys = [self._key(feed) for feed in edits]
+        first = next(iter(edits), None)
+        refused = await self._run(_CHANGE_SCRIPT, first, keys, arguments) if edits else None
+        return (int(refused[0]), int(refused[1])) if refused else None
 
     async def _hash(self, feed: FeedKey, number: int) -> tuple[int, dict[str, str]]:
         """Return the time, and the instances (1) or the leases (2)."""
@@ -408,47 +400,51 @@ class RedisCursorStore(Closable):
         return int(now), dict(zip(texts[::2], texts[1::2], strict=True))
 
     async def _lease(self, script: str, feed: FeedKey, *arguments: str | int) -> Any:
-        name = f"{self._prefix}{{{feed.id}}}"
-        async with self._operation(feed):
-            return await self._lease_scripts[script](
-                keys=[f"{name}:instances", f"{name}:leases"],
-                args=[str(argument).encode() for argument in arguments],
-            )
+        texts = [str(argument).encode() for argument in arguments]
+        return await self._run(script, feed, self._lease_keys(feed), texts)
 
-    async def aclose(self) -> None:
-        """See `Closable.aclose`."""
-        if self._owned:
-            with anyio.CancelScope(shield=True):
-                await self._client.aclose()
+    async def _run(self, script: str, feed: FeedKey | None, keys: Any, arguments: Any) -> Any:
+        run = self._scripts[script]
+        return await self._server.answer("Redis", feed, lambda: run(keys=keys, args=arguments))
 
     def _key(self, feed: FeedKey) -> str:
         return f"{self._prefix}{feed.id}"
 
-    async def _described(self, key: Any) -> Any:
-        # A key of another application may begin with the prefix, too.
-        if text_of(await self._client.type(key)) != "hash":
-            return None
-        return await self._client.hget(key, _FEED_FIELD)
-
-    @asynccontextmanager
-    async def _operation(self, feed: FeedKey | None) -> AsyncIterator[None]:
-        """Run the block as `asyncio_operation` does, and translate Redis' errors."""
-        try:
-            async with asyncio_operation("RedisCursorStore", "Redis", feed, self._timeout):
-                yield
-        except FeedError:
-            raise
-        except Exception as error:
-            # Any: redis-py raises also TypeError and RuntimeError, and a value that another program
-            # wrote raises ValueError.
-            # Only the name of the error: its text can quote the command. The cause is chained.
-            raise StoreError(
-                f"Redis failed: {type(error).__name__}{_error_code(error)}{_problem(error)}",
-                feed=None if feed is None else feed.url,
-            ) from error
+    def _lease_keys(self, feed: FeedKey) -> list[str]:
+        name = f"{self._prefix}{{{feed.id}}}"
+        return [f"{name}:instances", f"{name}:leases"]
 
     def __repr__(self) -> str:
         return f"<RedisCursorStore, prefix {self._prefix!r}>"
+
+
+class _Server(Answering):
+    name = ""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+
+    def reason(self, error: Exception) -> str:
+        """See `Answering.reason`: its text can quote the command."""
+        # redis-py raises also TypeError and RuntimeError, and a value that another program wrote
+        # raises ValueError.
+        problem = store_problem(error)
+        return f"{type(error).__name__}{_error_code(error)}{f': {problem}' if problem else ''}"
+
+
+_Edit = tuple[int | None, Position | None]
+
+
+def _edited(
+    stored: Mapping[int, Position], wanted: Mapping[int, Position]
+) -> tuple[int, dict[int, _Edit]]:
+    """Return what `RedisCursorStore._change` takes to replace all that is stored of a feed."""
+    changes: dict[int, _Edit] = {}
+    for partition in stored.keys() | wanted.keys():
+        found, new = stored.get(partition), wanted.get(partition)
+        if found != new:
+            changes[partition] = (None if found is None else found.revision, new)
+    return len(stored), changes
 
 
 def text_of(value: Any) -> str:
@@ -475,11 +471,6 @@ def _description(feed: FeedKey) -> bytes:
 
 def _escape_pattern(prefix: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in prefix)
-
-
-def _problem(error: Exception) -> str:
-    problem = store_problem(error)
-    return "" if problem is None else f": {problem}"
 
 
 def _error_code(error: Exception) -> str:

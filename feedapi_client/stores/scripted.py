@@ -1,28 +1,24 @@
-"""A cursor store in a SQL database, whose work in a transaction is written as scripts.
+"""Cursors, leases and a journal in a SQL database, and what a driver brings along: a `Database`.
 
-A store of this kind knows its connections and transactions, and nothing of statements.
+What happens in a transaction is written as scripts (`positions`, `done`, `leases`). Here they get
+their transactions, their time and their attempts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 
+from feedapi_client.causes import store_problem
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
+    Answering,
     Closable,
     check_storable,
     consumer_interferes,
@@ -30,22 +26,111 @@ from feedapi_client.stores.base import (
     stored_key,
 )
 from feedapi_client.stores.done import Claim, DoneEvent, already_done
-from feedapi_client.stores.journal import microseconds
+from feedapi_client.stores.journal import Journal, microseconds
+from feedapi_client.stores.leases import Lease, LeaseScripts, View
 from feedapi_client.stores.moving import check_moves
 from feedapi_client.stores.positions import HeldError, PositionScripts
 from feedapi_client.stores.scripts import Script
-from feedapi_client.stores.sql_dialects import is_conflict, is_integrity_error, is_lock_timeout
-
-_SAVE_ATTEMPTS = 3
-_ADMIN_ATTEMPTS = 100
-"""How often an operator's work is tried while consumers interfere."""
-_LOCK_PAUSE = 0.02
-"""Seconds between two looks at a row that another transaction holds."""
+from feedapi_client.stores.sql_dialects import (
+    is_conflict,
+    is_integrity_error,
+    is_lock_timeout,
+    is_missing_table,
+)
+from feedapi_client.stores.tables import CURSORS, QUARANTINE, check_formats, create_missing
 
 T = TypeVar("T")
 
-Run = Callable[[Script[Any]], Awaitable[Any]]
-"""Runs a script on a connection, within its transaction."""
+_WHAT = "the cursor database"
+_SAVE_ATTEMPTS = 3
+_ADMIN_ATTEMPTS = 100
+"""How often an operator's work is tried while consumers interfere."""
+_CREATE_ATTEMPTS = 8
+"""As many as there are tables, and one for their formats."""
+_LEASE_ATTEMPTS = 10
+_LOCK_PAUSE = 0.02
+"""Seconds between two looks at a row that another transaction holds."""
+_LOCK_PART = 20
+"""A part of a lease: the longest wait of a statement for another's row lock."""
+_LEAST_SECONDS = 5.0
+"""The time that any other operation may take, if that is longer than a lease."""
+_RENEWAL_PART = 2
+"""A part of a lease: the longest time that a renewal may take."""
+
+
+class Database(Answering):
+    """Where scripts run, and what an error there means. Each driver has its own.
+
+    Attributes:
+        dialect: the kind of database, by SQLAlchemy's name.
+        hint: how tables that are missing are made.
+    """
+
+    dialect: str
+    hint = "has create_tables() been called?"
+
+    @property
+    def place(self) -> object:
+        """What is equal for all databases whose tables one transaction can change."""
+        return self
+
+    def quoted(self, table: str) -> str:
+        """Return the name of a table as an identifier of SQL."""
+        return table
+
+    def need(self, tables: Mapping[str, str]) -> None:
+        """Take note of tables (by those of `TABLES`) that have to be there at the first use.
+
+        Nothing to do where an operator creates them.
+        """
+
+    async def transact(self, script: Script[T]) -> T:
+        """Run a script in a transaction of the store's own."""
+        raise NotImplementedError
+
+    async def read(self, script: Script[T]) -> T:
+        """Run a script that only reads, and takes no lock that others could wait for."""
+        return await self.transact(script)
+
+    async def within(self, transaction: Any, script: Script[T]) -> T:
+        """Run a script in the caller's transaction, in the thread that it belongs to.
+
+        Raises:
+            StoreError: this is no transaction of this database.
+        """
+        raise NotImplementedError
+
+    async def check_alone(self) -> None:
+        """Check that the caller has no transaction open, where that can be known."""
+
+    async def create(self, tables: Mapping[str, str]) -> None:
+        """Create the tables that do not exist yet. Several processes may do so at once."""
+        for left in reversed(range(_CREATE_ATTEMPTS)):
+            try:
+                await self.transact(create_missing(tables, self.dialect, self.quoted))
+            except Exception:
+                # Another process may have created a table between the look and the creation. The
+                # next look sees that one at least.
+                if not left:
+                    raise
+            else:
+                return
+
+    async def check(self, tables: Mapping[str, str]) -> None:
+        """Check that no newer version of this package wrote the tables. Raises `StoreError`."""
+        await self.read(check_formats(tables, self.dialect, self.quoted))
+
+    def reason(self, error: Exception) -> str:
+        """See `Answering.reason`."""
+        text = self.text_of(error) or type(error).__name__
+        if is_missing_table(error):
+            return f"{text} ({self.hint})"
+        problem = store_problem(error)
+        return text if problem is None else f"{problem} ({text})"
+
+    def text_of(self, error: Exception) -> str:
+        """Return what the database said, its first line; nothing where it may quote a cursor."""
+        raise NotImplementedError
 
 
 class Along(NamedTuple):
@@ -61,45 +146,37 @@ class Along(NamedTuple):
 class ScriptedStore(Closable):
     """Implements `AdministrableStore` and `DoneStore`.
 
-    A subclass sets `_scripts`, and defines `_run_alone`, `_runner` and `_operation`.
+    Arguments:
+        database: where the tables are.
+        table: the name of that of positions; the others' begin with it.
+        journal: keep a history of positions.
     """
 
-    _scripts: PositionScripts
+    def __init__(
+        self, database: Database, table: str = CURSORS, journal: Journal | None = None
+    ) -> None:
+        self.database = database
+        self._named = lambda suffix: database.quoted(f"{table}{suffix}")
+        self._scripts = PositionScripts(
+            database.dialect, self._named, journal, database.quoted(QUARANTINE)
+        )
+        suffixes = ["", "_done", *["_journal"] * (journal is not None)]
+        self._tables = {f"{CURSORS}{suffix}": f"{table}{suffix}" for suffix in suffixes}
+        database.need(self._tables)
 
-    async def _run_alone(self, script: Script[T]) -> T:
-        """Run a script in a transaction of the store's own."""
-        raise NotImplementedError
+    async def _answer(
+        self, feed: FeedKey | None, call: Callable[[], Awaitable[T]], **how: Any
+    ) -> T:
+        return await self.database.answer(_WHAT, feed, call, **how)
 
-    async def _read(self, script: Script[T]) -> T:
-        """Run a script that only reads, and takes no lock that others could wait for."""
-        return await self._run_alone(script)
-
-    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
-        """Return what runs a script in the caller's transaction; None if none is given.
-
-        Raises:
-            StoreError: the save can't be part of that transaction.
-        """
-        raise NotImplementedError
-
-    def _operation(
-        self, feed: FeedKey | None, *, shield: bool = True
-    ) -> AbstractAsyncContextManager[None]:
-        """Bound the block in time, finish it although it is cancelled, and translate errors."""
-        raise NotImplementedError
-
-    def _within(
-        self,
-        feed: FeedKey,
-        transaction: Any,  # noqa: ARG002
-    ) -> AbstractAsyncContextManager[None]:
-        """Do as `_operation`, for a save in the caller's transaction."""
-        return self._operation(feed)
+    async def aclose(self) -> None:
+        """See `Closable.aclose`. Closes nothing of the caller's."""
+        await self.database.aclose()
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        async with self._operation(feed, shield=False):
-            return await self._read(self._scripts.load(feed))
+        load = self._scripts.load(feed)
+        return await self._answer(feed, lambda: self.database.read(load), shield=False)
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
@@ -117,14 +194,12 @@ class ScriptedStore(Closable):
     ) -> None:
         """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
-        along = transaction if isinstance(transaction, Along) else None
-        transaction = None if along else transaction
-        async with self._within(feed, transaction):
-            run = await self._runner(feed, transaction)
-            if positions:
-                await self._save(feed, positions, passed, run, along)
-            elif run is not None:
-                await run(_nothing())
+        await self.database.answer(
+            _WHAT,
+            feed,
+            lambda: self._save(feed, positions, passed, transaction),
+            transaction=transaction,
+        )
 
     async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
         """See `DoneStore.take_over`."""
@@ -141,25 +216,37 @@ class ScriptedStore(Closable):
             if bound is not None and isinstance(cause, Exception) and is_lock_timeout(cause):
                 raise held_elsewhere(feed, partitions[0], bound) from cause
             raise
-        async with self._operation(feed, shield=False):
-            return Claim(number, await self._run_alone(done.load(feed, partitions, revision)))
+        load = done.load(feed, partitions, revision)
+        found = await self._answer(feed, lambda: self.database.transact(load), shield=False)
+        return Claim(number, found)
 
     async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
         """See `DoneStore.done`. `transaction` as in `save`."""
-        async with self._within(feed, transaction):
-            run = await self._runner(feed, transaction)
-            await self._done(feed, event, run)
+
+        async def remember() -> None:
+            run = await self._runner(transaction)
+            try:
+                await run(self._scripts.done.done(feed, event))
+            except Exception as error:
+                if is_integrity_error(error):
+                    raise already_done(feed, event.partition) from error
+                raise
+
+        await self._answer(feed, remember, transaction=transaction)
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
         """See `DoneStore.is_done`."""
-        async with self._operation(feed, shield=False):
-            return await self._read(self._scripts.done.is_done(feed, event))
+        look = self._scripts.done.is_done(feed, event)
+        return await self._answer(feed, lambda: self.database.read(look), shield=False)
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
-        async with self._operation(None):
-            rows = await self._read(self._scripts.feeds())
+
+        async def look() -> list[FeedKey]:
+            rows = await self.database.read(self._scripts.feeds())
             return sorted((stored_key(*row) for row in rows), key=str)
+
+        return await self._answer(None, look)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
@@ -180,37 +267,38 @@ class ScriptedStore(Closable):
         check_moves(keys)
         return await self._administer(None, lambda: self._scripts.move(keys, overwrite=overwrite))
 
-    async def _done(self, feed: FeedKey, event: DoneEvent, within: Run | None) -> None:
-        """Remember in the caller's transaction, or in one of the store's own."""
-        run = self._run_alone if within is None else within
-        try:
-            await run(self._scripts.done.done(feed, event))
-        except Exception as error:
-            if is_integrity_error(error):
-                raise already_done(feed, event.partition) from error
-            raise
+    async def _runner(self, transaction: Any) -> Callable[[Script[Any]], Awaitable[Any]]:
+        """Return what runs a script: in the caller's transaction, or in one of the store's own."""
+        if not _is_own(transaction):
+            return partial(self.database.within, transaction)
+        await self.database.check_alone()
+        return self.database.transact
 
     async def _save(
         self,
         feed: FeedKey,
         positions: Mapping[int, Position],
         passed: Mapping[int, Collection[str]],
-        within: Run | None,
-        along: Along | None,
+        transaction: Any,
     ) -> None:
-        """Save in the caller's transaction, or in one of the store's own.
+        """Save, a few times after a conflict with another consumer.
 
-        A few times after a conflict with another consumer; while another transaction holds a row,
-        for the time that the save may wait for it.
+        While another transaction holds a row, for the time that the save may wait for it.
         """
-        run = self._run_alone if within is None else within
+        run, own = await self._runner(transaction), _is_own(transaction)
+        if not positions:
+            if not own:  # which may be refused
+                await run(_nothing())
+            return
         bound = self._scripts.lock_waits.get(feed)
         deadline = math.inf if bound is None else anyio.current_time() + bound
         left = _SAVE_ATTEMPTS
         while True:
-            save = self._scripts.save(feed, positions, passed, within=within is not None)
+            save = self._scripts.save(feed, positions, passed, within=not own)
+            if isinstance(transaction, Along):
+                save = _one_after_the_other(save, transaction.script())
             try:
-                await run(save if along is None else _one_after_the_other(save, along.script()))
+                await run(save)
             except HeldError as error:
                 if anyio.current_time() >= deadline:
                     raise held_elsewhere(feed, error.partition, bound or 0) from None
@@ -221,36 +309,29 @@ class ScriptedStore(Closable):
                     raise held_elsewhere(feed, only, bound) from error
                 left -= 1
                 # After a deadlock the caller's transaction is lost.
-                if not (left and within is None and is_conflict(error)):
+                if not (left and own and is_conflict(error)):
                     raise
             else:
                 return
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
         """Do an operator's work in a transaction; again while consumers interfere."""
-        async with self._operation(feed):
+
+        async def work() -> T:
             for _ in range(_ADMIN_ATTEMPTS):
                 try:
-                    return await self._run_alone(script())
+                    return await self.database.transact(script())
                 except Exception as error:
                     if not is_conflict(error):
                         raise
             raise consumer_interferes(feed)
 
+        return await self._answer(feed, work)
 
-class JournalledScripts(ScriptedStore):
-    """Implements `JournalledStore`, too."""
 
-    async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
-        """See `JournalledStore.positions_at`."""
-        microseconds(when)
-        async with self._operation(feed):
-            return await self._run_alone(self._scripts.positions_at(feed, when))
-
-    async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """See `JournalledStore.rewind`."""
-        microseconds(to)
-        return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
+def _is_own(transaction: Any) -> bool:
+    """Return whether a save with this `transaction` is in one of the store's own."""
+    return transaction is None or isinstance(transaction, Along)
 
 
 def _nothing() -> Script[None]:
@@ -260,3 +341,222 @@ def _nothing() -> Script[None]:
 def _one_after_the_other(*scripts: Script[None]) -> Script[None]:
     for script in scripts:
         yield from script
+
+
+class JournalledScripts(ScriptedStore):
+    """Implements `JournalledStore`, too."""
+
+    async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
+        """See `JournalledStore.positions_at`."""
+        microseconds(when)
+        look = self._scripts.positions_at(feed, when)
+        return await self._answer(feed, lambda: self.database.transact(look))
+
+    async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
+        """See `JournalledStore.rewind`."""
+        microseconds(to)
+        return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
+
+
+class ScriptedLeases:
+    """Implements `LeaseStore`. Each operation is a transaction of its own.
+
+    A subclass sets both attributes.
+    """
+
+    _lease_scripts: LeaseScripts
+    _lease_database: Database
+
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        """See `LeaseStore.look`."""
+        return await self._lease(feed, lambda: self._lease_scripts.look(feed, last), reads=True)
+
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """See `LeaseStore.beat`."""
+        scripts = self._lease_scripts
+        return await self._lease(
+            feed, lambda: scripts.beat(feed, instance, seconds, options), beats=True
+        )
+
+    async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
+        """See `LeaseStore.put`."""
+        return await self._lease(feed, lambda: self._lease_scripts.put(feed, instance, leases))
+
+    async def leave(self, feed: FeedKey, instance: str) -> None:
+        """See `LeaseStore.leave`."""
+        await self._lease(feed, lambda: self._lease_scripts.leave(feed, instance))
+
+    async def _lease(
+        self,
+        feed: FeedKey,
+        script: Callable[[], Script[T]],
+        *,
+        beats: bool = False,  # noqa: ARG002
+        reads: bool = False,
+    ) -> T:
+        """Run what makes a script; `beats` waits for no other operation, `reads` only reads."""
+        where = self._lease_database
+        run = where.read if reads else where.transact
+        return await where.answer(_WHAT, feed, lambda: run(script()))
+
+
+# Databases with a server
+
+
+class LeaseConnections(Protocol):
+    """Where a `KeptConnection` comes from. Each statement on one commits itself."""
+
+    async def acquire(self) -> Any:
+        """Open a connection, or take one out of a pool."""
+        ...
+
+    async def run(self, connection: Any, script: Script[T], lock_seconds: float) -> T:
+        """Run a script. Where statements can't bound their waits for row locks, do it."""
+        ...
+
+    async def release(self, connection: Any, *, broken: bool) -> None:
+        """Give back what `acquire` returned."""
+        ...
+
+
+class KeptConnection:
+    """A connection for leases. Operations wait for each other."""
+
+    def __init__(self, connections: LeaseConnections) -> None:
+        self._connections = connections
+        self._lock = anyio.Lock()
+        self._connection: Any = None
+
+    async def run(
+        self, script: Callable[[], Script[T]], lock_seconds: float, *, keep: Callable[[], bool]
+    ) -> T:
+        """Return the result of a script. After a deadlock another one is made.
+
+        Arguments:
+            script: makes the script.
+            lock_seconds: the longest wait of a statement for another's row lock.
+            keep: whether the connection is kept for the next operation.
+        """
+        async with self._lock:
+            for left in reversed(range(_LEASE_ATTEMPTS)):
+                try:
+                    if self._connection is None:
+                        self._connection = await self._connections.acquire()
+                    result = await self._connections.run(self._connection, script(), lock_seconds)
+                except BaseException as error:
+                    again = isinstance(error, Exception) and is_conflict(error)
+                    if not again and not (isinstance(error, Exception) and is_lock_timeout(error)):
+                        await self._drop(broken=not isinstance(error, StoreError))
+                    if not (again and left):
+                        raise
+                else:
+                    if not keep():
+                        await self._drop(broken=False)
+                    return result
+            raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """Give the connection back. The next operation takes another one."""
+        async with self._lock:
+            await self._drop(broken=False)
+
+    async def _drop(self, *, broken: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with anyio.CancelScope(shield=True):
+                await self._connections.release(connection, broken=broken)
+
+
+class ServerStore(ScriptedLeases, JournalledScripts):
+    """Cursors and leases in a database where an operator creates tables, and row locks are held.
+
+    While an instance has joined two connections are kept: one for heartbeats, which wait for
+    nothing else, and one for all other operations.
+
+    Arguments:
+        connections: makes where one of them comes from; None where all is a transaction.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        table: str,
+        journal: Journal | None,
+        connections: Callable[[], LeaseConnections] | None,
+    ) -> None:
+        super().__init__(database, table, journal)
+        for suffix in ("_instances", "_leases"):
+            self._tables[f"{CURSORS}{suffix}"] = f"{table}{suffix}"
+        self._lease_scripts = LeaseScripts(database.dialect, self._named)
+        self._lease_database = database
+        self._connections = [KeptConnection(connections()) for _ in range(2)] if connections else []
+        self._joined: dict[tuple[FeedKey, str], float] = {}
+        """The length of the lease of each instance that has joined, in seconds."""
+        self._format_is_known = False
+
+    async def aclose(self) -> None:
+        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's.
+
+        Cancellation: they are closed all the same.
+        """
+        with anyio.CancelScope(shield=True):
+            for connection in self._connections:
+                await connection.close()
+        await self.database.aclose()
+
+    async def create_tables(self) -> None:
+        """Create the tables that do not exist yet. Several processes may do so at once.
+
+        Raises:
+            StoreError
+        """
+        await self._answer(None, lambda: self.database.create(self._tables), shield=False)
+
+    def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
+        """See `LockingStore.limit_lock_waits`.
+
+        The store's own transactions of that feed are ended by PostgreSQL after ten times as long,
+        when this process is paused within one.
+        """
+        self._scripts.lock_waits[feed] = seconds
+
+    async def load(self, feed: FeedKey) -> dict[int, Position]:
+        """See `CursorStore.load`."""
+        if not self._format_is_known:
+            await self._answer(feed, lambda: self.database.check(self._tables), shield=False)
+            self._format_is_known = True
+        return await super().load(feed)
+
+    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
+        """See `LeaseStore.beat`."""
+        self._joined[feed, instance] = seconds
+        return await super().beat(feed, instance, seconds, options)
+
+    async def leave(self, feed: FeedKey, instance: str) -> None:
+        """See `LeaseStore.leave`."""
+        self._joined.pop((feed, instance), None)
+        await super().leave(feed, instance)
+        if not self._joined and self._connections:
+            await self._connections[0].close()
+
+    async def _lease(
+        self,
+        feed: FeedKey,
+        script: Callable[[], Script[T]],
+        *,
+        beats: bool = False,
+        reads: bool = False,
+    ) -> T:
+        if not self._connections:
+            return await super()._lease(feed, script, beats=beats, reads=reads)
+        # The shortest lease of all that share the store. One that has not joined has none.
+        lease = min(self._joined.values(), default=_LOCK_PART)
+        lock = self._lease_scripts.lock_seconds = lease / _LOCK_PART
+        beating, leasing = self._connections
+        kept = beating if beats else leasing
+        return await self._answer(
+            feed,
+            lambda: kept.run(script, lock, keep=lambda: bool(self._joined)),
+            seconds=lease / _RENEWAL_PART if beats else max(lease, _LEAST_SECONDS),
+            shield=not reads,
+        )

@@ -1,8 +1,7 @@
 """Scripts: what happens in a transaction, written once for each kind of connection.
 
 A script is a generator that yields statements and receives the rows found, or their number. Nothing
-here knows a database: who runs a script gives the function that executes a statement. Parameters
-are `?`.
+here knows a database: who runs a script says how a cursor is opened. Parameters are `?`.
 """
 
 from __future__ import annotations
@@ -37,11 +36,6 @@ class CountedChange(NamedTuple):
 
 Step = Query | CountedChange
 Script = Generator[Any, Any, T]
-
-
-def just(step: Any) -> Script[Any]:
-    """Return the script of one statement."""
-    return (yield step)
 
 
 def in_parts(named: Iterable[Named], size: int = _NAMED_PER_STATEMENT) -> Iterator[list[Named]]:
@@ -98,3 +92,62 @@ async def run_steps_async(script: Script[T], execute: Callable[[Any], Awaitable[
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def run_on_cursors(
+    script: Script[T],
+    cursor_of: Callable[[], Any],
+    style: str = "?",
+    received: Callable[[], None] | None = None,
+) -> T:
+    """Run a script on a connection of the DBAPI, and return its result.
+
+    Arguments:
+        cursor_of: opens a cursor of that connection. Its rows are tuples.
+        style: the driver's placeholder, see `with_placeholders`.
+        received: called after each statement, where its result may not be there yet.
+    """
+
+    cursor = cursor_of()
+
+    def execute(step: Step) -> Any:
+        cursor.execute(with_placeholders(step.sql, style), *_given(step))
+        if received is not None:
+            received()
+        if isinstance(step, CountedChange):
+            return cursor.rowcount
+        return cursor.fetchall() if cursor.description else []
+
+    try:
+        return run_steps(script, execute)
+    finally:
+        cursor.close()
+
+
+async def run_on_async_cursors(
+    script: Script[T],
+    cursor_of: Callable[[], Awaitable[Any]],
+    style: str = "?",
+    received: Callable[[], Awaitable[None]] | None = None,
+) -> T:
+    """Do as `run_on_cursors` with the same of an asynchronous driver."""
+
+    cursor = await cursor_of()
+
+    async def execute(step: Step) -> Any:
+        await cursor.execute(with_placeholders(step.sql, style), *_given(step))
+        if received is not None:
+            await received()
+        if isinstance(step, CountedChange):
+            return cursor.rowcount
+        return list(await cursor.fetchall()) if cursor.description else []
+
+    try:
+        return await run_steps_async(script, execute)
+    finally:
+        await cursor.close()
+
+
+def _given(step: Step) -> tuple[Sequence[Any], ...]:
+    # Without parameters a % is none of a placeholder.
+    return (step.parameters,) if step.parameters else ()

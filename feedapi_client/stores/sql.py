@@ -1,58 +1,66 @@
 """Cursors in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``.
 
-Here are transactions; the statements are in `feedapi_client.stores.positions`.
+What a store does in a transaction is one synchronous function of a `Connection`. SQLAlchemy runs it
+on an asynchronous driver (`run_sync`); for a synchronous one it runs in a thread as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import re
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio
-
 try:
     import sqlalchemy as sa
-    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.dialects import mysql
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+    )
+    from sqlalchemy.orm import Session
+    from sqlalchemy.pool import SingletonThreadPool
 except ImportError as error:
     raise ImportError(
         "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
     ) from error
 
-from feedapi_client.causes import store_problem
-from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import asyncio_operation
-from feedapi_client.stores.done import DoneEvent
+from feedapi_client.errors import StoreError
+from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.lease_stores import KeptConnection, KeptLeases
-from feedapi_client.stores.leases import LeaseScripts
-from feedapi_client.stores.positions import PositionScripts
-from feedapi_client.stores.scripted import Run
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sql_dialects import CLOCKS
-from feedapi_client.stores.sql_engines import (
-    LeaseConnections,
-    check_engine,
-    check_format,
-    create_missing,
-    database_message,
-    is_autocommit,
-    quoted_names,
-    run_script,
-    synchronous,
-    table_in,
-    transact,
-    within,
-)
-from feedapi_client.stores.stored_format import FORMAT_TABLE, STORE_FORMAT
+from feedapi_client.stores.scripted import Database, ServerStore
+from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps, with_placeholders
+from feedapi_client.stores.sql_dialects import DIALECTS, MYSQL, lock_wait
+from feedapi_client.stores.tables import CURSORS, FORMAT_TABLE, TABLES
+from feedapi_client.stores.threads import in_thread, transact_in_thread
 
 T = TypeVar("T")
+Engine = AsyncEngine | sa.Engine
+AnyConnection = AsyncConnection | sa.Connection
+Work = Callable[[sa.Connection], T]
+
+_PLACEHOLDERS = {"numeric_dollar": "$", "qmark": "?"}
+_TABLE_OPTIONS: dict[str, Any] = {
+    f"{dialect}_{option}": value
+    for dialect in MYSQL
+    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+}
+_TYPES: dict[str, Any] = {
+    # MySQL's TEXT and BLOB end at 64 KiB.
+    "TEXT": lambda: sa.UnicodeText().with_variant(mysql.LONGTEXT(), *MYSQL),
+    "BLOB": lambda: sa.LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL),
+    "INTEGER": sa.Integer,
+    "BIGINT": sa.BigInteger,
+    "CHAR": sa.CHAR,
+    "VARCHAR": sa.Unicode,
+}
 
 
-class SQLAlchemyCursorStore(KeptLeases):
+class SQLAlchemyCursorStore(ServerStore):
     """Keeps positions in a table of the application's database.
 
     Databases: PostgreSQL, MySQL and MariaDB, SQLite, each with an asynchronous driver
@@ -105,188 +113,285 @@ class SQLAlchemyCursorStore(KeptLeases):
         journal: Journal | None = None,
         timeout: float = 30.0,
     ) -> None:
-        check_engine(engine)
-        if synchronous(engine).get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-            raise ValueError(
-                "SQLAlchemyCursorStore needs an engine with transactions, "
-                "and this one has the isolation level AUTOCOMMIT"
-            )
-        self.engine = engine
-        dialect = engine.dialect.name
-        if dialect not in CLOCKS:
-            raise ValueError(f"SQLAlchemyCursorStore works with {', '.join(CLOCKS)}, not {dialect}")
         metadata = sa.MetaData() if metadata is None else metadata
-        schema = metadata.schema if schema is None else schema
-
-        def table_of(suffix: str) -> sa.Table:
-            return table_in(metadata, f"feedapi_cursors{suffix}", f"{table}{suffix}", schema)
-
-        self.table = table_of("")
-        self.journal_table = table_of("_journal") if journal else None
-        self.format_table = table_in(metadata, FORMAT_TABLE, FORMAT_TABLE, schema)
-        self._format_is_known = False
-        self.done_table = table_of("_done")
-        self.instance_table = table_of("_instances")
-        self.lease_table = table_of("_leases")
-        names = quoted_names(engine, table, schema)
-        quarantine = quoted_names(engine, "feedapi_quarantine", schema)("")
-        self._scripts = PositionScripts(dialect, names, journal, quarantine)
-        beating = KeptConnection(LeaseConnections(engine))
-        # A file of SQLite may be in memory, where each connection has its own.
-        self._in_file = dialect == "sqlite"
-        super().__init__(
-            LeaseScripts(dialect, names),
-            beating,
-            beating if self._in_file else KeptConnection(LeaseConnections(engine)),
+        database = SQLDatabase(engine, metadata, schema, CURSORS, table, timeout)
+        self.engine = engine
+        self.table = database.table
+        self.format_table = database.format_table
+        self.done_table = database.table_of(f"{CURSORS}_done", f"{table}_done")
+        self.instance_table = database.table_of(f"{CURSORS}_instances", f"{table}_instances")
+        self.lease_table = database.table_of(f"{CURSORS}_leases", f"{table}_leases")
+        self.journal_table = (
+            database.table_of(f"{CURSORS}_journal", f"{table}_journal") if journal else None
         )
-        self._timeout = timeout
-        self._foreign_errors = (
-            SQLAlchemyError,
-            OSError,
-            UnicodeError,
-            engine.dialect.loaded_dbapi.Error,
-        )
-
-    async def create_tables(self) -> None:
-        """Create the tables that do not exist yet. Several processes may do so at once.
-
-        Raises:
-            StoreError
-        """
-        tables = [self.table, self.done_table, self.instance_table, self.lease_table]
-        tables += [] if self.journal_table is None else [self.journal_table]
-        create = partial(
-            create_missing, tables=tables, formats=self.format_table, newest=STORE_FORMAT
-        )
-        async with self._operation(None, shield=False):
-            for attempt in range(len(tables) + 2):
-                try:
-                    await transact(self.engine, create)
-                except DBAPIError:
-                    # Another process may have created a table between the look and the creation.
-                    # The next look sees that one at least.
-                    if attempt == len(tables) + 1:
-                        raise
-                else:
-                    return
-
-    def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
-        """See `LockingStore.limit_lock_waits`.
-
-        The store's own transactions of that feed are ended by PostgreSQL after ten times as long,
-        when this process is paused within one.
-        """
-        self._scripts.lock_waits[feed] = seconds
-
-    async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
-        if not self._format_is_known:
-            check = partial(
-                check_format, table=self.table, formats=self.format_table, newest=STORE_FORMAT
-            )
-            async with self._operation(feed, shield=False):
-                await transact(self.engine, check)
-            self._format_is_known = True
-        return await super().load(feed)
-
-    async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's."""
-        await self.close_lease_connections()
+        # SQLite has no server that others could keep busy.
+        served = None if database.dialect == "sqlite" else partial(_LeaseConnections, engine)
+        super().__init__(database, table, journal, served)
 
     async def close_lease_connections(self) -> None:
         """Close the connections that are kept while an instance has joined. A later use opens one.
 
         Cancellation: they are closed all the same.
         """
-        with anyio.CancelScope(shield=True):
-            for connection in {self._beating, self._leasing}:
-                await connection.close()
-
-    # Transactions
-
-    async def _run_alone(self, script: Script[T]) -> T:
-        return await transact(self.engine, partial(_run_where_it_rolls_back, script=script))
-
-    async def _read(self, script: Script[T]) -> T:
-        return await transact(self.engine, partial(run_script, script=script))
-
-    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:  # noqa: ARG002
-        if transaction is None:
-            return None
-
-        def work(connection: sa.Connection, script: Script[T]) -> T:
-            if connection.dialect.name != self.engine.dialect.name:
-                raise StoreError(
-                    f"the transaction is on {connection.dialect.name}, "
-                    f"but the cursors are on {self.engine.dialect.name}"
-                )
-            return _run_where_it_rolls_back(connection, self._writing(script))
-
-        return lambda script: within(transaction, self.table, partial(work, script=script))
-
-    async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
-        return await super()._administer(feed, lambda: self._writing(script()))
-
-    async def _done(self, feed: FeedKey, event: DoneEvent, within: Run | None) -> None:
-        await super()._done(feed, event, within or self._run_writing)
-
-    async def _run_writing(self, script: Script[T]) -> T:
-        return await self._run_alone(self._writing(script))
-
-    def _writing(self, script: Script[T]) -> Script[T]:
-        """Take the write lock first where there is one for the whole database.
-
-        Python's SQLite driver begins a transaction only before a statement that changes something.
-        Without this one a savepoint would be the outermost transaction, and releasing it a commit.
-        """
-        if self._in_file:
-            yield Query(self._scripts.write_nothing)
-        return (yield from script)
-
-    @asynccontextmanager
-    async def _operation(
-        self, feed: FeedKey | None, *, seconds: float | None = None, shield: bool = True
-    ) -> AsyncIterator[None]:
-        """Run the block as `asyncio_operation` does, and translate the database's errors."""
-        url = None if feed is None else feed.url
-        limit = self._timeout if seconds is None else min(self._timeout, seconds)
-        try:
-            async with asyncio_operation(
-                "SQLAlchemyCursorStore", "the cursor database", feed, limit, shield=shield
-            ):
-                yield
-        except FeedError as error:
-            error.feed = error.feed or url
-            raise
-        except Exception as error:
-            # Any: drivers raise also ValueError, TypeError and RuntimeError of their own.
-            raise StoreError(
-                f"the cursor database ({self.engine.dialect.name}) failed: {self._reason(error)}",
-                feed=url,
-            ) from error
-
-    def _reason(self, error: BaseException) -> str:
-        problem = store_problem(error)
-        if not isinstance(error, self._foreign_errors):
-            text = type(error).__name__  # its text may quote a cursor
-        else:
-            text = database_message(self.engine, error)
-            if self.table.name in text:
-                return f"{text} (has create_tables() been called?)"
-        return text if problem is None else f"{problem} ({text})"
+        await self.aclose()
 
     def __repr__(self) -> str:
-        dialect = self.engine.dialect
-        return (
-            f"<SQLAlchemyCursorStore {dialect.name}+{dialect.driver}, "
-            f"table {self.table.fullname!r}>"
-        )
+        return f"<SQLAlchemyCursorStore {self.database!r}>"
+
+
+class SQLDatabase(Database):
+    """The database of an engine, with a table of `TABLES` in it.
+
+    Arguments:
+        engine, metadata, schema, timeout: as the stores take them.
+        kind, table: what the table is called in `TABLES`, and here. A session of several engines
+            is used on that to which an UPDATE of it goes.
+
+    Raises:
+        TypeError: this is no engine.
+        ValueError: it is of another kind of database, in autocommit mode, or its threads do not
+            see the same database.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        metadata: sa.MetaData,
+        schema: str | None,
+        kind: str,
+        table: str,
+        timeout: float = 30.0,
+    ) -> None:
+        if not isinstance(engine, (AsyncEngine, sa.Engine)):
+            raise TypeError(f"an Engine or an AsyncEngine is needed, not a {type(engine).__name__}")
+        self._sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        if isinstance(self._sync.pool, SingletonThreadPool) and self._sync is engine:
+            raise ValueError(
+                "this engine keeps a database of SQLite in memory for each thread: create it with "
+                "poolclass=sqlalchemy.StaticPool and connect_args={'check_same_thread': False}"
+            )
+        options = self._sync.get_execution_options()
+        if options.get("isolation_level") == "AUTOCOMMIT":
+            raise ValueError(
+                "an engine with transactions is needed, and this one has the isolation level "
+                "AUTOCOMMIT"
+            )
+        self.dialect = engine.dialect.name
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"cursors are kept in {', '.join(DIALECTS)}, not {self.dialect}")
+        self.name = f"({self.dialect})"
+        self.engine = engine
+        self.timeout = timeout
+        self._metadata = metadata
+        self._schema = metadata.schema if schema is None else schema
+        # The one that the engine maps it to.
+        schemas = options.get("schema_translate_map") or {}
+        self._mapped: str | None = schemas.get(self._schema, self._schema)
+        self._known = (SQLAlchemyError, OSError, engine.dialect.loaded_dbapi.Error)
+        self.table = self.table_of(kind, table)
+        self.format_table = self.table_of(FORMAT_TABLE, FORMAT_TABLE)
+
+    @property
+    def place(self) -> object:
+        return self._sync.url
+
+    def table_of(self, kind: str, name: str) -> sa.Table:
+        """Return a table of `TABLES`, also if another store has put it into the metadata before.
+
+        Arguments:
+            kind, name: what it is called there, and here.
+        """
+        full = f"{self._schema}.{name}" if self._schema else name
+        if (found := self._metadata.tables.get(full)) is not None:
+            return found
+        declared, key = TABLES[kind]
+        columns = [
+            sa.Column(
+                column,
+                _type(kind.removesuffix(" NULL")),
+                primary_key=column in key,
+                autoincrement=False,
+                nullable=kind.endswith(" NULL"),
+            )
+            for column, kind in declared.items()
+        ]
+        return sa.Table(name, self._metadata, *columns, schema=self._schema, **_TABLE_OPTIONS)
+
+    def quoted(self, table: str) -> str:
+        preparer = self.engine.dialect.identifier_preparer
+        prefix = f"{preparer.quote_schema(self._mapped)}." if self._mapped else ""
+        return prefix + preparer.quote(table)
+
+    async def transact(self, script: Script[T]) -> T:
+        return await self._transact(partial(_run_where_it_rolls_back, script=script))
+
+    async def read(self, script: Script[T]) -> T:
+        return await self._transact(partial(_run, script=script))
+
+    async def _transact(self, work: Work[T]) -> T:
+        if isinstance(self.engine, AsyncEngine):
+            async with self.engine.begin() as connection:
+                return await connection.run_sync(work)
+        return await transact_in_thread(self.engine.begin, work)
+
+    async def within(self, transaction: Any, script: Script[T]) -> T:
+        """See `Database.within`."""
+
+        def work(connection: sa.Connection) -> T:
+            if connection.dialect.name != self.dialect:
+                raise StoreError(
+                    f"the transaction is on {connection.dialect.name}, "
+                    f"but the cursors are on {self.dialect}"
+                )
+            return _run_where_it_rolls_back(connection, script)
+
+        # A session with several engines (`binds=`, `get_bind`) chooses by the statement.
+        change: Any = {"clause": sa.update(self.table)}
+        if isinstance(transaction, (AsyncSession, async_scoped_session)):
+            transaction = await transaction.connection(bind_arguments=change)
+        if isinstance(transaction, AsyncConnection):
+            return await transaction.run_sync(work)
+        if not isinstance(transaction, (sa.Connection, Session)):
+            raise StoreError(
+                "transaction must be an AsyncConnection or an AsyncSession, a Connection or a "
+                f"Session, not a {type(transaction).__name__}"
+            )
+
+        def call() -> T:
+            if isinstance(transaction, Session):
+                return work(transaction.connection(bind_arguments=change))
+            return work(transaction)
+
+        return await in_callers_thread(call, otherwise=in_thread)
+
+    def text_of(self, error: Exception) -> str:
+        """See `Database.text_of`.
+
+        Neither the statement and its parameters, which may be payloads, nor the password.
+        """
+        if not isinstance(error, self._known):
+            return ""
+        foreign = getattr(error, "orig", None) or error
+        text = next(iter(str(foreign).strip().splitlines()), "") or type(foreign).__name__
+        password = self._sync.url.password
+        return text.replace(str(password), "***") if password else text
+
+    def __repr__(self) -> str:
+        driver = self.engine.dialect.driver
+        return f"{self.dialect}+{driver}, table {self.table.fullname!r}"
+
+
+def _type(declared: str) -> Any:
+    if sized := re.fullmatch(r"(\w+)\((\d+)\)", declared):
+        return _TYPES[sized[1]](int(sized[2]))
+    return _TYPES[declared]()
+
+
+# Functions of a connection
+
+
+def _run(connection: sa.Connection, script: Script[T]) -> T:
+    """Run a script on a connection, and return its result."""
+    style = _PLACEHOLDERS.get(connection.dialect.paramstyle, "%s")
+
+    def execute(step: Step) -> Any:
+        result = connection.exec_driver_sql(with_placeholders(step.sql, style), tuple(step[1]))
+        if isinstance(step, CountedChange):
+            return result.rowcount
+        return result.fetchall() if result.returns_rows else []
+
+    return run_steps(script, execute)
 
 
 def _run_where_it_rolls_back(connection: sa.Connection, script: Script[T]) -> T:
-    if is_autocommit(connection):
+    if _is_autocommit(connection):
         raise StoreError(
             "the connection is in autocommit mode: "
             "there is no transaction that the save could be part of"
         )
-    return run_script(connection, script)
+    return _run(connection, script)
+
+
+def _is_autocommit(connection: sa.Connection) -> bool:
+    """Return whether the database commits each statement, so that nothing can be rolled back.
+
+    Asks the driver, which costs no round trip.
+    """
+    pooled = connection.connection
+    assert pooled.dbapi_connection is not None
+    try:
+        autocommit = connection.dialect.detect_autocommit_setting(pooled.dbapi_connection)
+    except NotImplementedError:
+        return False  # a dialect that can't say
+    if autocommit and connection.dialect.name == "sqlite":
+        # SQLAlchemy's recipe for savepoints in SQLite switches the driver to autocommit and emits
+        # BEGIN when a transaction begins, which is at the latest with this statement.
+        connection.exec_driver_sql("SELECT 1")
+        return not getattr(pooled.driver_connection, "in_transaction", True)
+    return autocommit
+
+
+class _LeaseConnections:
+    """Connections of the store's own, outside of the application's pool, to a database's server.
+
+    Each statement commits itself: a process that is paused between two of them holds no lock.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        pool = sync.pool.recreate()  # the application can't use it up
+        own = sa.Engine(pool, sync.dialect, sync.url, hide_parameters=sync.hide_parameters)
+        own = own.execution_options(isolation_level="AUTOCOMMIT")
+        self._engine: Engine = AsyncEngine(own) if isinstance(engine, AsyncEngine) else own
+        self._bound: float | None = None
+        self._lock = threading.Lock()
+
+    async def acquire(self) -> AnyConnection:
+        self._bound = None
+        if isinstance(self._engine, AsyncEngine):
+            return await self._engine.connect()
+        return await in_thread(self._engine.connect)
+
+    async def run(self, connection: AnyConnection, script: Script[T], lock_seconds: float) -> T:
+        """See `LeaseConnections.run`."""
+
+        def work(connection: sa.Connection) -> T:
+            if self._bound != lock_seconds and connection.dialect.name in MYSQL:
+                wait = lock_wait(connection.dialect.name, lock_seconds)
+                connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {wait}")
+            self._bound = lock_seconds
+            return _run(connection, script)
+
+        if isinstance(connection, AsyncConnection):
+            return await connection.run_sync(work)
+        return await in_thread(partial(self._one_at_a_time, work, connection), abandon=True)
+
+    async def release(self, connection: AnyConnection, *, broken: bool) -> None:
+        """See `LeaseConnections.release`."""
+
+        def work(connection: sa.Connection) -> None:
+            if broken and not connection.invalidated:
+                connection.invalidate()
+            connection.close()
+
+        engine = self._engine
+        if isinstance(engine, AsyncEngine):
+            assert isinstance(connection, AsyncConnection)
+            await connection.run_sync(work)
+            await engine.dispose()
+            return
+
+        assert isinstance(connection, sa.Connection)
+
+        def leave() -> None:
+            self._one_at_a_time(work, connection)
+            engine.dispose()
+
+        if broken:  # a statement that nobody waits for any more may still use it
+            threading.Thread(target=leave, daemon=True).start()
+        else:
+            await in_thread(leave)
+
+    def _one_at_a_time(self, work: Work[T], connection: sa.Connection) -> T:
+        with self._lock:
+            return work(connection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -15,6 +15,7 @@ class Dialect(NamedTuple):
             that change them. Empty where the database has one writer at a time.
         upsert: what an INSERT of rows ends with to replace the rows with the same keys.
         new: the value of a column in such a row.
+        stored: names the rows that are there; empty where their columns are known by themselves.
         shown, bound: what shows the longest wait for a row lock, and the statement that sets it.
         ends: whether an error of a statement ends the transaction.
         skips: whether an UPDATE can pass by a row that another transaction holds.
@@ -23,6 +24,7 @@ class Dialect(NamedTuple):
     clock: str
     upsert: str
     new: str
+    stored: str = ""
     lock: str = ""
     share: str = ""
     shown: str = ""
@@ -30,10 +32,27 @@ class Dialect(NamedTuple):
     ends: bool = False
     skips: bool = False
 
-    def replacing(self, key: Iterable[str], columns: Iterable[str]) -> str:
-        """Return what an INSERT ends with to replace these columns of the rows it finds."""
-        changes = ", ".join(f"{column} = {self.new.format(column)}" for column in columns)
-        return f"{self.upsert.format(', '.join(key))} {changes}"
+    def replacing(
+        self, key: Iterable[str], columns: Sequence[str], above: tuple[str, int] | None = None
+    ) -> str:
+        """Return what an INSERT ends with to replace these columns of the rows it finds.
+
+        Arguments:
+            above: a column, the last one, that has to be so much above the stored one. A row of
+                which it is not stays as it is.
+        """
+        new = {column: self.new.format(column) for column in columns}
+        where = ""
+        if above is not None:
+            name, step = above
+            found = f"{self.stored.removeprefix('AS ')}.{name}" if self.stored else name
+            where = f"{found} = {new[name]} - {step}"
+        if where and not self.stored:
+            # From left to right: the last one decides about those before.
+            new = {column: f"IF({where}, {value}, {column})" for column, value in new.items()}
+            where = ""
+        changes = ", ".join(f"{column} = {value}" for column, value in new.items())
+        return f"{self.upsert.format(', '.join(key))} {changes}{where and f' WHERE {where}'}"
 
 
 _ON_CONFLICT = "ON CONFLICT ({}) DO UPDATE SET"
@@ -53,6 +72,7 @@ DIALECTS = {
         clock="CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)",
         upsert=_ON_CONFLICT,
         new="excluded.{}",
+        stored="AS stored",
         lock=" FOR UPDATE",
         share=" FOR SHARE",
         shown="current_setting('lock_timeout')",
@@ -67,16 +87,10 @@ DIALECTS = {
         clock="CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
         upsert=_ON_CONFLICT,
         new="excluded.{}",
+        stored="AS stored",
     ),
 }
-CLOCKS = {name: dialect.clock for name, dialect in DIALECTS.items()}
-"""The clock of each database, in microseconds since 1970 UTC."""
 MYSQL = ("mysql", "mariadb")
-SKIPS_LOCKED = ("postgresql", *MYSQL)
-"""Databases that lock the rows of a SELECT, and can pass by those that another transaction holds.
-
-SQLite has one writer at a time.
-"""
 # Serialization failures and deadlocks: SQLSTATEs of PostgreSQL, numbers of MySQL and MariaDB.
 _CONFLICTS = ("40001", "40P01", 1213, 1020)
 # The time to wait for a row lock is over.

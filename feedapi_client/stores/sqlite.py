@@ -1,7 +1,4 @@
-"""Cursors in a SQLite file, or in memory, with the standard library only.
-
-Here are threads and transactions; the statements are in `feedapi_client.stores.positions`.
-"""
+"""Cursors in a SQLite file, or in memory, with the standard library only."""
 
 from __future__ import annotations
 
@@ -9,38 +6,38 @@ import os
 import sqlite3
 import sys
 import threading
+import time
 import weakref
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-import anyio.lowlevel
-import orjson
+import anyio.to_thread
+from anyio.lowlevel import RunVar
 
-from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.model import FeedKey
+from feedapi_client.arguments import OneProcess
+from feedapi_client.causes import store_problem
+from feedapi_client.errors import StoreError
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
-from feedapi_client.stores.lease_stores import ScriptedLeases
 from feedapi_client.stores.leases import SECOND, LeaseScripts
-from feedapi_client.stores.positions import PositionScripts
-from feedapi_client.stores.scripted import JournalledScripts, Run, ScriptedStore
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sqlite_connection import (
-    SQLiteFile,
-    run_script,
-    run_script_on_aiosqlite,
-    transact,
+from feedapi_client.stores.scripted import (
+    Database,
+    JournalledScripts,
+    ScriptedLeases,
+    ScriptedStore,
 )
-from feedapi_client.stores.stored_format import FORMAT_TABLE, STORE_FORMAT, note_format
-from feedapi_client.stores.tables import create_missing
+from feedapi_client.stores.scripts import Query, Script, run_on_async_cursors, run_on_cursors
+from feedapi_client.stores.tables import CURSORS, TABLES, create_missing, create_table
 
 T = TypeVar("T")
 
-_TABLES = ("feedapi_cursors", "feedapi_cursors_done")
-_LEASE_TABLES = ("feedapi_cursors_instances", "feedapi_cursors_leases")
+_BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_OPEN_PAUSE = 0.02
+_LEASES = {name: name for name in (f"{CURSORS}_instances", f"{CURSORS}_leases")}
 
 
 class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
@@ -54,7 +51,7 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
     on that connection, and the caller commits it or rolls it back. It is part of the open
     transaction; without one it opens one, if the connection is in the mode to do so. On a
     `sqlite3.Connection` it happens synchronously in the calling thread, also with
-    `SyncFeedConsumer`: see `feedapi_client.stores.caller_thread`. Don't hold a write
+    `SyncFeedConsumer`: see `feedapi_client.stores.in_callers_thread`. Don't hold a write
     transaction open across awaits that lead to other saves: SQLite has one writer at a time.
 
     A file that is damaged, not SQLite or not accessible raises `StoreError` at the first use.
@@ -73,116 +70,19 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
         journal: Journal | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format, journal)
-        self._journalled = journal is not None
-        self.file = SQLiteFile(self.path, busy_timeout, self._create)
-        self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format)
+        super().__init__(SQLiteDatabase(self.path, busy_timeout), journal=journal)
+        self._lease_scripts = LeaseScripts("sqlite", self._named)
         # On a connection of its own, so that no save delays a renewal.
-        self._lease_file = SQLiteFile(
-            self.path, busy_timeout, partial(create_missing, *_LEASE_TABLES)
-        )
+        self._lease_database = SQLiteDatabase(self.path, busy_timeout)
+        self._lease_database.need(_LEASES)
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
-        await self.file.aclose()
-        await self._lease_file.aclose()
-
-    async def _read(self, script: Script[T]) -> T:
-        return await self.file.run(partial(run_script, script=script))
-
-    async def _run_alone(self, script: Script[T]) -> T:
-        return await self.file.run(partial(transact, script=script))
-
-    async def _lease(
-        self,
-        feed: FeedKey,
-        script: Callable[[], Script[T]],
-        *,
-        beats: bool = False,  # noqa: ARG002
-        reads: bool = False,
-    ) -> T:
-        run = run_script if reads else transact
-        async with self._operation(feed):
-            return await self._lease_file.run(lambda connection: run(connection, script()))
-
-    @asynccontextmanager
-    async def _operation(
-        self,
-        feed: FeedKey | None,
-        *,
-        shield: bool = True,  # noqa: ARG002 - what runs in a thread is finished
-    ) -> AsyncIterator[None]:
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        try:
-            yield
-        except FeedError:
-            raise
-        except Exception as error:
-            raise self.file.failure(feed, error) from error
-
-    # The caller's connection
-
-    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
-        if transaction is None:
-            return None
-        aiosqlite = sys.modules.get("aiosqlite")
-        if isinstance(transaction, sqlite3.Connection):
-            return lambda script: in_callers_thread(
-                partial(run_script, transaction, self._in_transaction(feed, script, transaction))
-            )
-        if aiosqlite is not None and isinstance(transaction, aiosqlite.Connection):
-            return lambda script: self._run_on_aiosqlite(
-                transaction, self._in_transaction(feed, script, transaction)
-            )
-        kind = type(transaction).__name__
-        raise StoreError(
-            f"transaction must be a sqlite3.Connection or an aiosqlite.Connection, not a {kind}",
-            feed=feed.url,
-        )
-
-    @staticmethod
-    async def _run_on_aiosqlite(connection: Any, script: Script[T]) -> T:
-        with anyio.CancelScope(shield=True):
-            return await run_script_on_aiosqlite(connection, script)
-        raise AssertionError("the scope is never cancelled")
-
-    def _in_transaction(self, feed: FeedKey, script: Script[T], connection: Any) -> Script[T]:
-        databases = yield Query("PRAGMA database_list")
-        self._check_file(feed, next(row[2] for row in databases if row[1] == "main"))
-        if not connection.in_transaction:
-            if (
-                connection.isolation_level is None
-                or getattr(connection, "autocommit", False) is True
-            ):
-                raise StoreError(
-                    "no transaction is open on the connection, which is in autocommit mode: "
-                    "BEGIN one first",
-                    feed=feed.url,
-                )
-            # A transaction that has read fails at once when it writes beside another
-            # writer; this one waits for it.
-            yield Query("BEGIN IMMEDIATE")
-        if not self.file.is_open:
-            yield from self._create()
-        return (yield from script)
-
-    def _create(self) -> Script[None]:
-        """Create the tables that do not exist yet."""
-        journal = ("feedapi_cursors_journal",) * self._journalled
-        yield from create_missing(FORMAT_TABLE, *_TABLES, *journal)
-        yield from note_format(FORMAT_TABLE, "feedapi_cursors", STORE_FORMAT)
-
-    def _check_file(self, feed: FeedKey, file: str) -> None:
-        if not file or os.path.realpath(file) != os.path.realpath(self.path):
-            raise StoreError(
-                f"the transaction is on the database {file or 'in memory'}, "
-                f"but the cursors are kept in {self.path}: use one file for both",
-                feed=feed.url,
-            )
+        await self.database.aclose()
+        await self._lease_database.aclose()
 
     def __repr__(self) -> str:
-        state = "open" if self.file.is_open else "closed"
-        return f"<SQLiteCursorStore {self.path!r}, {state}>"
+        return f"<SQLiteCursorStore {self.path!r}>"
 
 
 class MemoryCursorStore(ScriptedLeases, ScriptedStore):
@@ -193,71 +93,273 @@ class MemoryCursorStore(ScriptedLeases, ScriptedStore):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format)
+        super().__init__(database := MemoryDatabase())
+        self.database: MemoryDatabase = database
         # By the clock of the event loop, which may be a virtual one.
-        self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format, _loop_clock)
+        self._lease_scripts = LeaseScripts("sqlite", self._named, _loop_clock)
+        self._lease_database = self.database
+
+    def __repr__(self) -> str:
+        return "<MemoryCursorStore>"
+
+
+class SQLiteDatabase(Database):
+    """A file with one connection, used by one worker thread at a time.
+
+    A cancelled task leaves the queue for it, but a call that has begun is finished.
+
+    Arguments:
+        path: the file.
+        busy_timeout: maximum time to wait for another writer, in seconds.
+    """
+
+    dialect = "sqlite"
+    asyncio_only = False
+
+    def __init__(self, path: str, busy_timeout: float) -> None:
+        self.name = f"in {path}"
+        self._path = path
+        self._busy_timeout = busy_timeout
+        self._needed: dict[str, str] = {}
+        self._made: set[str] = set()
+        self._connection: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize[[], SQLiteDatabase] | None = None
+        self._opened: tuple[OneProcess, str, object] | None = None
+        self._lock = threading.Lock()
+        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("feedapi_sqlite_limiter")
+
+    @property
+    def place(self) -> object:
+        return os.path.realpath(self._path)
+
+    def need(self, tables: Mapping[str, str]) -> None:
+        self._needed.update(tables)
+
+    async def transact(self, script: Script[T]) -> T:
+        return await self._run(partial(_transact, script=script))
+
+    async def read(self, script: Script[T]) -> T:
+        return await self._run(lambda connection: run_on_cursors(script, connection.cursor))
+
+    async def within(self, transaction: Any, script: Script[T]) -> T:
+        # Rows are tuples of `str`, whatever factories the caller's connection has.
+        factory: Any = getattr(transaction, "text_factory", None)
+        joined = self._joined(script, transaction)
+        aiosqlite = sys.modules.get("aiosqlite")
+        if isinstance(transaction, sqlite3.Connection):
+
+            def run() -> T:
+                transaction.text_factory = str
+                try:
+                    return run_on_cursors(joined, lambda: _plain(transaction.cursor()))
+                finally:
+                    transaction.text_factory = factory
+
+            return await in_callers_thread(run)
+        if aiosqlite is None or not isinstance(transaction, aiosqlite.Connection):
+            raise StoreError(
+                "transaction must be a sqlite3.Connection or an aiosqlite.Connection, not a "
+                f"{type(transaction).__name__}"
+            )
+
+        async def cursor() -> Any:
+            return _plain(await transaction.cursor())
+
+        with anyio.CancelScope(shield=True):
+            transaction.text_factory = str
+            try:
+                return await run_on_async_cursors(joined, cursor)
+            finally:
+                transaction.text_factory = factory
+        raise AssertionError("the scope is never cancelled")
+
+    async def aclose(self) -> None:
+        """Close the connection. The next use opens another one."""
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._close)
+
+    def reason(self, error: Exception) -> str:
+        hint = ""
+        if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
+            hint = (
+                ". Commit in the thread that made the connection, "
+                "or make it with check_same_thread=False"
+            )
+        elif getattr(error, "sqlite_errorcode", None) in _BUSY_CODES:
+            hint = ". Another writer holds the file: keep write transactions short"
+        elif not (folder := Path(self._path).absolute().parent).is_dir():
+            hint = f": there is no folder {folder}"
+        # Of any other error only the name: its text may quote a cursor.
+        text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
+        if isinstance(error, OSError) and (problem := store_problem(error)) is not None:
+            text += f": {problem}"
+        return f"{text}{hint}"
+
+    def _joined(self, script: Script[T], connection: Any) -> Script[T]:
+        """Run a script in the transaction of the caller's connection, or open one."""
+        databases = yield Query("PRAGMA database_list")
+        file = next(row[2] for row in databases if row[1] == "main")
+        if not file or os.path.realpath(file) != self.place:
+            raise StoreError(
+                f"the transaction is on the database {file or 'in memory'}, "
+                f"but the store is in {self._path}: use one file for both"
+            )
+        if not connection.in_transaction:
+            if (
+                connection.isolation_level is None
+                or getattr(connection, "autocommit", False) is True
+            ):
+                raise StoreError(
+                    "no transaction is open on the connection, which is in autocommit mode: "
+                    "BEGIN one first"
+                )
+            # A transaction that has read fails at once when it writes beside another
+            # writer; this one waits for it.
+            yield Query("BEGIN IMMEDIATE")
+        yield from self._create_missing()
+        return (yield from script)
+
+    def _create_missing(self) -> Script[None]:
+        missing = {table: name for table, name in self._needed.items() if table not in self._made}
+        if missing:
+            yield from create_missing(missing, "sqlite", self.quoted)
+
+    async def _run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            limiter = self._limiter.get()
+        except LookupError:
+            limiter = anyio.CapacityLimiter(1)
+            self._limiter.set(limiter)
+        return await anyio.to_thread.run_sync(self._locked, function, limiter=limiter)
+
+    def _locked(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._open()
+            elif self._opened is not None:
+                process, path, file = self._opened
+                process.check(f"the cursor database {self._path}", error=StoreError)
+                if file != _identity(path):
+                    raise StoreError(
+                        f"the cursor database {self._path} was replaced or deleted while it "
+                        "was in use: nothing is saved to the file that is gone. Start again"
+                    )
+            if self._needed.keys() != self._made:
+                _transact(self._connection, self._create_missing())
+                self._made = set(self._needed)
+            return function(self._connection)
+
+    def _open(self) -> sqlite3.Connection:
+        """Open the file in WAL mode. Another process that does the same is waited for."""
+        create_privately(self._path)
+        connection = sqlite3.connect(
+            self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+        )
+        deadline = time.monotonic() + self._busy_timeout
+        try:
+            while not _switch_to_wal(connection, last_try=time.monotonic() >= deadline):
+                time.sleep(_OPEN_PAUSE)
+        except BaseException:
+            connection.close()
+            raise
+        # A store that is never closed must not end with a ResourceWarning.
+        self._finalizer = weakref.finalize(self, connection.close)
+        path = os.path.abspath(self._path)
+        self._opened = OneProcess(), path, _identity(path)
+        return connection
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._finalizer is not None:
+                self._finalizer()
+            self._connection = self._finalizer = None
+            self._made = set()
+
+
+class MemoryDatabase(Database):
+    """A database in memory, used in the thread of the event loop."""
+
+    dialect = "sqlite"
+    name = "in memory"
+    asyncio_only = False
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False
         )
         # A store that is never closed must not end with a ResourceWarning.
         weakref.finalize(self, self._connection.close)
-        run_script(self._connection, create_missing(*_TABLES, *_LEASE_TABLES, "feedapi_quarantine"))
+        for table in TABLES:
+            self._connection.execute(create_table(table, "sqlite"))
 
-    async def _read(self, script: Script[T]) -> T:
-        return run_script(self._connection, script)
-
-    async def _run_alone(self, script: Script[T]) -> T:
+    async def transact(self, script: Script[T]) -> T:
         with self._lock:
-            return transact(self._connection, script)
+            return _transact(self._connection, script)
 
-    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
-        if transaction is not None:
-            raise StoreError(
-                "MemoryCursorStore can't take part in a transaction: "
-                "use a store in the database that the effects go to",
-                feed=feed.url,
-            )
+    async def read(self, script: Script[T]) -> T:
+        return run_on_cursors(script, self._connection.cursor)
+
+    async def within(self, transaction: Any, script: Script[T]) -> T:  # noqa: ARG002
+        raise StoreError(
+            "MemoryCursorStore can't take part in a transaction: "
+            "use a store in the database that the effects go to"
+        )
+
+    def reason(self, error: Exception) -> str:
+        return str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
+
+
+def _transact(connection: sqlite3.Connection, script: Script[T]) -> T:
+    """Run a script in a transaction of its own, and return its result."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        result = run_on_cursors(script, connection.cursor)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+    return result
+
+
+def _plain(cursor: Any) -> Any:
+    cursor.row_factory = None
+    return cursor
+
+
+def _switch_to_wal(connection: sqlite3.Connection, *, last_try: bool) -> bool:
+    """Return False if another process is preparing the file, so that it is busy."""
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        if last_try or error.sqlite_errorcode not in _BUSY_CODES:
+            raise
+        return False
+    return True
+
+
+def _identity(path: str) -> object:
+    """What tells a file from another one of its name; None without a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
         return None
+    return found.st_dev, found.st_ino
 
-    async def _lease(
-        self,
-        feed: FeedKey,
-        script: Callable[[], Script[T]],
-        *,
-        beats: bool = False,  # noqa: ARG002
-        reads: bool = False,
-    ) -> T:
-        async with self._operation(feed):
-            return await (self._read if reads else self._run_alone)(script())
 
-    def _operation(
-        self,
-        feed: FeedKey | None,
-        *,
-        shield: bool = True,  # noqa: ARG002 - it never waits
-    ) -> _InMemory:
-        return _InMemory(feed)
+def create_privately(path: str) -> None:
+    """Create the file for its owner alone, unless it is there: quarantined payloads may be in it.
 
-    def __repr__(self) -> str:
-        rows = run_script(self._connection, self._scripts.feeds())
-        return f"<MemoryCursorStore: {len(rows)} feeds>"
+    SQLite gives the files beside it (-wal, -shm) the same rights. What can't be created is left to
+    SQLite, which says why.
+    """
+    if path in ("", ":memory:"):
+        return
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _loop_clock() -> int:
     return int(anyio.current_time() * SECOND)
-
-
-class _InMemory:
-    """What `contextlib` would make of a function, at a fifth of its cost."""
-
-    def __init__(self, feed: FeedKey | None) -> None:
-        self._feed = feed
-
-    async def __aenter__(self) -> None:
-        await anyio.lowlevel.checkpoint_if_cancelled()
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (sqlite3.Error, OverflowError, UnicodeError, orjson.JSONEncodeError)):
-            url = None if self._feed is None else self._feed.url
-            raise StoreError(f"keeping cursors in memory failed: {error}", feed=url) from error

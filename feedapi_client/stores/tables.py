@@ -1,126 +1,154 @@
-"""The tables of the SQL stores, declared once."""
+"""The tables of the SQL stores, declared once, and the versions of what they hold.
+
+A database has the table ``feedapi_format``, with a row for each table of cursors (which counts for
+its journal, instances and leases, too) and of quarantined events. Without a row the version is 1.
+`docs/pages/formats.md` has the formats.
+"""
+
+# ruff: noqa: S608 - the statements are made of quoted names
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from feedapi_client.errors import StoreError
+from feedapi_client.model import FeedKey
 from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.stored_format import FORMAT_TABLE
+from feedapi_client.stores.sql_dialects import is_missing_table
 
-_FEED = "CHAR(64) NOT NULL"
-_NUMBER = "INTEGER NOT NULL"
-_LARGE = "BIGINT NOT NULL"
-_TEXT = "{text} NOT NULL"
-_NAME = "VARCHAR(200) NOT NULL"
-_STATUS = "VARCHAR(16) NOT NULL"
+CURSORS = "feedapi_cursors"
+QUARANTINE = "feedapi_quarantine"
+FORMAT_TABLE = "feedapi_format"
+STORE_FORMAT = 1
+"""The version of cursors, journal, instances and leases, in every kind of store."""
+FORMATS = {CURSORS: STORE_FORMAT, QUARANTINE: 1}
+"""The newest version of what a table holds. The others belong to that of cursors."""
 
-TABLES: dict[str, tuple[dict[str, str], str]] = {
-    "feedapi_cursors": (
-        {
-            "feed_id": _FEED,
-            "partition_id": _NUMBER,
-            "feed_cursor": _TEXT,
-            "status": _STATUS,
-            "revision": _LARGE,
-            "saved_at": _LARGE,
-            "feed_url": _TEXT,
-            "consumer": _TEXT,
-            "filters": _TEXT,
-        },
-        "feed_id, partition_id",
-    ),
-    "feedapi_cursors_journal": (
-        {
-            "feed_id": _FEED,
-            "replaced_at": _LARGE,
-            "partition_id": _NUMBER,
-            "revision": _LARGE,
-            "feed_cursor": _TEXT,
-            "status": _STATUS,
-            "saved_at": _LARGE,
-        },
-        "feed_id, replaced_at, partition_id, revision",
-    ),
-    "feedapi_cursors_done": (
-        {
-            "feed_id": _FEED,
-            "partition_id": _NUMBER,
-            "event_id": "VARCHAR(64) NOT NULL",
-            "claim": _LARGE,
-        },
-        "feed_id, partition_id, event_id",
-    ),
-    "feedapi_cursors_instances": (
-        {
-            "feed_id": _FEED,
-            "instance": _NAME,
-            "joined_at": _LARGE,
-            "expires_at": _LARGE,
-            "changes": _LARGE,
-            "options": _NAME,
-        },
-        "feed_id, instance",
-    ),
-    "feedapi_cursors_leases": (
-        {
-            "feed_id": _FEED,
-            "partition_id": _NUMBER,
-            "owner": "VARCHAR(200)",
-            "epoch": _LARGE,
-            "ended": _NUMBER,
-            "changed_at": _LARGE,
-        },
-        "feed_id, partition_id",
-    ),
-    "feedapi_quarantine": (
-        {
-            "id": "VARCHAR(32) NOT NULL",
-            "feed_id": _FEED,
-            "feed_url": _TEXT,
-            "consumer": _TEXT,
-            "filters": _TEXT,
-            "partition_id": _NUMBER,
-            "feed_cursor": _TEXT,
-            "event_index": _NUMBER,
-            "payload": "{bytes} NOT NULL",
-            "headers": _TEXT,
-            "error_type": _TEXT,
-            "error": _TEXT,
-            "quarantined_at": _LARGE,
-        },
-        "id",
-    ),
+_DECLARED = {
+    CURSORS: """feed_id CHAR(64), partition_id INTEGER, feed_cursor TEXT, status VARCHAR(16),
+        revision BIGINT, saved_at BIGINT, feed_url TEXT, consumer TEXT, filters TEXT;
+        feed_id, partition_id""",
+    "feedapi_cursors_journal": """feed_id CHAR(64), replaced_at BIGINT, partition_id INTEGER,
+        revision BIGINT, feed_cursor TEXT, status VARCHAR(16), saved_at BIGINT;
+        feed_id, replaced_at, partition_id, revision""",
+    "feedapi_cursors_done": """feed_id CHAR(64), partition_id INTEGER, event_id VARCHAR(64),
+        claim BIGINT; feed_id, partition_id, event_id""",
+    "feedapi_cursors_instances": """feed_id CHAR(64), instance VARCHAR(200), joined_at BIGINT,
+        expires_at BIGINT, changes BIGINT, options VARCHAR(200); feed_id, instance""",
+    "feedapi_cursors_leases": """feed_id CHAR(64), partition_id INTEGER, owner VARCHAR(200) NULL,
+        epoch BIGINT, ended INTEGER, changed_at BIGINT; feed_id, partition_id""",
+    QUARANTINE: """id VARCHAR(32), feed_id CHAR(64), feed_url TEXT, consumer TEXT, filters TEXT,
+        partition_id INTEGER, feed_cursor TEXT, event_index INTEGER, payload BLOB, headers TEXT,
+        error_type TEXT, error TEXT, quarantined_at BIGINT; id""",
+    FORMAT_TABLE: "name VARCHAR(200), version INTEGER; name",
 }
-"""The columns of each table, and its primary key. Times are in microseconds since 1970 UTC."""
-FORMATS = {FORMAT_TABLE: ({"name": _NAME, "version": _NUMBER}, "name")}
-"""The table that notes the formats of others, in the same way. Django has none."""
-
 _TYPES = {
-    "sqlite": {"text": "TEXT", "bytes": "BLOB"},
-    "postgresql": {"text": "TEXT", "bytes": "BYTEA"},
+    "sqlite": {},
+    "postgresql": {"BLOB": "BYTEA"},
     # TEXT and BLOB of MySQL end at 64 KiB.
-    "mysql": {"text": "LONGTEXT", "bytes": "LONGBLOB"},
+    "mysql": {"TEXT": "LONGTEXT", "BLOB": "LONGBLOB"},
 }
 # Names that differ in case are different names, whatever the database's default.
 _MYSQL = " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
-def create_table(table: str, dialect: str, *, unless: str | None = None) -> str:
-    """Return the statement that creates a table.
+def _table(declared: str) -> tuple[dict[str, str], list[str]]:
+    columns, _, key = declared.partition(";")
+    return dict(each.split(maxsplit=1) for each in columns.split(",")), key.replace(",", "").split()
+
+
+TABLES = {name: _table(declared) for name, declared in _DECLARED.items()}
+"""The columns of each table with their types, and those of its primary key.
+
+Times are in microseconds since 1970 UTC. What may be NULL says so.
+"""
+
+
+def create_table(table: str, dialect: str, name: str | None = None) -> str:
+    """Return the statement that creates a table, by this name, quoted, or by its own."""
+    dialect = "mysql" if dialect == "mariadb" else dialect
+    columns, key = TABLES[table]
+    lines = []
+    for column, declared in columns.items():
+        kind = declared.removesuffix(" NULL")
+        null = "" if kind != declared else " NOT NULL"
+        primary = " PRIMARY KEY" if key == [column] else ""
+        lines.append(f"{column} {_TYPES[dialect].get(kind, kind)}{null}{primary}")
+    if len(key) > 1:
+        lines.append(f"PRIMARY KEY ({', '.join(key)})")
+    options = _MYSQL if dialect == "mysql" else ""
+    return f"CREATE TABLE {name or table} ({', '.join(lines)}){options}"
+
+
+def exists(table: str, dialect: str) -> Script[bool]:
+    """Return whether a table, whose quoted name this is, is there."""
+    if dialect == "postgresql":  # where an error would end the transaction
+        rows = yield Query("SELECT to_regclass(CAST(? AS TEXT)) IS NOT NULL", (table,))
+        return bool(rows[0][0])
+    try:
+        yield Query(f"SELECT 1 FROM {table} WHERE 1 = 0")
+    except Exception as error:
+        if not is_missing_table(error):
+            raise
+        return False
+    return True
+
+
+def create_missing(
+    tables: Mapping[str, str], dialect: str, quoted: Callable[[str], str]
+) -> Script[None]:
+    """Create the tables that are not there, and note their formats where they are not noted.
+
+    A role that may not create tables is refused ``IF NOT EXISTS``, too.
 
     Arguments:
-        unless: its name, quoted, where it is created unless it is there.
+        tables: their names, by those of `TABLES`.
+        quoted: returns a name as an identifier of SQL.
+
+    Raises:
+        StoreError: a newer version of this package wrote one of them.
     """
-    columns, key = (TABLES | FORMATS)[table]
-    lines = [
-        f"{column} {kind.format_map(_TYPES[dialect])}{' PRIMARY KEY' * (column == key)}"
-        for column, kind in columns.items()
-    ]
-    lines += [] if key in columns else [f"PRIMARY KEY ({key})"]
-    options = _MYSQL if dialect == "mysql" else ""
-    name = table if unless is None else f"IF NOT EXISTS {unless}"
-    return f"CREATE TABLE {name} ({', '.join(lines)}){options}"
+    for table, name in {**tables, FORMAT_TABLE: FORMAT_TABLE}.items():
+        if not (yield from exists(quoted(name), dialect)):
+            yield Query(create_table(table, dialect, quoted(name)))
+    formats = quoted(FORMAT_TABLE)
+    for table in tables.keys() & FORMATS.keys():
+        if not (yield from _check_noted(formats, tables[table], FORMATS[table])):
+            note = f"INSERT INTO {formats} (name, version) VALUES (?, ?)"
+            yield Query(note, (tables[table], FORMATS[table]))
 
 
-def create_missing(*tables: str) -> Script[None]:
-    """Create tables in a SQLite file, unless they are there."""
-    for table in tables:
-        yield Query(create_table(table, "sqlite", unless=table))
+def check_formats(
+    tables: Mapping[str, str], dialect: str, quoted: Callable[[str], str]
+) -> Script[None]:
+    """Check the formats of tables. Raises and takes what `create_missing` does."""
+    formats = quoted(FORMAT_TABLE)
+    if (yield from exists(formats, dialect)):
+        for table in tables.keys() & FORMATS.keys():
+            yield from _check_noted(formats, tables[table], FORMATS[table])
+
+
+def _check_noted(formats: str, name: str, newest: int) -> Script[bool]:
+    """Check the format of a table, and return whether there is a note of it."""
+    rows = yield Query(f"SELECT version FROM {formats} WHERE name = ?", (name,))
+    check_format(f"the table {name}", rows[0][0] if rows else None, newest)
+    return bool(rows)
+
+
+def check_format(what: str, found: int | None, newest: int, feed: FeedKey | None = None) -> None:
+    """Check that this version can read what another one wrote.
+
+    Arguments:
+        what: what it is, and where, for the message.
+        found: the stored version; None where there is none, which is 1.
+        newest: the newest version that can be read.
+
+    Raises:
+        StoreError: a newer version of this package wrote it.
+    """
+    if found is not None and found > newest:
+        raise StoreError(
+            f"a newer version of feedapi-client wrote {what} (format {found}, this one reads up "
+            f"to {newest}): update feedapi-client here",
+            feed=None if feed is None else feed.url,
+        )

@@ -35,7 +35,7 @@ from feedapi_client import (
 )
 from feedapi_client.notifications import EventsPassedOver, Notification
 from feedapi_client.quarantine import operations
-from feedapi_client.quarantine.quarantine_location import quarantine_beside
+from feedapi_client.quarantine.quarantine_store import quarantine_beside
 from feedapi_client.stores.done import DONE_FORMAT, DoneEvent, stored_id
 from feedapi_client.telemetry import observe
 from feedapi_client.testing import Publisher

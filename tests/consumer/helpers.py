@@ -100,14 +100,14 @@ class RecordingStore(MemoryCursorStore):
         feed: FeedKey,
         positions: Mapping[int, Position],
         *,
-        transaction: Transaction | None = None,
+        transaction: Any = None,
     ) -> None:
         if self.before_save is not None:
             await self.before_save(positions)
-        if transaction is not None:
+        if isinstance(transaction, Transaction):
             transaction.changes.append((feed, dict(positions)))
             return
-        await super().save(feed, positions)
+        await super().save(feed, positions, transaction=transaction)
         self.saves.append(dict(positions))
 
     def hold(self, holds: Callable[[Mapping[int, Position]], bool] = lambda _: True) -> Gate:

@@ -119,7 +119,7 @@ class DjangoContract(AdministrableStoreContract, DoneStoreContract):
             "sqlite": event + "WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'fire'); END",
             "mysql": event + "FOR EACH ROW IF NEW.partition_id = 5 "
             "THEN SIGNAL SQLSTATE '45000'; END IF",
-        }.get(store.database.vendor)
+        }.get(store.database.dialect)
         run = in_django(execute)
         if trigger is None:
             await run(

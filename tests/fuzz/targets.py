@@ -341,14 +341,5 @@ def headers(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     each.__name__: each
-    for each in (
-        decoder,
-        page,
-        negotiation,
-        discovery,
-        graph,
-        envelope,
-        import_file,
-        headers,
-    )
+    for each in (decoder, page, negotiation, discovery, graph, envelope, import_file, headers)
 }

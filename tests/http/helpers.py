@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from feedapi_client.errors import FeedError
-from feedapi_client.http.io import AsyncIO, BlockingIO
-from feedapi_client.http.transport import Endpoint, Exchange, run_now
+from feedapi_client.http.io import AsyncIO, BlockingIO, run_now
+from feedapi_client.http.transport import Endpoint, Exchange
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, wire
 

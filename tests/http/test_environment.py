@@ -126,9 +126,7 @@ def test_certificates_that_are_not_there_are_named_with_their_variable(
     assert "No such file" in caught.value.message
 
 
-def test_a_proxy_that_speaks_socks_needs_an_extra_of_httpx(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_proxy_that_speaks_socks_needs_an_extra_of_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     program = (
         "import sys; sys.modules['socksio'] = None\n"

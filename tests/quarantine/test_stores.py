@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
-import anyio
-import anyio.lowlevel
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from feedapi_client import (
     Batch,
     FeedKey,
-    MemoryCursorStore,
-    PostgresCursorStore,
-    SQLAlchemyCursorStore,
-    SQLiteCursorStore,
     StoreError,
 )
-from feedapi_client.model import make_event
 from feedapi_client.quarantine import (
     MemoryQuarantineStore,
     PostgresQuarantineStore,
@@ -40,32 +30,34 @@ from feedapi_client.quarantine import (
     quarantine_beside,
     show,
 )
-from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.contracts import opening
-from tests.positions import counted
-from tests.postgres_pools import opened
-from tests.quarantine.helpers import PoisonError, kept, numbers, run
+from tests.quarantine.helpers import FEED, RAW, PoisonError, kept, numbers, record, run
+from tests.stores import drivers
+from tests.stores.drivers import App, Driver, cases, empty
 
 pytestmark = pytest.mark.anyio
 
-FEED = FeedKey("https://service/feed", "mine", {"event-types": "a;b"})
 OTHER = FeedKey("https://service/feed", "theirs")
 MOVED = FeedKey.named("orders", "mine", FEED.filters)
-RAW = '{"text":"\u2028 \\u0000 \\ud800 ä"}'.encode()
 BAD = (7, 12)
-POOLS = ("psycopg", "psycopg in threads", "asyncpg")
-ENGINES = {
-    "SQLAlchemy, aiosqlite": ("sqlite+aiosqlite", create_async_engine),
-    "SQLAlchemy, sqlite3": ("sqlite", sa.create_engine),
-    "SQLAlchemy, psycopg": ("postgresql+psycopg", create_async_engine),
-    "SQLAlchemy, psycopg in threads": ("postgresql+psycopg", sa.create_engine),
-    "SQLAlchemy, asyncpg": ("postgresql+asyncpg", create_async_engine),
-    "SQLAlchemy, asyncmy": ("mysql+asyncmy", create_async_engine),
-}
-FILES = ("sqlite3", "aiosqlite", "SQLAlchemy, aiosqlite", "SQLAlchemy, sqlite3")
-SERVED = [pytest.param(each, marks=pytest.mark.slow) for each in (*POOLS, *list(ENGINES)[2:])]
-ON_TRIO = ("memory", "sqlite3", "psycopg in threads")
+DRIVERS = [each for each in drivers.SQL[1:] if each.transaction != "rows"]
+ALL = [drivers.MEMORY, *DRIVERS]
+CREATING = [each for each in DRIVERS if each.server != "file" or "SQLAlchemy" in each.name]
+
+
+def with_drivers(chosen: list[Driver]) -> Any:
+    return pytest.mark.parametrize("case", cases(chosen), indirect=True)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def anyio_backend(case: Any) -> str:
+    return str(case[1])
 
 
 class Base(DeclarativeBase):
@@ -82,15 +74,9 @@ class Effect(Base):
 class Application:
     """One with its effects, its cursors and its quarantine in one database."""
 
-    def __init__(self, kind: str, url: sa.URL, cursors: Any, quarantine: Any) -> None:
-        self.cursors, self.quarantine = cursors, quarantine
-        self._kind, self._url = kind, url
-
-    def execute(self, statement: str) -> list[Any]:
-        engine = sa.create_engine(self._url, poolclass=sa.NullPool)
-        with engine.begin() as connection:
-            result = connection.execute(sa.text(statement))
-            return result.fetchall() if result.returns_rows else []
+    def __init__(self, app: App, cursors: Any, quarantine: Any) -> None:
+        self.app, self.cursors, self.quarantine = app, cursors, quarantine
+        self.execute = app.execute
 
     def rows(self) -> list[int]:
         return [n for (n,) in self.execute("SELECT n FROM effects ORDER BY at")]
@@ -98,109 +84,61 @@ class Application:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
         """Give what the application passes to a commit."""
-        engine: Any = getattr(self.cursors, "engine", None)
-        pool: Any = getattr(self.cursors, "pool", None)
-        async with AsyncExitStack() as stack:
-            if self._kind == "sqlite3":
-                connection = stack.enter_context(closing(sqlite3.connect(self.cursors.path)))
-                yield stack.enter_context(connection)
-            elif self._kind == "aiosqlite":
-                connection = await stack.enter_async_context(aiosqlite.connect(self.cursors.path))
-                yield connection
-                await connection.commit()
-            elif isinstance(engine, AsyncEngine):
-                yield await stack.enter_async_context(engine.begin())
-            elif engine is not None:
-                yield stack.enter_context(engine.begin())
-            elif self._kind == "psycopg in threads":
-                yield stack.enter_context(pool.connection())
-            elif self._kind == "psycopg":
-                yield await stack.enter_async_context(pool.connection())
-            else:
-                connection = await stack.enter_async_context(pool.acquire())
-                await stack.enter_async_context(connection.transaction())
-                yield connection
+        begun = await self.app.begin()
+        try:
+            yield begun
+        except BaseException:
+            await self.app.end(begun, commit=False)
+            raise
+        await self.app.end(begun, commit=True)
 
     async def write(self, transaction: Any, effects: list[int]) -> None:
-        statement: Any = f"INSERT INTO effects (n) VALUES {', '.join(f'({n})' for n in effects)}"
-        done = transaction.execute(sa.text(statement) if "SQLA" in self._kind else statement)
-        if isawaitable(done):
-            await done
+        await self.app.write(transaction, *effects)
 
 
-@asynccontextmanager
-async def running(kind: str, folder: Path, served: Callable[[str], Any]) -> AsyncIterator[Any]:
-    """Give an application with its tables."""
-    scheme, create = ENGINES.get(kind, ("postgresql" if kind in POOLS else "sqlite", None))
-    if kind in FILES:
-        url = sa.make_url(f"sqlite:///{folder / 'app.db'}")
-    else:
-        server = served("mariadb" if "my" in scheme else "postgres")
-        url = sa.make_url(server.url("pymysql" if "my" in scheme else "psycopg"))
-        server.empty()
-    async with AsyncExitStack() as stack:
-        cursors: Any = None
-        quarantine: Any = None
-        if create is not None:
-            engine: Any = create(url.set(drivername=scheme))
-            dispose = engine.dispose
-            if isinstance(engine, AsyncEngine):
-                stack.push_async_callback(dispose)
-            else:
-                stack.callback(dispose)
-            cursors, quarantine = SQLAlchemyCursorStore(engine), SQLAlchemyQuarantineStore(engine)
-        elif kind in POOLS:
-            pool = await stack.enter_async_context(opened(kind, served("postgres").dsn))
-            cursors, quarantine = PostgresCursorStore(pool), PostgresQuarantineStore(pool)
-        else:
-            cursors = SQLiteCursorStore(folder / "app.db")
-            quarantine = SQLiteQuarantineStore(folder / "app.db")
-        await stack.enter_async_context(cursors)
-        if kind not in ("sqlite3", "aiosqlite"):
-            await cursors.create_tables()
-            await quarantine.create_tables()
-        if hasattr(quarantine, "aclose"):
-            stack.push_async_callback(quarantine.aclose)
-        await quarantine.prepare()
-        admin = sa.create_engine(url, poolclass=sa.NullPool)
-        Base.metadata.create_all(admin)
-        yield Application(kind, url, cursors, quarantine)
+def quarantine_of(app: App) -> Any:
+    if app.driver.server == "memory":
+        return MemoryQuarantineStore()
+    if app.is_sqlalchemy:
+        return SQLAlchemyQuarantineStore(app.given)
+    if app.driver.server == "file":
+        return SQLiteQuarantineStore(app.given)
+    return PostgresQuarantineStore(app.given)
 
 
-@pytest.fixture(params=[*FILES, *SERVED])
+@pytest.fixture
 async def application(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
+    case: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Application]:
-    if anyio_backend == "trio" and request.param not in ON_TRIO:
-        pytest.skip("the driver runs on asyncio only")
-    async with running(request.param, tmp_path, request.getfixturevalue) as application:
-        yield application
+    """An application with its tables."""
+    async with empty(case[0], request, tmp_path) as app, app.store() as cursors:
+        quarantine = quarantine_of(app)
+        if case[0].server != "memory":
+            for table in ("effects", "feedapi_quarantine", "elsewhere"):
+                app.execute(f"DROP TABLE IF EXISTS {table}")
+            Base.metadata.create_all(app.admin)
+        if hasattr(quarantine, "create_tables"):
+            await quarantine.create_tables()
+        await quarantine.prepare()
+        yield Application(app, cursors, quarantine)
+        await quarantine.aclose()
 
 
-@pytest.fixture(params=["memory", "sqlite3", "SQLAlchemy, aiosqlite", *SERVED])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
-) -> AsyncIterator[QuarantineStore]:
-    if anyio_backend == "trio" and request.param not in ON_TRIO:
-        pytest.skip("the driver runs on asyncio only")
-    if request.param == "memory":
-        yield MemoryQuarantineStore()
-    else:
-        async with running(request.param, tmp_path, request.getfixturevalue) as application:
-            yield application.quarantine
+@pytest.fixture
+def store(application: Application) -> Any:
+    return application.quarantine
 
 
-def record(
-    feed: FeedKey = FEED, partition: int = 3, index: int = 0, error: Exception | None = None
-) -> QuarantinedEvent:
-    event = make_event(partition, RAW, {"h": "\x00"})
-    error = error or ValueError("bad\x00 \ud800")
-    return quarantined(feed, event, "c" * 10_000, index, error)
+@pytest.fixture
+def moving(application: Application) -> Any:
+    """Cursors that can be moved, with the quarantine beside them."""
+    return application.cursors
 
 
 # Each store alone
 
 
+@with_drivers(ALL)
 async def test_an_event_is_stored_and_returned_unchanged(store: QuarantineStore) -> None:
     put = record()
     await store.add([put])
@@ -211,6 +149,7 @@ async def test_an_event_is_stored_and_returned_unchanged(store: QuarantineStore)
     assert (await show(store, long.id)).error == "x" * 4000
 
 
+@with_drivers(ALL)
 async def test_events_are_listed_in_the_order_of_quarantining(store: QuarantineStore) -> None:
     put = [
         record(index=index, feed=FEED if index % 2 else OTHER, partition=index % 3)
@@ -225,6 +164,7 @@ async def test_events_are_listed_in_the_order_of_quarantining(store: QuarantineS
     ]
 
 
+@with_drivers(ALL)
 async def test_dropped_events_are_gone(store: QuarantineStore) -> None:
     put = [record(index=index, feed=FEED if index < 130 else OTHER) for index in range(150)]
     await store.add(put)
@@ -236,6 +176,7 @@ async def test_dropped_events_are_gone(store: QuarantineStore) -> None:
         await show(store, put[0].id)
 
 
+@with_drivers(ALL)
 async def test_r19_the_same_id_twice_is_refused_without_a_payload(store: QuarantineStore) -> None:
     put = record()
     await store.add([put])
@@ -250,6 +191,7 @@ async def test_r19_the_same_id_twice_is_refused_without_a_payload(store: Quarant
 # Each with the cursors of its database
 
 
+@with_drivers(DRIVERS)
 async def test_the_callers_transaction_holds_what_is_added_and_removed(
     application: Application,
 ) -> None:
@@ -271,6 +213,7 @@ async def test_the_callers_transaction_holds_what_is_added_and_removed(
     assert (await kept(store), application.rows()) == (put[1:], [1])
 
 
+@with_drivers(DRIVERS)
 async def test_r05_events_that_the_database_refuses_are_kept_and_the_others_there_once(
     publisher: Publisher, application: Application
 ) -> None:
@@ -285,6 +228,7 @@ async def test_r05_events_that_the_database_refuses_are_kept_and_the_others_ther
     assert [event.index for event in events] == list(BAD)
 
 
+@with_drivers(DRIVERS)
 async def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(
     publisher: Publisher, application: Application
 ) -> None:
@@ -310,7 +254,7 @@ async def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(
     assert (await application.cursors.load(feed))[0].cursor == publisher.end_cursor(0)
 
 
-@pytest.mark.parametrize("application", [*FILES[2:], *SERVED], indirect=True)
+@with_drivers(CREATING)
 async def test_a_missing_table_is_found_before_anything_is_read(
     publisher: Publisher, application: Application
 ) -> None:
@@ -323,46 +267,39 @@ async def test_a_missing_table_is_found_before_anything_is_read(
         await run(publisher, application.cursors, handle, "quarantine")
 
 
+@with_drivers(DRIVERS)
 async def test_a_transaction_of_something_else_is_refused(application: Application) -> None:
     with pytest.raises(StoreError):
         await application.quarantine.add([record()], transaction=object())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("create", [create_async_engine, sa.create_engine])
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@with_drivers([each for each in DRIVERS if each.kind == "postgresql+psycopg"])
 async def test_a_dry_run_flushes_what_a_session_still_holds_back(
-    publisher: Publisher, postgres: Any, tmp_path: Path, create: Any
+    publisher: Publisher, application: Application
 ) -> None:
-    kind = "SQLAlchemy, psycopg" + " in threads" * (create is sa.create_engine)
-    async with running(kind, tmp_path, lambda _: postgres) as application:
-        engine = application.cursors.engine
+    engine = application.cursors.engine
 
-        async def handle(batch: Batch) -> None:
-            if isinstance(engine, AsyncEngine):
-                async with AsyncSession(engine) as session, session.begin():
-                    session.add_all([Effect(n=n) for n in numbers(batch)])
-                    await batch.commit(transaction=session)
-            else:
-                with Session(engine) as session, session.begin():
-                    session.add_all([Effect(n=n) for n in numbers(batch)])
-                    await batch.commit(transaction=session)
+    async def handle(batch: Batch) -> None:
+        if isinstance(engine, AsyncEngine):
+            async with AsyncSession(engine) as session, session.begin():
+                session.add_all([Effect(n=n) for n in numbers(batch)])
+                await batch.commit(transaction=session)
+        else:
+            with Session(engine) as session, session.begin():
+                session.add_all([Effect(n=n) for n in numbers(batch)])
+                await batch.commit(transaction=session)
 
-        await run(publisher, application.cursors, handle, "quarantine")
-        assert sorted(application.rows()) == [n for n in range(20) if n not in BAD]
-        events = await kept(application.quarantine)
-        assert [event.index for event in events] == list(BAD)
+    await run(publisher, application.cursors, handle, "quarantine")
+    assert sorted(application.rows()) == [n for n in range(20) if n not in BAD]
+    events = await kept(application.quarantine)
+    assert [event.index for event in events] == list(BAD)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@with_drivers([each for each in DRIVERS if each.name in ("aiosqlite", "asyncpg")])
 async def test_what_one_store_of_a_database_keeps_the_others_show(
-    postgres: Any, tmp_path: Path
+    application: Application,
 ) -> None:
-    async with (
-        running("asyncpg", tmp_path, lambda _: postgres) as application,
-        open_quarantine(postgres.url()) as theirs,
-    ):
+    async with open_quarantine(str(application.app.admin.url)) as theirs:
         put = [record(index=0), record(index=1)]
         await application.quarantine.add(put[:1])
         await theirs.add(put[1:])
@@ -372,20 +309,7 @@ async def test_what_one_store_of_a_database_keeps_the_others_show(
 # A move of the cursors
 
 
-@pytest.fixture(params=["memory", *FILES, *SERVED])
-async def moving(
-    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
-) -> AsyncIterator[Any]:
-    """Cursors that can be moved, with the quarantine beside them."""
-    if anyio_backend == "trio" and request.param not in ON_TRIO:
-        pytest.skip("the driver runs on asyncio only")
-    if request.param == "memory":
-        yield MemoryCursorStore()
-    else:
-        async with running(request.param, tmp_path, request.getfixturevalue) as application:
-            yield application.cursors
-
-
+@with_drivers(ALL)
 async def test_r07_a_move_takes_the_quarantined_events_along(moving: Any) -> None:
     store, there = quarantine_beside(moving), record(feed=MOVED)
     of_feed, of_others = [record(index=n) for n in range(3)], record(feed=OTHER)
@@ -399,6 +323,7 @@ async def test_r07_a_move_takes_the_quarantined_events_along(moving: Any) -> Non
     assert await drop(store, feed=MOVED) == 4
 
 
+@with_drivers(ALL)
 async def test_r07_a_move_that_is_refused_leaves_the_quarantined_events(moving: Any) -> None:
     store, put = quarantine_beside(moving), record()
     for feed in (FEED, MOVED):
@@ -411,6 +336,7 @@ async def test_r07_a_move_that_is_refused_leaves_the_quarantined_events(moving: 
     assert await kept(store) == [replace(put, feed=MOVED)]
 
 
+@with_drivers(DRIVERS)
 async def test_r07_cursors_are_moved_with_the_quarantined_events_or_not_at_all(
     application: Application,
 ) -> None:
@@ -425,95 +351,3 @@ async def test_r07_cursors_are_moved_with_the_quarantined_events_or_not_at_all(
     application.execute("DROP TABLE feedapi_quarantine")
     await cursors.move({FEED: MOVED})
     assert await cursors.feeds() == [MOVED]
-
-
-# Details
-
-
-async def test_an_event_is_quarantined_although_its_error_has_no_text() -> None:
-    class SilentError(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert record(error=SilentError()).error == ""
-
-
-async def test_the_quarantine_beside_a_memory_store_is_always_the_same() -> None:
-    cursors, put = MemoryCursorStore(), record()
-    await quarantine_beside(cursors).add([put])
-    assert await kept(quarantine_beside(cursors)) == [put]
-    assert await kept(quarantine_beside(MemoryCursorStore())) == []
-
-
-# The file
-
-
-async def test_a_file_that_is_no_database_is_a_store_error(tmp_path: Path) -> None:
-    (tmp_path / "a.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(StoreError, match="quarantine in"):
-        await SQLiteQuarantineStore(tmp_path / "a.db").prepare()
-
-
-async def test_open_quarantine_takes_a_file(tmp_path: Path) -> None:
-    put = record()
-    await SQLiteQuarantineStore(tmp_path / "a.db").add([put])
-    async with open_quarantine(str(tmp_path / "a.db")) as store:
-        assert await kept(store) == [put]
-
-
-async def test_tasks_that_quarantine_into_one_file_wait_for_each_other_and_for_handlers(
-    tmp_path: Path,
-) -> None:
-    """A handler that uses `sqlite3` in the event loop's thread waits for no lock of ours."""
-    path = tmp_path / "a.db"
-    cursors, store, over = SQLiteCursorStore(path), SQLiteQuarantineStore(path), False
-    await store.prepare()
-
-    async def work(partition: int) -> None:
-        for revision in range(1, 6):
-            events = [record(partition=partition, index=revision)]
-            with_events = store.along(cursors, events)
-            position = counted("c", revision)
-            await cursors.save(FEED, {partition: position}, transaction=with_events)
-
-    async def write_without_waiting() -> None:
-        with closing(sqlite3.connect(path, timeout=5, isolation_level=None)) as connection:
-            connection.execute("CREATE TABLE effects (n INTEGER)")
-            while not over:
-                connection.execute("INSERT INTO effects VALUES (1)")
-                await anyio.lowlevel.checkpoint()
-
-    async with anyio.create_task_group() as others:
-        others.start_soon(write_without_waiting)
-        async with anyio.create_task_group() as tasks:
-            for partition in range(8):
-                tasks.start_soon(work, partition)
-        over = True
-    assert len(await kept(store)) == 40
-    assert await cursors.load(FEED) == dict.fromkeys(range(8), counted("c", 5))
-    await store.aclose()
-    await cursors.aclose()
-
-
-async def test_another_programs_lock_is_waited_for_beside_the_event_loop(tmp_path: Path) -> None:
-    store = SQLiteQuarantineStore(tmp_path / "a.db")
-    await store.prepare()
-    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(store.add, [record(index=0)])
-            tasks.start_soon(store.add, [record(index=1)])
-            await anyio.sleep(0.2)  # the loop goes on
-            other.execute("COMMIT")
-    assert len(await kept(store)) == 2
-    await store.aclose()
-
-
-async def test_a_lock_that_is_not_freed_is_an_error(tmp_path: Path) -> None:
-    store = SQLiteQuarantineStore(tmp_path / "a.db", busy_timeout=0.05)
-    await store.prepare()
-    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="database is locked"):
-            await store.add([record()])
-    await store.aclose()

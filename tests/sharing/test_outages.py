@@ -230,7 +230,7 @@ async def test_a_lease_that_went_back_is_lost(serve: Serve) -> None:
         await instances.balanced(one, two, partitions=2)
         (mine,) = one.reads
         went_back = "UPDATE feedapi_cursors_leases SET owner = ?, epoch = 0 WHERE partition_id = ?"
-        store._connection.execute(went_back, (two.name, mine))
+        store.database._connection.execute(went_back, (two.name, mine))
         await store.put(one.consumer.key, two.name, [])  # shows as a change
         # It was not claimed by the one that it names, which gives it back.
         with anyio.fail_after(SAFETY_LIMIT):

@@ -86,16 +86,16 @@ class Replica:
 
 def _copied(leases: MemoryCursorStore) -> Rows:
     """Return what a lease store holds."""
-    execute = leases._connection.execute
+    execute = leases.database._connection.execute
     return {table: execute(f"SELECT * FROM {table}").fetchall() for table in (_INSTANCES, _LEASES)}
 
 
 def _replace(leases: MemoryCursorStore, rows: Rows) -> None:
     """Let a lease store hold what was copied."""
     for table, found in rows.items():
-        leases._connection.execute(f"DELETE FROM {table}")
+        leases.database._connection.execute(f"DELETE FROM {table}")
         insert = f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?)"
-        leases._connection.executemany(insert, found)
+        leases.database._connection.executemany(insert, found)
 
 
 class LeaseReplica:
@@ -128,7 +128,7 @@ def set_clock(leases: MemoryCursorStore, seconds: float) -> None:
     times = {_INSTANCES: ("joined_at", "expires_at"), _LEASES: ("changed_at",)}
     for table, columns in times.items():
         moved = ", ".join(f"{column} = {column} - {int(seconds * SECOND)}" for column in columns)
-        leases._connection.execute(f"UPDATE {table} SET {moved}")
+        leases.database._connection.execute(f"UPDATE {table} SET {moved}")
 
 
 class Operators:

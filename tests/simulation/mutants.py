@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from feedapi_client.testing.simulator.simulation import silenced
 from tests.simulation import (
     histories,
     planted_ends,
@@ -39,7 +40,6 @@ from tests.simulation.many import Histories
 from tests.simulation.named import named
 from tests.simulation.planted import Plant
 from tests.simulation.scenario import Scenario, generate
-from tests.simulation.silence import silenced
 from tests.simulation.simulation import run
 from tests.testing.applications import in_memory, in_sqlite, leaves_the_commit_to_run
 

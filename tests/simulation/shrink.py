@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
+from feedapi_client.testing.simulator import scenario as kinds
 from tests.simulation.manners import Manners
 from tests.simulation.scenario import Scenario, Settings
 
@@ -15,23 +16,8 @@ MAX_RUNS = 400
 def shrink(
     scenario: Scenario, fails: Callable[[Scenario], bool], *, max_runs: int = MAX_RUNS
 ) -> Scenario:
-    """Return the smallest scenario found for which `fails` is still true.
-
-    `fails` should be true for the same failure only, so that another one, found on the way, does
-    not take its place. Tried are: fewer steps, plainer settings, fewer events, no pauses.
-    """
-    runs = 0
-    improved = True
-    while improved:
-        improved = False
-        for smaller in _smaller(scenario):
-            if runs >= max_runs:
-                return scenario
-            runs += 1
-            if fails(smaller):
-                scenario, improved = smaller, True
-                break
-    return scenario
+    """See `scenario.shrink`. Tried are: fewer steps, plainer settings, fewer events, no pauses."""
+    return kinds.shrink(scenario, fails, smaller=_smaller, max_runs=max_runs)
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from feedapi_client.testing.simulator.simulation import silenced
 from tests.simulation.clock import (
     run_in_virtual_time,
     sleep,
@@ -29,7 +30,6 @@ from tests.simulation.oracle import Oracle, ViolationError
 from tests.simulation.process import Process
 from tests.simulation.scenario import Scenario, Settings, Step
 from tests.simulation.shared import SharedSession, of_another_version
-from tests.simulation.silence import silenced
 from tests.simulation.store import STALL_SECONDS, SimulatedDatabase
 from tests.simulation.supervisor import ProcessEvent, Supervisor
 from tests.simulation.trace import Trace

@@ -7,18 +7,7 @@ import pytest
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.sqlite import MemoryCursorStore
-from feedapi_client.testing.contracts import AdministrableStoreContract, DoneStoreContract
 from tests.positions import counted
-
-
-class TestMemoryCursorStore(AdministrableStoreContract, DoneStoreContract):
-    supports_transactions = False
-    supports_second_handle = False
-    supports_failure_injection = False
-
-    @pytest.fixture
-    def store(self) -> MemoryCursorStore:
-        return MemoryCursorStore()
 
 
 @pytest.mark.parametrize(

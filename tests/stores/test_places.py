@@ -76,13 +76,6 @@ async def test_r05_a_session_of_several_engines_saves_the_cursor_where_it_writes
             await disposed
 
 
-def test_a_database_without_statements_of_ours_is_named() -> None:
-    engine = sa.create_engine("sqlite:///unused.db")
-    engine.dialect.name = "mssql"
-    with pytest.raises(ValueError, match="not mssql"):
-        SQLAlchemyCursorStore(engine)
-
-
 @pytest.mark.slow
 async def test_the_schema_of_the_metadata_is_the_schema_of_the_tables(postgres: Postgres) -> None:
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:

@@ -1,10 +1,8 @@
-"""`PostgresCursorStore` on a real server: the contracts with each driver and each transaction."""
+"""`PostgresCursorStore` on a real server: what only its drivers do."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -12,36 +10,23 @@ import asyncpg  # type: ignore[import-untyped]
 import psycopg
 import psycopg_pool
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import (
     Journal,
-    JournalledStore,
     Lease,
-    LeaseStore,
     PostgresCursorStore,
-    SQLAlchemyCursorStore,
 )
-from feedapi_client.stores.postgres_drivers import run_on
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.testing.contracts import (
-    AdministrableStoreContract,
-    DoneStoreContract,
-    LeaseStoreContract,
     advanced,
     opening,
 )
-from feedapi_client.testing.contracts.fencing import FencingTests
-from feedapi_client.testing.contracts.storage_failures import FailureTests
-from feedapi_client.testing.contracts.transactions import TransactionTests
 from tests.leases import claims
 from tests.positions import counted
-from tests.postgres_pools import POOLS, execute, opened
+from tests.postgres_pools import execute, opened
 from tests.servers import Postgres
-from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 FEED = FeedKey("https://service.test/feed")
@@ -61,315 +46,14 @@ def dsn(postgres: Postgres) -> Iterator[str]:
     execute(postgres.dsn, DROP.format("feedapi_cursors"))
 
 
-@pytest.fixture
-async def emptied(postgres: Postgres) -> str:
-    """A DSN, and empty tables, which are those of the test before if there are such."""
-    try:
-        execute(postgres.dsn, *(f"DELETE FROM feedapi_cursors{name}" for name in TABLES))
-    except psycopg.errors.UndefinedTable:
-        execute(postgres.dsn, DROP.format("feedapi_cursors"))
-        async with opened("psycopg in threads", postgres.dsn) as pool:  # on trio, too
-            await PostgresCursorStore(pool, journal=Journal()).create_tables()
-    return postgres.dsn
-
-
-@pytest.fixture(params=POOLS)
-async def store(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[PostgresCursorStore]:
-    async with opened(request.param, dsn) as pool, PostgresCursorStore(pool) as store:
-        await store.create_tables()
-        yield store
-
-
-# ---------------------------------------------------------------- a transaction of each driver
-
-
-class Transaction:
-    """What an application passes as `transaction`, and how it ends it."""
-
-    connection: Any
-
-    @classmethod
-    async def begin(cls, dsn: str) -> Any:
-        raise NotImplementedError
-
-    async def execute(self, statement: str) -> None:
-        await self.connection.execute(statement)
-
-    async def end(self, *, commit: bool) -> None:
-        if not self.connection.closed:  # psycopg closes one that was cancelled in a statement
-            await (self.connection.commit() if commit else self.connection.rollback())
-            await self.connection.close()
-
-
-class OfPsycopg(Transaction):
-    @classmethod
-    async def begin(cls, dsn: str) -> Any:
-        self = cls()
-        self.connection = await psycopg.AsyncConnection.connect(dsn)
-        return self
-
-
-class OfPsycopgRows(Transaction):
-    """Rows of the application are dictionaries, and it begins its transactions itself."""
-
-    @classmethod
-    async def begin(cls, dsn: str) -> Any:
-        self = cls()
-        self.connection = await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, row_factory=psycopg.rows.dict_row
-        )
-        await self.connection.execute("BEGIN")
-        return self
-
-
-class OfPsycopgThreads(Transaction):
-    @classmethod
-    async def begin(cls, dsn: str) -> Any:
-        self = cls()
-        self.connection = psycopg.connect(dsn)
-        return self
-
-    async def execute(self, statement: str) -> None:
-        self.connection.execute(statement)
-
-    async def end(self, *, commit: bool) -> None:
-        (self.connection.commit if commit else self.connection.rollback)()
-        self.connection.close()
-
-
-class OfAsyncpg(Transaction):
-    @classmethod
-    async def begin(cls, dsn: str) -> Any:
-        self = cls()
-        self.connection = await asyncpg.connect(dsn)
-        self.transaction = self.connection.transaction()
-        await self.transaction.start()
-        return self
-
-    async def end(self, *, commit: bool) -> None:
-        await (self.transaction.commit() if commit else self.transaction.rollback())
-        await self.connection.close()
-
-
-TRANSACTIONS = (OfPsycopg, OfPsycopgRows, OfPsycopgThreads, OfAsyncpg)
-
-
-@pytest.fixture(params=TRANSACTIONS, ids=lambda kind: kind.__name__)
-def kind(request: pytest.FixtureRequest) -> type[Transaction]:
-    kind: type[Transaction] = request.param
-    return kind
-
-
-# ---------------------------------------------------------------- the contracts
-
-
-class PostgresStore:
-    supports_transactions = True
-    supports_second_handle = True
-    supports_failure_injection = True
-    pool: str
-    transaction: type[Transaction]
-
-    @pytest.fixture
-    async def store(self, emptied: str) -> AsyncIterator[PostgresCursorStore]:
-        self.dsn = emptied
-        async with opened(self.pool, self.dsn) as pool, PostgresCursorStore(pool) as store:
-            yield store
-
-    @asynccontextmanager
-    async def second_handle(self, store: PostgresCursorStore) -> AsyncIterator[PostgresCursorStore]:
-        async with opened(self.pool, self.dsn) as pool, PostgresCursorStore(pool) as second:
-            yield second
-
-    async def begin(self, store: Any) -> Any:
-        self.begun = await self.transaction.begin(self.dsn)
-        return self.begun.connection
-
-    async def commit(self, transaction: Any) -> None:
-        await self.begun.end(commit=True)
-
-    async def rollback(self, transaction: Any) -> None:
-        await self.begun.end(commit=False)
-
-    @asynccontextmanager
-    async def failing(self, store: Any) -> AsyncIterator[None]:
-        execute(
-            self.dsn,
-            "ALTER TABLE feedapi_cursors ADD CONSTRAINT fire "
-            "CHECK (partition_id <> 5 OR revision < 0) NOT VALID",
-        )
-        yield
-        execute(self.dsn, "ALTER TABLE feedapi_cursors DROP CONSTRAINT fire")
-
-
-class PostgresContract(PostgresStore, AdministrableStoreContract, DoneStoreContract):
-    pass
-
-
-class TestPsycopg(PostgresContract):
-    pool, transaction = "psycopg", OfPsycopg
-
-
-class TestPsycopgInThreads(PostgresContract):
-    pool, transaction = "psycopg in threads", OfPsycopgThreads
-
-
-class TestPsycopgInThreadsOnTrio(PostgresStore, FencingTests, TransactionTests, FailureTests):
-    """What depends on the event loop: waiting, concurrency and cancellation."""
-
-    pool, transaction = "psycopg in threads", OfPsycopgThreads
-
-    @pytest.fixture
-    def anyio_backend(self) -> str:
-        return "trio"
-
-
-class TestAsyncpg(PostgresContract):
-    pool, transaction = "asyncpg", OfAsyncpg
-
-
-class TestDSN(PostgresStore, FencingTests, TransactionTests):
-    """The pool is one of `TestPsycopg`'s, which the store opens."""
-
-    pool, transaction = "a DSN", OfPsycopgRows
-
-
-class PostgresLeaseContract(LeaseStoreContract):
-    supports_second_handle = True
-    pool: str
-
-    @pytest.fixture
-    async def store(self, emptied: str) -> AsyncIterator[LeaseStore]:
-        self.dsn = emptied
-        async with self.handle() as store:
-            yield store
-
-    @asynccontextmanager
-    async def second_handle(self, store: LeaseStore) -> AsyncIterator[LeaseStore]:
-        async with self.handle() as second:
-            yield second
-
-    @asynccontextmanager
-    async def handle(self) -> AsyncIterator[PostgresCursorStore]:
-        async with opened(self.pool, self.dsn) as pool, PostgresCursorStore(pool) as store:
-            yield store
-            for feed, instance in list(store._joined):  # give the connections back
-                await store.leave(feed, instance)
-
-
-class TestLeasesWithPsycopg(PostgresLeaseContract):
-    pool = "psycopg"
-
-
-class TestLeasesWithPsycopgInThreads(PostgresLeaseContract):
-    pool = "psycopg in threads"
-
-
-class TestLeasesWithAsyncpg(PostgresLeaseContract):
-    pool = "asyncpg"
-
-
-class PostgresJournal(JournalContract):
-    pool: str
-
-    @pytest.fixture
-    async def make(self, emptied: str) -> AsyncIterator[Make]:
-        self.dsn = emptied
-        async with opened(self.pool, self.dsn) as pool:
-
-            async def make(journal: Journal | None) -> PostgresCursorStore:
-                return PostgresCursorStore(pool, journal=journal)
-
-            yield make
-
-    async def journal_rows(self, store: JournalledStore) -> int:
-        return int(execute(self.dsn, "SELECT COUNT(*) FROM feedapi_cursors_journal")[0][0])
-
-    async def age(self, store: JournalledStore, seconds: int) -> None:
-        execute(self.dsn, *(each.replace(":by", str(seconds * 1_000_000)) for each in AGING))
-
-
-class TestJournalWithPsycopg(PostgresJournal):
-    pool = "psycopg"
-
-
-class TestJournalWithAsyncpg(PostgresJournal):
-    pool = "asyncpg"
-
-
-# ---------------------------------------------------------------- the application's transaction
+# The application's transaction
 
 
 async def effects(dsn: str) -> int:
     return int(execute(dsn, "SELECT COUNT(*) FROM effects")[0][0])
 
 
-async def test_r05_cursor_and_effect_stand_or_fall_together(
-    store: PostgresCursorStore, kind: type[Transaction], dsn: str
-) -> None:
-    execute(dsn, "CREATE TABLE effects (n integer)")
-    for commit in (False, True):
-        begun = await kind.begin(dsn)
-        await begun.execute("INSERT INTO effects VALUES (1)")
-        await store.save(FEED, opening(), transaction=begun.connection)
-        await begun.end(commit=commit)
-        assert await effects(dsn) == commit
-        assert await store.load(FEED) == (opening() if commit else {})
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        {0: counted("x", 9)},
-        opening(range(5)),
-        {1: Position("new"), 0: counted("x", 9)},
-    ],
-    ids=["one", "first", "several"],
-)
-async def test_r17_a_refused_save_leaves_a_transaction_that_can_even_commit(
-    dsn: str, kind: type[Transaction], refused: dict[int, Position]
-) -> None:
-    execute(dsn, "CREATE TABLE effects (n integer)")
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        await store.save(FEED, opening())
-        begun = await kind.begin(dsn)
-        await begun.execute("INSERT INTO effects VALUES (1)")
-        with pytest.raises(FencedError) as failed:
-            await store.save(FEED, refused, transaction=begun.connection)
-        await begun.execute("INSERT INTO effects VALUES (1)")
-        await begun.end(commit=True)
-        assert failed.value.partition == 0
-        assert (await effects(dsn), await store.load(FEED)) == (2, opening())
-
-
-async def test_r17_of_two_transactions_at_once_the_second_is_refused(
-    dsn: str, kind: type[Transaction]
-) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        await store.save(FEED, opening(range(3)))
-        results: list[str] = []
-
-        async def consume(name: str) -> None:
-            begun = await kind.begin(dsn)
-            try:
-                later = advanced(opening(range(3)), name)
-                await store.save(FEED, later, transaction=begun.connection)
-                results.append("saved")
-            except FencedError:
-                results.append("fenced")
-            await begun.end(commit=True)
-
-        async with anyio.create_task_group() as group:
-            for name in "abc":
-                group.start_soon(consume, name)
-        assert sorted(results) == ["fenced", "fenced", "saved"]
-
-
-async def test_r17_a_transaction_of_another_database_is_refused(
-    dsn: str, kind: type[Transaction]
-) -> None:
+async def test_r17_a_transaction_of_another_database_is_refused(dsn: str) -> None:
     """It has the same tables, such as those of another environment."""
     other = dsn.replace("@/postgres?", "@/elsewhere?")
     execute(dsn, "DROP DATABASE IF EXISTS elsewhere", "CREATE DATABASE elsewhere")
@@ -377,10 +61,9 @@ async def test_r17_a_transaction_of_another_database_is_refused(
         await store.create_tables()
         await elsewhere.create_tables()
         await store.save(FEED, opening())  # as a consumer does it at its start
-        begun = await kind.begin(other)
-        with pytest.raises(FencedError, match="nothing is stored"):
-            await store.save(FEED, advanced(opening()), transaction=begun.connection)
-        await begun.end(commit=True)
+        async with await psycopg.AsyncConnection.connect(other) as begun:
+            with pytest.raises(FencedError, match="nothing is stored"):
+                await store.save(FEED, advanced(opening()), transaction=begun)
         assert await elsewhere.load(FEED) == {}
         assert await store.load(FEED) == opening()
     execute(dsn, "DROP DATABASE elsewhere")
@@ -400,72 +83,6 @@ async def test_a_connection_without_a_transaction_is_refused(dsn: str) -> None:
         for connection in connections:
             await connection.close()
         assert await store.load(FEED) == {}
-
-
-async def test_an_event_loop_goes_on_while_a_synchronous_save_waits_for_a_lock(dsn: str) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        await store.save(FEED, opening())
-        with psycopg.connect(dsn) as holder, psycopg.connect(dsn) as waiting:
-            holder.execute("SELECT * FROM feedapi_cursors FOR UPDATE")
-            async with anyio.create_task_group() as group:
-                later = advanced(opening())
-                group.start_soon(lambda: store.save(FEED, later, transaction=waiting))
-                waits = "SELECT 1 FROM pg_locks WHERE NOT granted"
-                while not execute(dsn, waits):  # noqa: ASYNC110 - the server has no event for it
-                    await anyio.sleep(0.01)
-                holder.rollback()  # by a task that runs meanwhile
-            waiting.commit()
-        assert await store.load(FEED) == advanced(opening())
-
-
-async def test_r17_a_save_does_not_wait_longer_than_it_may_for_a_row(
-    dsn: str, kind: type[Transaction]
-) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        await store.save(FEED, opening())
-        store.limit_lock_waits(FEED, 0.2)
-        with psycopg.connect(dsn) as holder:
-            holder.execute("SELECT * FROM feedapi_cursors FOR UPDATE")
-            execute_first = "INSERT INTO feedapi_cursors SELECT feed_id, 1, feed_cursor, status, "
-            holder.execute(
-                (execute_first + "1, 0, feed_url, consumer, filters FROM feedapi_cursors").encode()
-            )
-            for positions in (advanced(opening()), {1: Position("new")}):
-                begun = await kind.begin(dsn)
-                with pytest.raises(FencedError, match="has not ended within"):
-                    await store.save(FEED, positions, transaction=begun.connection)
-                with pytest.raises(FencedError, match="has not ended within"):
-                    await store.save(FEED, positions)
-                await begun.end(commit=True)
-            holder.rollback()
-        await store.save(FEED, advanced(opening()))
-
-
-async def test_native_cancellation_within_a_save_keeps_all_or_nothing(
-    dsn: str, kind: type[Transaction]
-) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        expected = opening(range(200))
-        await store.save(FEED, expected)
-        for delay in (0, 0.001, 0.003, 0.01, 0.03):
-            begun = await kind.begin(dsn)
-            later = advanced(expected)
-            task = asyncio.create_task(store.save(FEED, later, transaction=begun.connection))
-            await asyncio.sleep(delay)
-            task.cancel()
-            await asyncio.wait([task])
-            await begun.end(commit=False)
-            assert await store.load(FEED) == expected
-            save = asyncio.create_task(store.save(FEED, later))
-            await asyncio.sleep(delay)
-            save.cancel()
-            await asyncio.wait([save])
-            found = await store.load(FEED)
-            assert found in (expected, later)
-            expected = found
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
@@ -524,53 +141,6 @@ async def test_a_pipeline_without_a_transaction_is_refused(dsn: str) -> None:
 # ---------------------------------------------------------------- the same tables as SQLAlchemy's
 
 
-async def test_what_sqlalchemys_store_writes_this_one_reads(postgres: Postgres, dsn: str) -> None:
-    engine = create_async_engine(postgres.url())
-    journal = Journal(keep=None)
-    theirs = SQLAlchemyCursorStore(engine, journal=journal)
-    async with PostgresCursorStore(dsn, journal=journal) as ours:
-        await theirs.create_tables()
-        await ours.create_tables()
-        first = opening(range(3))
-        await theirs.save(FEED, first)
-        assert await ours.load(FEED) == first
-        await ours.save(FEED, advanced(first))
-        await theirs.save(FEED, advanced(advanced(first)))
-        assert await ours.load(FEED) == await theirs.load(FEED) == advanced(advanced(first))
-        assert await ours.feeds() == await theirs.feeds() == [FEED]
-        await ours.beat(FEED, "a", 1000)
-        assert await ours.put(FEED, "a", claims("a", {0: 0})) == {0}
-        assert await theirs.beat(FEED, "a", 1000)
-        assert (await theirs.look(FEED)).leases[0].owner == "a"
-        assert await theirs.put(FEED, "a", claims("a", {1: 0})) == {1}
-        assert (await ours.look(FEED)).leases.keys() == {0, 1}
-        await theirs.leave(FEED, "a")
-        assert not (await ours.look(FEED)).instances
-        await ours.leave(FEED, "a")
-    await engine.dispose()
-
-
-async def test_sqlalchemys_store_creates_the_same_tables(postgres: Postgres, dsn: str) -> None:
-    columns = (
-        "SELECT table_name, ordinal_position, column_name, data_type, character_maximum_length, "
-        "is_nullable, column_default FROM information_schema.columns "
-        "WHERE table_name LIKE 'feedapi_cursors%' ORDER BY 1, 2"
-    )
-    keys = (
-        "SELECT conrelid::regclass::text, pg_get_constraintdef(oid) FROM pg_constraint "
-        "WHERE conrelid::regclass::text LIKE 'feedapi_cursors%' AND contype = 'p' ORDER BY 1"
-    )
-    async with PostgresCursorStore(dsn, journal=Journal()) as ours:
-        await ours.create_tables()
-    created = execute(dsn, columns), execute(dsn, keys)
-    execute(dsn, DROP.format("feedapi_cursors"))
-    engine = create_async_engine(postgres.url())
-    await SQLAlchemyCursorStore(engine, journal=Journal()).create_tables()
-    await engine.dispose()
-    assert created == (execute(dsn, columns), execute(dsn, keys))
-    assert len(created[1]) == 5
-
-
 async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
     execute(dsn, 'DROP SCHEMA IF EXISTS "My Schema" CASCADE', 'CREATE SCHEMA "My Schema"')
     async with PostgresCursorStore(
@@ -583,14 +153,6 @@ async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
         await store.leave(FEED, "a")
         assert await store.load(FEED) == advanced(opening())
     execute(dsn, 'DROP SCHEMA "My Schema" CASCADE')
-
-
-async def test_create_tables_may_be_called_by_several_at_once(dsn: str) -> None:
-    async with PostgresCursorStore(dsn, journal=Journal()) as store:
-        async with anyio.create_task_group() as group:
-            for _ in range(6):
-                group.start_soon(store.create_tables)
-        await store.save(FEED, opening())
 
 
 # ---------------------------------------------------------------- statements and bad input
@@ -613,60 +175,6 @@ async def test_the_usual_save_is_one_statement(dsn: str) -> None:
                 await anyio.sleep(0.01)
         assert len(statements) == 2
         await connection.close()
-
-
-async def test_what_is_no_connection_or_pool_is_refused(dsn: str) -> None:
-    with pytest.raises(TypeError, match="not a Engine"):
-        PostgresCursorStore(sa.create_engine("sqlite://"))  # type: ignore[arg-type]
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        for wrong in (object(), dsn, create_async_engine("sqlite+aiosqlite://")):
-            with pytest.raises(StoreError, match="psycopg"):
-                await store.save(FEED, opening(), transaction=wrong)
-
-
-async def test_a_missing_table_is_a_store_error_that_says_how_to_make_it(
-    dsn: str, kind: type[Transaction]
-) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        begun = await kind.begin(dsn)
-        with pytest.raises(StoreError, match=r"create_tables\(\)"):
-            await store.save(FEED, opening(), transaction=begun.connection)
-        await begun.end(commit=False)
-        with pytest.raises(StoreError, match=r"create_tables\(\)"):
-            await store.load(FEED)
-
-
-@pytest.mark.parametrize("pool", POOLS)
-async def test_a_database_that_does_not_answer_is_a_store_error(dsn: str, pool: str) -> None:
-    async with opened(pool, dsn) as opens, PostgresCursorStore(opens, timeout=0.3) as store:
-        async with PostgresCursorStore(dsn) as patient:
-            await patient.create_tables()
-            await patient.save(FEED, opening())
-        with psycopg.connect(dsn) as holder:
-            holder.execute("LOCK TABLE feedapi_cursors IN ACCESS EXCLUSIVE MODE")
-            with pytest.raises(StoreError, match=r"did not answer within 0\.3 s"):
-                await store.save(FEED, advanced(opening()))
-            holder.rollback()
-
-
-async def test_r19_an_unreachable_database_is_a_store_error_without_the_password() -> None:
-    secret = "postgresql://user:secret-password@127.0.0.1:1/db"
-    for dsn in (secret, "host=127.0.0.1 port=1 password=secret-password connect_timeout=1"):
-        async with PostgresCursorStore(dsn, timeout=5) as store:
-            with pytest.raises(StoreError) as failed:
-                await store.load(FEED)
-            assert "secret" not in f"{failed.value} {store!r}"
-
-
-async def test_on_trio_operations_say_what_to_use(dsn: str) -> None:
-    store = PostgresCursorStore(dsn)
-
-    def load() -> None:
-        with pytest.raises(StoreError, match="asyncio only"):
-            anyio.run(store.load, FEED, backend="trio")
-
-    await anyio.to_thread.run_sync(load)
 
 
 async def test_a_pool_that_is_too_small_for_leases_is_refused(dsn: str) -> None:
@@ -720,8 +228,8 @@ async def test_leases_wait_a_part_of_a_lease_for_rows_of_others_and_set_nothing_
         assert await store.beat(FEED, "a", 4.0)
         assert await store.put(FEED, "a", claims("a", {0: 1, 1: 0})) == {0, 1}
         shown = "SELECT current_setting('lock_timeout')"
-        for kept in (store._beating, store._leasing):
-            rows = await run_on(kept._connection, rows_of(shown))
+        for kept in store._connections:
+            rows = await store.database.run(kept._connection, rows_of(shown))
             assert [tuple(row) for row in rows] == [("0",)]
         await store.leave(FEED, "a")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from redis.backoff import NoBackoff
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.redis import RedisCursorStore
-from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
+from feedapi_client.testing.contracts import advanced, opening
 from tests.positions import counted, stand
 from tests.servers import Redis, run_redis_cluster
 
@@ -30,41 +29,6 @@ def empty_redis(redis_server: Redis) -> Redis:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server
-
-
-class TestRedisCursorStore(AdministrableStoreContract):
-    supports_transactions = False
-    supports_second_handle = True
-    supports_failure_injection = True
-    decode_responses = False
-
-    @pytest.fixture(params=["asyncio"])
-    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
-
-    @pytest.fixture
-    async def store(self, empty_redis: Redis) -> AsyncIterator[RedisCursorStore]:
-        async with redis.asyncio.Redis.from_url(
-            empty_redis.url, decode_responses=self.decode_responses
-        ) as client:
-            self.url = empty_redis.url
-            yield RedisCursorStore(client)
-
-    @asynccontextmanager
-    async def second_handle(self, store: RedisCursorStore) -> AsyncIterator[RedisCursorStore]:
-        async with RedisCursorStore(self.url) as second:
-            yield second
-
-    @asynccontextmanager
-    async def failing(self, store: RedisCursorStore) -> AsyncIterator[None]:
-        async with redis.asyncio.Redis.from_url(self.url) as client:
-            await client.config_set("maxmemory", 1)
-            yield
-            await client.config_set("maxmemory", 0)
-
-
-class TestRedisCursorStoreThatDecodes(TestRedisCursorStore):
-    decode_responses = True
 
 
 class TestOnRedis:
@@ -123,12 +87,6 @@ class TestOnRedis:
             with pytest.raises(StoreError, match="Redis failed"):
                 await store.save(FEED, {0: Position("a")})
 
-    async def test_r19_an_unreachable_server_is_a_store_error_without_the_password(self) -> None:
-        async with RedisCursorStore("redis://:secret-password@127.0.0.1:1/0") as store:
-            with pytest.raises(StoreError, match="Redis failed: ConnectionError") as failed:
-                await store.load(FEED)
-        assert "secret" not in f"{failed.value} {failed.value.__cause__} {store!r}"
-
     async def test_a_save_survives_the_loss_of_the_script_cache(self, empty_redis: Redis) -> None:
         async with RedisCursorStore(empty_redis.url) as store:
             await store.save(FEED, {0: Position("a")})
@@ -175,19 +133,6 @@ async def test_the_code_of_redis_is_in_the_message(said: str, anyio_backend: str
     client.hgetall = fails  # type: ignore[method-assign]
     with pytest.raises(StoreError, match=code):
         await RedisCursorStore(client).load(FEED)
-
-
-async def test_on_trio_operations_say_what_to_use(anyio_backend: str) -> None:
-    if anyio_backend == "asyncio":
-        return
-    store = RedisCursorStore("redis://127.0.0.1:1/0")
-    with pytest.raises(StoreError, match="asyncio only"):
-        await store.load(FEED)
-
-
-def test_a_blocking_client_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"redis\.asyncio"):
-        RedisCursorStore(redis.Redis())
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -9,7 +9,7 @@ import stat
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,12 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.operations.opening import open_store
 from feedapi_client.quarantine import SQLiteQuarantineStore
-from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 from feedapi_client.testing.contracts import (
-    AdministrableStoreContract,
-    DoneStoreContract,
     advanced,
     opening,
 )
 from tests.positions import counted
-from tests.stores.journal_contract import AGING, JournalContract, Make
-from tests.stores.sqlite_transactions import SQLiteTransactions
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
@@ -41,83 +36,6 @@ TRIGGER = (
     "CREATE TRIGGER fail_{0} BEFORE {0} ON feedapi_cursors WHEN NEW.partition_id = 5 "
     "BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
 )
-
-
-class TestSQLiteCursorStore(SQLiteTransactions, AdministrableStoreContract, DoneStoreContract):
-    supports_transactions = True
-    supports_second_handle = True
-    supports_failure_injection = True
-
-    @pytest.fixture
-    async def store(self, tmp_path: Path) -> AsyncIterator[SQLiteCursorStore]:
-        async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
-            yield store
-
-    @asynccontextmanager
-    async def second_handle(self, store: SQLiteCursorStore) -> AsyncIterator[SQLiteCursorStore]:
-        async with SQLiteCursorStore(store.path) as second:
-            yield second
-
-    @asynccontextmanager
-    async def failing(self, store: SQLiteCursorStore) -> AsyncIterator[None]:
-        await store.feeds()
-        with sqlite3.connect(store.path) as connection:
-            for event in ("INSERT", "UPDATE"):
-                connection.execute(TRIGGER.format(event))
-        connection.close()
-        yield
-        with sqlite3.connect(store.path) as connection:
-            connection.executescript("DROP TRIGGER fail_INSERT; DROP TRIGGER fail_UPDATE")
-        connection.close()
-
-
-class TestAiosqliteTransactions(TestSQLiteCursorStore):
-    """The connections of aiosqlite, which runs on asyncio only."""
-
-    @pytest.fixture
-    def anyio_backend(self) -> str:
-        return "asyncio"
-
-    async def begin(self, store: SQLiteCursorStore) -> Any:
-        return await aiosqlite.connect(store.path)
-
-    async def commit(self, transaction: Any) -> None:
-        await transaction.commit()
-        await transaction.close()
-
-    async def rollback(self, transaction: Any) -> None:
-        await transaction.rollback()
-        await transaction.close()
-
-
-class TestSQLiteJournal(JournalContract):
-    @pytest.fixture
-    async def make(self, tmp_path: Path) -> AsyncIterator[Make]:
-        async with AsyncExitStack() as stack:
-
-            async def make(journal: Journal | None) -> SQLiteCursorStore:
-                return await stack.enter_async_context(
-                    SQLiteCursorStore(tmp_path / "cursors.db", journal=journal)
-                )
-
-            yield make
-
-    async def journal_rows(self, store: JournalledStore) -> int:
-        assert isinstance(store, SQLiteCursorStore)
-        connection = sqlite3.connect(store.path)
-        try:
-            return int(
-                connection.execute("SELECT COUNT(*) FROM feedapi_cursors_journal").fetchone()[0]
-            )
-        finally:
-            connection.close()
-
-    async def age(self, store: JournalledStore, seconds: int) -> None:
-        assert isinstance(store, SQLiteCursorStore)
-        with sqlite3.connect(store.path) as connection:
-            for statement in AGING:
-                connection.execute(statement, {"by": seconds * 1_000_000})
-        connection.close()
 
 
 @pytest.fixture
@@ -135,31 +53,6 @@ def application(store: SQLiteCursorStore) -> sqlite3.Connection:
 
 
 # The caller's transaction
-
-
-async def test_r5_cursor_and_effect_stand_or_fall_together(
-    store: SQLiteCursorStore, application: sqlite3.Connection
-) -> None:
-    for finish, expected in ((application.rollback, {}), (application.commit, opening())):
-        application.execute("INSERT INTO effects VALUES (1)")
-        await store.save(FEED, opening(), transaction=application)
-        finish()
-        assert application.execute("SELECT COUNT(*) FROM effects").fetchone() == (len(expected),)
-        assert await store.load(FEED) == expected
-    application.close()
-
-
-async def test_a_refused_save_leaves_the_effects_before_it_to_the_caller(
-    store: SQLiteCursorStore, application: sqlite3.Connection
-) -> None:
-    await store.save(FEED, opening())
-    application.execute("INSERT INTO effects VALUES (1)")
-    with pytest.raises(FencedError):
-        await store.save(FEED, {**opening(), 1: Position("new")}, transaction=application)
-    application.commit()
-    assert application.execute("SELECT COUNT(*) FROM effects").fetchone() == (1,)
-    assert await store.load(FEED) == opening()
-    application.close()
 
 
 async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(
@@ -217,25 +110,6 @@ async def test_a_connection_of_another_thread_is_a_clear_error(store: SQLiteCurs
         with pytest.raises(StoreError, match="check_same_thread=False"):
             await store.save(FEED, opening(), transaction=connection)
         elsewhere.submit(connection.close).result()
-
-
-async def test_an_aiosqlite_connection_is_a_transaction(
-    store: SQLiteCursorStore, anyio_backend: str
-) -> None:
-    if anyio_backend != "asyncio":
-        return  # aiosqlite supports asyncio only
-    async with aiosqlite.connect(store.path) as connection:
-        for finish, expected in ((connection.rollback, {}), (connection.commit, opening(range(3)))):
-            await store.save(FEED, opening(range(3)), transaction=connection)
-            await finish()
-            assert await store.load(FEED) == expected
-        with pytest.raises(FencedError):
-            await store.save(
-                FEED, {**advanced(opening()), 1: Position("late")}, transaction=connection
-            )
-        await store.save(FEED, advanced(opening()), transaction=connection)
-        await connection.commit()
-    assert await store.load(FEED) == {**opening(range(3)), **advanced(opening())}
 
 
 async def test_the_first_save_of_all_may_be_in_the_callers_transaction(

@@ -9,20 +9,22 @@ from typing import Any, ClassVar
 
 from django.db import migrations, models
 
-from feedapi_client.stores.tables import TABLES, create_table
+from feedapi_client.stores.tables import FORMAT_TABLE, TABLES, create_table
+
+_TABLES = [name for name in TABLES if name != FORMAT_TABLE]
 
 
 def create_missing(_: Any, schema_editor: Any) -> None:
     """Create the tables that are not there."""
     connection = schema_editor.connection
     # A role that may not create tables is refused IF NOT EXISTS, too.
-    for name in TABLES.keys() - set(connection.introspection.table_names()):
+    for name in set(_TABLES) - set(connection.introspection.table_names()):
         schema_editor.execute(create_table(name, connection.vendor))
 
 
 def drop(_: Any, schema_editor: Any) -> None:
     """Delete the tables, and what they hold."""
-    for name in TABLES:
+    for name in _TABLES:
         schema_editor.execute(f"DROP TABLE {name}")
 
 

@@ -6,7 +6,7 @@ A class whose methods are marked with `step` says what can happen, and a datacla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from feedapi_client.testing.simulator.virtual import Backend
 
 Draw = Callable[[Random], Any]
 Method = TypeVar("Method", bound=Callable[..., object])
+Shrunk = TypeVar("Shrunk")
 
 _PAUSES = (0.0, 0.02, 0.02, 0.3, 0.3, 2.0)
 _STEPS = 3, 12
@@ -162,26 +163,33 @@ def generate(seed: int, backend: Backend, settings: type[Any], kind: type) -> Sc
 # ---------------------------------------------------------------------- shrinking
 
 
-def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, max_runs: int) -> Scenario:
+def shrink(
+    scenario: Shrunk,
+    fails: Callable[[Shrunk], bool],
+    *,
+    smaller: Callable[[Shrunk], Iterable[Shrunk]],
+    max_runs: int,
+) -> Shrunk:
     """Return the smallest scenario found for which `fails` is still true.
 
     `fails` should be true for the same failure only, so that another one, found on the way, does
-    not take its place. Tried are: all settings plain, fewer steps, plainer settings, smaller steps.
+    not take its place. `smaller` gives what is tried in place of a scenario, in this order.
     """
     runs, improved = 0, True
     while improved:
         improved = False
-        for smaller in _smaller(scenario):
+        for other in smaller(scenario):
             if runs >= max_runs:
                 return scenario
             runs += 1
-            if fails(smaller):
-                scenario, improved = smaller, True
+            if fails(other):
+                scenario, improved = other, True
                 break
     return scenario
 
 
-def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+def smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Yield the scenario with plain settings, with fewer steps, plainer settings, smaller steps."""
     plain = {name: value for name, given, value in _settings(scenario) if given != value}
     if len(plain) > 1:
         yield replace(scenario, settings=replace(scenario.settings, **plain))
@@ -196,6 +204,6 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     for number, each in enumerate(steps):
         count = each.how.get("count", 1)
         fewer = sorted({1, count // 2, count - 1} - {0, count})
-        smaller = [replace(each, how={**each.how, "count": count}) for count in fewer]
-        for other in [replace(each, after=0.0), *smaller] if each.after else smaller:
+        less = [replace(each, how={**each.how, "count": count}) for count in fewer]
+        for other in [replace(each, after=0.0), *less] if each.after else less:
             yield replace(scenario, steps=(*steps[:number], other, *steps[number + 1 :]))

@@ -26,7 +26,7 @@ from feedapi_client.testing.simulator.process import (
     Start,
 )
 from feedapi_client.testing.simulator.progress import progress
-from feedapi_client.testing.simulator.scenario import Scenario, generate, shrink
+from feedapi_client.testing.simulator.scenario import Scenario, generate, shrink, smaller
 from feedapi_client.testing.simulator.virtual import Backend, run_in_virtual_time
 
 MakeStore = Callable[[Path], CursorStore]
@@ -184,7 +184,7 @@ def _failure(
                     await store.aclose()
 
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    with _silenced(), tempfile.TemporaryDirectory(prefix="feedapi-", dir=base) as folder:
+    with silenced(), tempfile.TemporaryDirectory(prefix="feedapi-", dir=base) as folder:
         try:
             seed = f"run {scenario.seed}"
             run_in_virtual_time(lambda: main(Path(folder)), backend=scenario.backend, seed=seed)
@@ -206,18 +206,18 @@ def _shrunk(
     """Return a smaller scenario with the same failure, and what it came to."""
     found = [failure]
 
-    def fails(smaller: Scenario) -> bool:
-        other = run(smaller)
-        if other is None or other.rule != failure.rule:
+    def fails(other: Scenario) -> bool:
+        violation = run(other)
+        if violation is None or violation.rule != failure.rule:
             return False
-        found.append(other)
+        found.append(violation)
         return True
 
-    return shrink(scenario, fails, max_runs=_SHRINK_RUNS), found[-1]
+    return shrink(scenario, fails, smaller=smaller, max_runs=_SHRINK_RUNS), found[-1]
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Write no log records of the library: what goes wrong in a history is no news."""
     log = logging.getLogger("feedapi_client")
     level = log.level
