@@ -219,7 +219,7 @@ class PostgresDatabase(Database):
             connection.autocommit = True  # sends nothing
         return connection
 
-    async def run(self, connection: Any, script: Script[T], lock_seconds: float = 0) -> T:  # noqa: ARG002
+    async def run(self, connection: Any, script: Script[T], _lock_seconds: float = 0, /) -> T:
         """See `LeaseConnections.run`: statements bound their waits themselves."""
         driver = _driver_of(connection)
         if driver == "asyncpg":

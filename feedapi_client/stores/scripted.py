@@ -410,7 +410,7 @@ class LeaseConnections(Protocol):
         """Open a connection, or take one out of a pool."""
         ...
 
-    async def run(self, connection: Any, script: Script[T], lock_seconds: float) -> T:
+    async def run(self, connection: Any, script: Script[T], lock_seconds: float, /) -> T:
         """Run a script. Where statements can't bound their waits for row locks, do it."""
         ...
 

@@ -352,7 +352,7 @@ class _LeaseConnections:
             return await self._engine.connect()
         return await in_thread(self._engine.connect)
 
-    async def run(self, connection: AnyConnection, script: Script[T], lock_seconds: float) -> T:
+    async def run(self, connection: AnyConnection, script: Script[T], lock_seconds: float, /) -> T:
         """See `LeaseConnections.run`."""
 
         def work(connection: sa.Connection) -> T:

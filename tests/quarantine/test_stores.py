@@ -34,7 +34,7 @@ from feedapi_client.testing import Publisher
 from feedapi_client.testing.contracts import opening
 from tests.quarantine.helpers import FEED, RAW, PoisonError, kept, numbers, record, run
 from tests.stores import drivers
-from tests.stores.drivers import App, Driver, cases, empty
+from tests.stores.drivers import App, empty, with_drivers
 
 pytestmark = pytest.mark.anyio
 
@@ -44,10 +44,6 @@ BAD = (7, 12)
 DRIVERS = [each for each in drivers.SQL[1:] if each.transaction != "rows"]
 ALL = [drivers.MEMORY, *DRIVERS]
 CREATING = [each for each in DRIVERS if each.server != "file" or "SQLAlchemy" in each.name]
-
-
-def with_drivers(chosen: list[Driver]) -> Any:
-    return pytest.mark.parametrize("case", cases(chosen), indirect=True)
 
 
 @pytest.fixture

@@ -113,6 +113,11 @@ def cases(drivers: Sequence[Driver]) -> list[Any]:
     ]
 
 
+def with_drivers(drivers: Sequence[Driver]) -> Any:
+    """Run a test with each of the drivers, through the fixture `case`."""
+    return pytest.mark.parametrize("case", cases(drivers), indirect=True)
+
+
 class App:
     """An application with one handle to its database: a pool, an engine, a client or a file."""
 

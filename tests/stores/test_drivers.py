@@ -35,18 +35,13 @@ from tests.stores.drivers import (
     TABLES,
     TRANSACTING,
     App,
-    Driver,
-    cases,
     empty,
     handle,
+    with_drivers,
 )
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
-
-
-def with_drivers(drivers: list[Driver]) -> Any:
-    return pytest.mark.parametrize("case", cases(drivers), indirect=True)
 
 
 ON_SQLALCHEMY = [each for each in TRANSACTING if each.name.startswith("SQLAlchemy")]
