@@ -653,6 +653,7 @@ class FeedConsumer(Generic[Payload]):
         if not self._session.over:  # it is if `stop` came before it was open
             self._reports = ()
         self._tasks.start_soon(self._session.run)
+        self._tasks.start_soon(self._session.end_grace)
         return self._session
 
     @contextmanager

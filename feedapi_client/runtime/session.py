@@ -198,7 +198,6 @@ class Session:
             self.planning.run_saver,
             self._discovery.run,
             self._watchdog.run,
-            self._end_grace,
         ]
         if self.planning.sharing is not None:
             work.append(self.planning.sharing.run)
@@ -241,6 +240,7 @@ class Session:
         """End the session: nothing is fetched or committed any more."""
         self.iteration.close()
         self._scope.cancel()
+        self._grace_changed.set()
 
     def stop(self) -> None:
         """End the iteration after the batches in flight; at once while it is being opened."""
@@ -257,8 +257,12 @@ class Session:
             self._grace, self._grace_ends = seconds, ends
             self._grace_changed.set()
 
-    async def _end_grace(self) -> None:
-        while True:
+    async def end_grace(self) -> None:
+        """End grace periods, until the session is closed.
+
+        Beside `run`: a handler may outlive what has failed there, and must not outlive its grace.
+        """
+        while not self.over:
             left = self._grace_ends - self.iteration.clock()
             if left <= 0:
                 self._grace_ends = math.inf

@@ -144,6 +144,29 @@ async def test_an_iteration_that_was_cut_short_says_nothing_of_the_next_one() ->
             assert not consumer.cut_short
 
 
+async def test_a_grace_period_ends_handlers_that_outlive_a_failure() -> None:
+    feed, hangs = LocalFeed(2), anyio.Event()
+    feed.numbers(0, 1)
+
+    async def handle(batch: Batch) -> None:
+        if batch.events:
+            hangs.set()
+            await anyio.sleep_forever()
+
+    async def fail(_: object) -> None:
+        raise ConnectionError
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with feed.consume() as consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: consumer.run(handle, max_concurrency=1))
+            await hangs.wait()
+            feed.store.before_save = fail
+            feed.split(1, 2, method="cursor-from")  # whose cursor can't be transferred
+            await wait_until(lambda: not consumer.health().live)
+            consumer.stop(grace=SHORT)
+    assert consumer.cut_short
+
+
 async def test_a_grace_period_ends_with_its_iteration() -> None:
     feed, grace = one_event(), 10 * SHORT
 
