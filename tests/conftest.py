@@ -44,8 +44,14 @@ _FILE_MARKS = re.compile(r"^pytestmark = (\[[^]]*]|.*)", re.MULTILINE)
 _SLOW_MARK = re.compile(r"pytest\.mark\.(slow|spark)\b")
 TOUCHED = {
     "PostgreSQL and MariaDB": (
-        "tests/stores/test_sql.py::test_r5_cursor_and_effect_stand_or_fall_together",
-        "tests/stores/test_sql.py::test_r17_of_two_transactions_at_once_the_second_is_refused",
+        *(
+            f"tests/stores/test_drivers.py::test_{test}[{driver}-asyncio"
+            for test in (
+                "r05_cursor_and_effect_stand_or_fall_together",
+                "r17_of_several_transactions_at_once_all_but_one_are_refused",
+            )
+            for driver in ("psycopg", "asyncpg", "SQLAlchemy mysql+asyncmy")
+        ),
     ),
     "Redis": (
         "tests/stores/test_redis.py::TestOnRedis::test_a_save_survives_the_loss_of_the_script_cache",
