@@ -22,6 +22,7 @@ from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.foreign_errors import translated
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.moving import adopt, check_key_format, stored_keys
+from feedapi_client.stores.scripted import Along
 from feedapi_client.stores.sqlite import MemoryCursorStore
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class Positions:
                 passed,
                 transaction=transaction,
             )
-        attempts = 1 if transaction is not None else _ATTEMPTS
+        own = transaction is None or isinstance(transaction, Along)
+        attempts = _ATTEMPTS if own else 1
         try:
             for attempt in range(1, attempts + 1):
                 try:

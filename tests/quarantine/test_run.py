@@ -326,6 +326,35 @@ async def test_what_another_place_holds_of_a_failed_save_is_not_put_there_twice(
     await elsewhere.aclose()
 
 
+@pytest.mark.parametrize("arrives", [False, True])
+async def test_r05_the_save_with_a_quarantined_event_outlasts_a_dead_connection(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, arrives: bool
+) -> None:
+    """It is a save of the consumer's own. It may have arrived, and its reply be lost."""
+    save, left = store.save_passing, 1
+
+    async def dies(feed: Any, positions: Any, *args: Any, transaction: Any = None) -> None:
+        nonlocal left
+        died = left and transaction is not None
+        if not died or arrives:
+            await save(feed, positions, *args, transaction=transaction)
+        if died:
+            left -= 1
+            raise StoreError("the connection is dead") from ConnectionResetError()
+
+    async def handle(batch: Batch) -> None:
+        with closing(ledger.connect()) as connection, connection:
+            ledger.write(connection, batch, {7})
+
+    store.save_passing = dies  # type: ignore[method-assign]
+    await run(publisher, store, handle, "quarantine")
+    assert left == 0
+    assert ledger.rows() == without(7)
+    assert len(await kept(quarantine_beside(store))) == 1
+    (feed,) = await store.feeds()
+    assert (await store.load(feed))[0].cursor == publisher.end_cursor(0)
+
+
 @pytest.mark.parametrize("by_key", [False, True])
 async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read_and_logged(
     publisher: Publisher, caplog: pytest.LogCaptureFixture, by_key: bool
