@@ -197,7 +197,7 @@ class Request(Turn):
 
     @property
     def counts(self) -> bool:
-        """Whether the partition was not stopped since the request began."""
+        """Whether nothing was dropped of the partition since the request began."""
         return self.term == self._p.term
 
     async def run(self) -> Result:
@@ -439,6 +439,8 @@ class Request(Turn):
     async def _wait_for_room(self, reader: PageReader) -> None:
         limits, budget, p = self._iteration.limits, self._budget, self._p
         while not budget.has_room:
+            if self._planning.drop_paused():
+                continue
             if budget.stuck and self._unclosed >= budget.used:
                 raise reader.too_much_unclosed()
             if budget.stuck:

@@ -38,6 +38,11 @@ class Paused:
     def __contains__(self, partition: int) -> bool:
         return self._all is not (partition in self._others)
 
+    @property
+    def any(self) -> bool:
+        """Whether some may be."""
+        return self._all or bool(self._others)
+
     def set(self, partitions: Collection[int], *, paused: bool) -> None:
         """Pause these, or read them on; all, also the unknown ones, where none is given."""
         if not partitions:

@@ -111,7 +111,12 @@ class BufferBudget:
         self.used += size
         if deliverable:
             self.deliverable += size
-        if self._changed is not None and (self.has_room or self.stuck):
+        if self.has_room or self.stuck:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Let those that wait for room look whether they still have to."""
+        if self._changed is not None:
             self._changed.set()
             self._changed = None
 
@@ -236,7 +241,8 @@ class RuntimePartition:
         # What is read.
         self.started = False
         self.term = 0
-        """How often it was stopped. What a request of an earlier term brings does not count."""
+        """How often what is pending was dropped, as by a stop. What a request of an earlier term
+        brings does not count."""
         self.turn: Turn | None = None
         """The turn of the request under way. A cancelled one counts until its task has ended."""
         self.until = 0.0
@@ -405,18 +411,23 @@ class RuntimePartition:
     def stop(self) -> None:
         """Stop reading and drop what was not delivered."""
         self.started = False
-        self.term += 1
         self.place = None
         if self.turn is not None:
             self.turn.scope.cancel()
         self.trouble.refused = False
         self.evidence_since = None
+        self.drop_pending()
+
+    def drop_pending(self) -> None:
+        """Drop what was not delivered, and what the request under way still brings."""
+        self.term += 1
         self._budget.add(-self.pending_bytes, deliverable=True)
         self.pending.clear()
         self.pending_bytes = self.pending_size = 0
         self.end, self.gave_way, self._announced = None, False, False
         self.news = self.news and self.in_flight > 0
         self.read_cursor = self.delivered_cursor
+        self.forget_empty_answers()
 
     def lose(self) -> None:
         """Give up what was delivered so far: it may be read again, here or by another instance.

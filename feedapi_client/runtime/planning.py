@@ -158,7 +158,20 @@ class Planning:
             if p.turn is not None and p.id in self._paused:
                 p.turn.scope.cancel()
             self.advance(p)
+        self._budget.look_again()
         self.iteration.wake()
+
+    def drop_paused(self) -> bool:
+        """Drop what paused partitions hold, whose room others need: it is fetched again.
+
+        Return whether they held anything.
+        """
+        if not self._paused.any:
+            return False
+        held = [p for p in self.partitions.values() if p.pending and p.id in self._paused]
+        for p in held:
+            p.drop_pending()
+        return bool(held)
 
     # ------------------------------------------------------------------ what is ready
 

@@ -75,6 +75,32 @@ async def test_a_stream_that_is_open_is_ended_and_opened_again(publisher: Publis
         assert await reader.commit() == [1]
 
 
+@pytest.mark.parametrize("pauses", ["while others wait", "before"])
+async def test_r16_what_is_paused_keeps_no_room_that_others_need(pauses: str) -> None:
+    """It is fetched again once it is resumed."""
+    feed = LocalFeed(3, page_size=100)
+    for partition in (0, 1):
+        feed.numbers(partition, *range(1000 * partition, 1000 * partition + 400))
+    async with feed.open(limit={"max_buffered_bytes": 40_000, "max_batch_events": 5}) as reader:
+        first = await reader.batch()
+        await wait_until(lambda: reader.consumer.status().buffered_bytes > 20_000)
+        if pauses == "before":
+            reader.consumer.pause(0, 1)
+        feed.numbers(2, *range(2000, 2300))
+        await rediscovered(feed)
+        reader.consumer.pause(0, 1)
+        await first.commit()
+        got: list[int] = []
+        while len(got) < 300:
+            got += await reader.commit()
+        assert got == list(range(2000, 2300))
+        reader.consumer.resume()
+        rest = n_of(first.events)
+        while len(rest) < 800:
+            rest += await reader.commit()
+        assert sorted(rest) == [*range(400), *range(1000, 1400)]
+
+
 async def test_all_are_paused_also_in_the_next_iteration_and_after_a_split() -> None:
     feed = LocalFeed()
     feed.numbers(0, 0)
