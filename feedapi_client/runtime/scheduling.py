@@ -32,6 +32,8 @@ MAX_DOUBLINGS = 6
 
 _TURN_SECONDS = 0.01
 """Between two looks at whether a partition has begun that goes first."""
+_MOVED = 64
+"""Places that are not valid any more and may be kept, beside as many as there are valid ones."""
 _TICKS = 4
 """Looks at all turns within the shortest time that counts."""
 _SHORTEST = 20
@@ -193,6 +195,8 @@ class Agenda:
             number = next(self._numbers) if place is None else place
             self._tickets[job] = _Ticket(number, None, until, place is not None)
             heapq.heappush(self._later, (until, next(self._numbers), job))
+            if len(self._later) > 2 * len(self._tickets) + _MOVED:
+                self._forget_moved()
             if self._later[0][2] is job:
                 self._sooner.set()
         else:
@@ -203,6 +207,12 @@ class Agenda:
         ticket = self._tickets.pop(job, None)
         if ticket is not None and ticket.queue is not None:
             self._counts[ticket.queue] -= 1
+
+    def _forget_moved(self) -> None:
+        """Forget the moments that are not valid any more: jobs may be dropped again and again."""
+        later = [(each.until, job) for job, each in self._tickets.items() if each.queue is None]
+        self._later = [(until, next(self._numbers), job) for until, job in later]
+        heapq.heapify(self._later)
 
     def is_due(self, job: Job) -> bool | None:
         """Whether the job waits for a turn, and not for its time; None if it is not to get one."""
@@ -240,6 +250,10 @@ class Agenda:
         else:
             due.append((number, job))
         self._counts[queue] += 1
+        if len(due) > 2 * self._counts[queue] + _MOVED:
+            held = [each for each in due if self._holds(each[1], each[0])]
+            due.clear()
+            due.extend(held)
         self._call_worker()
 
     def _holds(self, job: Job, number: int) -> bool:

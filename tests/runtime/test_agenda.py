@@ -78,6 +78,19 @@ async def test_to_put_a_job_again_changes_nothing_unless_its_moment_is_another()
     assert await scene.run(20) == [("first", 0), ("second", 1), ("later", 5)]
 
 
+@pytest.mark.parametrize("later", [0.0, 60.0])
+async def test_jobs_that_are_dropped_again_and_again_leave_nothing_behind(later: float) -> None:
+    """As those of an application that pauses and resumes with each batch."""
+    scene, now = Scene(1), anyio.current_time()
+    agenda, jobs = scene.agenda, [Job(name) for name in "ab"]
+    for round in range(1000):
+        for job in jobs:
+            agenda.drop(job)
+            agenda.put(job, now + later - round / 1000)
+    assert len(agenda._later) + sum(map(len, agenda._due)) < 200
+    assert [name for name, _ in await scene.run(later + 9)] == ["a", "b"]
+
+
 async def test_r14_who_was_sent_away_keeps_its_place() -> None:
     """Its turn was refused because of the publisher's limits."""
     scene = Scene(1)
