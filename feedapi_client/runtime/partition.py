@@ -111,7 +111,7 @@ class BufferBudget:
         self.used += size
         if deliverable:
             self.deliverable += size
-        if self.has_room or self.stuck:
+        if self._changed is not None and (self.has_room or self.stuck):
             self.look_again()
 
     def look_again(self) -> None:
