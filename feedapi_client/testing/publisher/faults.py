@@ -16,7 +16,7 @@ Any function ``(response, request, publisher) -> response`` is a fault too. It m
 `Response` or return another one.
 """
 
-# ruff: noqa: ARG002, D102 - all faults have the one signature, which `Fault` documents
+# ruff: noqa: ARG002 - all faults have the one signature, which `Fault` documents
 
 from __future__ import annotations
 

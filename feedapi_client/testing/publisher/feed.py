@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
@@ -216,7 +215,7 @@ class Publisher:
         roots = range(partitions) if isinstance(partitions, int) else tuple(partitions)
         self._roots = self._new(roots) if roots else ()
         # What a publisher was made with it has always had.
-        first = Moment(-inf, _new_token(), dict.fromkeys(self._roots, False))
+        first = Moment(-inf, self._new_token(), dict.fromkeys(self._roots, False))
         self._topologies = deque([first], maxlen=_KEPT_TOPOLOGIES)
         self.dialect = dialect
 
@@ -303,7 +302,7 @@ class Publisher:
     def rotate_token(self) -> str:
         """Make all tokens given out so far stale (dialect v2-token), and return the new one."""
         with self.lock:
-            self.token = _new_token()
+            self.token = self._new_token()
             return self.token
 
     @property
@@ -621,7 +620,10 @@ class Publisher:
         with self.lock:
             closed = dict(self._topologies[-1].closed)
             yield closed
-            self._changed(closed, self.token if self.quirks.keep_token else _new_token())
+            self._changed(closed, self.token if self.quirks.keep_token else self._new_token())
+
+    def _new_token(self) -> str:
+        return f"{self.random.getrandbits(64):016x}"
 
     def _changed(self, closed: dict[int, bool], token: str) -> None:
         self._topologies.append(Moment(self.clock(), token, closed))
@@ -680,7 +682,3 @@ def _choose(hash: int, partitions: tuple[int, ...], *, salt: int) -> int:
     mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
     return partitions[(mixed ^ (mixed >> 16)) % len(partitions)]
-
-
-def _new_token() -> str:
-    return secrets.token_urlsafe(9)
