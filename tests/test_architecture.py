@@ -135,7 +135,7 @@ PUBLIC = {
     """,
     feedapi_client.testing: """
         CursorStoreContract Fault FaultRule
-        Publisher Quirks RateLimit Request Response Serving faults
+        Publisher Quirks Request Response Serving faults
     """,
 }
 

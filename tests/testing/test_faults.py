@@ -191,11 +191,6 @@ def test_empty_pages_whose_cursor_moves(feed: ServedFeed) -> None:
     assert len(feed.read_all(0, cursors[-1])) == 10
 
 
-def test_an_empty_page_at_the_end_stays_at_the_end(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.EmptyPage())
-    assert feed.read(0, feed.read(0, "_last")[1])[0] == []
-
-
 def test_payloads_survive_extra_fields_byte_for_byte(token_feed: ServedFeed) -> None:
     raw = b'{ "big": 123456789012345678901234567890 }'
     token_feed.publisher.append(1, raw)

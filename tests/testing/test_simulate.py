@@ -169,7 +169,7 @@ def test_a_handler_that_adds_up_is_found_to_count_twice() -> None:
         counter.counts.clear()
         return MemoryCursorStore()
 
-    with pytest.raises(SimulationError, match="took effect more often than it has events"):
+    with pytest.raises(SimulationError, match=r"took effect as event \d+ of \d+"):
         simulate(counter, store, applied=lambda _: counter.counts)
 
 
@@ -269,16 +269,6 @@ def test_a_failure_tells_its_history_and_how_to_repeat_it() -> None:
             commits_before_its_effects, sqlite_store, applied=applied, first=error.seed, seeds=1
         )
     assert str(again.value) == text
-
-
-@pytest.mark.slow
-def test_a_seed_writes_the_same_trace_with_files_and_threads() -> None:
-    def run() -> list[str]:
-        with pytest.raises(SimulationError) as found:
-            simulate(writes_again, sqlite_store, applied=applied)
-        return found.value.trace
-
-    assert run() == run()
 
 
 # ---------------------------------------------------------------------- the fixture

@@ -66,24 +66,6 @@ def test_a_stream_ends(draft: MakeFeed, stream: object, change: Any) -> None:
         assert list(lines) == left
 
 
-def test_a_stream_continues_when_another_partition_changes(draft: MakeFeed) -> None:
-    feed = draft(2)
-    with feed.stream() as lines:
-        next(lines)
-        feed.publisher.split(1)
-        feed.publisher.append(0, {"n": 1})
-        assert next(lines) == {"event": {"n": 1}}
-
-
-def test_a_varied_stream_checkpoints_every_event_once(draft: MakeFeed) -> None:
-    feed = draft(seed=4, page_size=20, checkpoint_every=3)
-    feed.publisher.extend(0, [{"entity": n % 9, "n": n} for n in range(300)])
-    feed.publisher.close(0)
-    batches = parse(feed.fetch(stream="y").text)
-    assert batches[-1][1] == feed.publisher.end_cursor(0)
-    assert sorted(event["n"] for events, _ in batches for event in events) == list(range(300))
-
-
 def test_faults_apply_to_streams_too(draft: MakeFeed) -> None:
     feed = draft()
     feed.publisher.append(0, {"n": 1})

@@ -31,7 +31,6 @@ LOOK_SECONDS = 0.01
 
 
 async def serve_request(publisher: Publisher, scope: Message, receive: Receive, send: Send) -> None:
-    """Answer one request."""
     if scope["type"] != "http":
         return
     response = publisher.respond(parse_request(publisher.path, scope, publisher.clock()))
@@ -57,8 +56,6 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
 
 
 class _Sender:
-    """Sends a response, also one that takes time or ends badly."""
-
     def __init__(
         self,
         publisher: Publisher,
@@ -112,7 +109,6 @@ class _Sender:
                 await anyio.sleep(min(LOOK_SECONDS, left))
 
     async def _pass_on(self, lines: bytes, buffer: int) -> None:
-        """Send the head and some lines, unless a proxy waits for more of them."""
         self._held += lines
         if len(self._held) < buffer:
             return

@@ -85,7 +85,6 @@ class History:
 
     @step(weight=35, count=one_of(*range(1, 41)), entities=one_of(1, 3, 12))
     def publish(self, count: int, entities: int) -> None:
-        """Publish events, one for each entity in turn."""
         published = self._oracle.published
         for number in range(count):
             entity = number * 7 % entities
@@ -99,7 +98,6 @@ class History:
         method=one_of("starts-after", "cursor-from"),
     )
     def split(self, which: int, parts: int, method: SplitMethod) -> None:
-        """Split one of the open partitions, by its number among them."""
         partitions = self._publisher.open_partitions()
         parent = partitions[which % len(partitions)]
         if self._publisher.partitions[parent].starts_after is not None:
@@ -116,7 +114,6 @@ class History:
         seconds=one_of(0.1, 2.0, 2.0, 10.0, 10.0, 100.0),
     )
     def fault(self, fault: Fault, on: FaultTarget, part: float, seconds: float) -> None:
-        """Let a part of the requests fail for some time."""
         self._publisher.fail(fault, on=on, seconds=seconds, share=part)
 
     @step(
@@ -127,12 +124,10 @@ class History:
         seconds=one_of(0.1, 3.0, 20.0),
     )
     def store_fault(self, how: StoreTrouble, part: float, seconds: float) -> None:
-        """Let operations of the store go wrong for some time."""
         self._world.store_faults.append((how, part, self.trace.now() + seconds))
 
     @step(weight=30, moment=one_of(*MOMENTS))
     def kill(self, moment: Moment) -> None:
-        """Kill the process at a moment of its next batch."""
         if self._process is not None:
             self._process.dies = moment
 
@@ -156,7 +151,6 @@ class History:
     # ------------------------------------------------------------------ from start to end
 
     async def run(self) -> None:
-        """Run the scenario. Raises `ViolationError`."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._live)
             for each in self._scenario.steps:
@@ -176,7 +170,6 @@ class History:
         self._oracle.check()
 
     async def _live(self) -> None:
-        """Start a process, and another one whenever it has ended."""
         while True:
             await anyio.sleep(max(0.0, self._down_until - self.trace.now()))
             await self._one_life(follow=True)
@@ -212,7 +205,6 @@ class History:
             self._oracle.violated("error", f"{type(error).__name__}: {error}", error)
 
     async def _settle(self) -> None:
-        """End all faults, and wait until every event is handled."""
         self._publisher.heal()
         self._world.store_faults.clear()
         self._calm_since = self.trace.now()

@@ -22,7 +22,6 @@ class Trace:
         self.lines: list[str] = []
 
     def add(self, text: str, *values: object) -> None:
-        """Record `text.format(*values)` at the present time."""
         self.lines.append(f"{self.now():10.4f}  {text.format(*values)}")
 
 
@@ -72,14 +71,12 @@ class Oracle:
         """The last event of each entity that the present process was done with."""
 
     def violated(self, rule: str, text: str, error: BaseException | None = None) -> None:
-        """Record a violation, with the error that a process ended with, where that is it."""
         self._trace.add("violated: {}: {}", rule, text)
         failure = ViolationError(rule, f"{rule}: {text}", self._trace)
         failure.__cause__ = error
         self.violations.append(failure)
 
     def check(self) -> None:
-        """Raise the first violation."""
         if self.violations:
             raise self.violations[0]
 
@@ -109,7 +106,6 @@ class Oracle:
                 self.handled(call)
 
     def left(self) -> int:
-        """Return how many events the handler is not done with."""
         return sum(self.published.values()) - sum(self._done.values())
 
     def effects(self, found: Found) -> None:
@@ -130,8 +126,8 @@ class Oracle:
         published, done = self.published.get(entity, 0), 0
         for n in numbers:
             if n > published:
-                how = "more often than it has events" if done >= published else f"as event {n}"
-                self.violated("exactly-once", f"entity {entity} took effect {how}")
+                text = f"entity {entity} took effect as event {n} of {published}"
+                self.violated("exactly-once", text)
                 return
             if n <= done and self._delivery == "exactly-once":
                 self.violated("exactly-once", f"event {n} of entity {entity} took effect again")
@@ -144,7 +140,6 @@ class Oracle:
 
 
 def _numbers_by_entity(found: Found) -> dict[int, list[int]]:
-    """Return the numbers of each entity's events that took effect, in their order."""
     if isinstance(found, Mapping):
         counts = cast("Mapping[int, int]", found)
         return {entity: list(range(1, count + 1)) for entity, count in counts.items()}

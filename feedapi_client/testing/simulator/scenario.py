@@ -21,13 +21,12 @@ _STEPS = 3, 12
 
 
 def one_of(*values: Any) -> Draw:
-    """Return what draws one of the values."""
     return lambda random: random.choice(values)
 
 
-def drawn(plain: Any, *choices: Any) -> Any:
-    """Return a field of settings: its default, and what is drawn."""
-    return field(default=plain, metadata={"choices": choices})
+def drawn(*choices: Any) -> Any:
+    """Return a field of settings, and what is drawn for it."""
+    return field(metadata={"choices": choices})
 
 
 @dataclass(frozen=True, slots=True)

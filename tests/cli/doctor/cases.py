@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from feedapi_client.cli.doctor import Bounds
-from feedapi_client.testing import Publisher, Quirks, RateLimit, Request, Response, faults
+from feedapi_client.testing import Publisher, Quirks, Request, Response, faults
 from feedapi_client.testing.publisher import answer
 
 Change = Callable[[Publisher], object]
@@ -322,13 +322,6 @@ ROWS = [
     Row("http-time", "trickle", fetch(faults.Trickle(1, 0.1)), TOKEN, FAST),
     Row("http-stable", "503 once", lambda publisher: publisher.fail(503)),
     Row("http-stable", "reset once", lambda publisher: publisher.fail(faults.Reset())),
-    Row(
-        "http-stable",
-        "rate limit",
-        lambda p: setattr(p, "rate_limit", RateLimit(5, burst=12, retry_after=1)),
-        TOKEN,
-        bounds=Bounds,
-    ),
     Row("http-stable", "429 at times", refused_at_times(429)),
     Row("http-stable", "503 with Retry-After at times", refused_at_times(503)),
     Row("http-redirect", "away", fetch(ELSEWHERE)),
