@@ -6,7 +6,7 @@
     publisher.fail(Status(429, headers={"retry-after": "1"}), partition=3)
     publisher.fail(Replace({"partitions": [{"id": "70000"}]}), on="discovery", times=None)
     publisher.fail(Truncate(after_lines=7))  # the connection ends in the middle of line eight
-    publisher.fail(Maintenance(), on="any", seconds=0.6)  # a gateway, for a while
+    publisher.fail(Replace({"status": "down"}), on="any", seconds=0.6)  # a gateway, for a while
     publisher.fail(Lag(1.5, ahead="tail"), on="any", times=None, share=0.5)  # one of two replicas
 
 Faults that break the connection or the framing (`Reset`, `Truncate`, `BrokenChunk`) need the
@@ -143,13 +143,6 @@ class Replace:
 
 
 @dataclass(frozen=True)
-class Maintenance(Replace):
-    """A gateway in maintenance: status 200, with a JSON object that is no page and no discovery."""
-
-    body: Any = field(default_factory=lambda: {"status": "maintenance"})
-
-
-@dataclass(frozen=True)
 class Html:
     """An HTML page with status 200, as a login proxy answers."""
 
@@ -157,21 +150,6 @@ class Html:
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
-
-
-@dataclass(frozen=True)
-class Empty(Replace):
-    """Status 200 and an empty body."""
-
-    body: Any = b""
-
-
-@dataclass(frozen=True)
-class DroppedQuery:
-    """The discovery document in answer to a fetch, as after a redirect that drops the query."""
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        return json_response(publisher.discovery())
 
 
 @dataclass(frozen=True)
@@ -353,17 +331,6 @@ class Edit:
             changed = self.change(value)
             response.body = json_response(value if changed is None else changed).body
         return response
-
-
-@dataclass(frozen=True)
-class NoPartitions:
-    """A discovery without partitions: null, as Go writes an empty slice, or an empty list."""
-
-    null: bool = True
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        partitions: list[Any] | None = None if self.null else []
-        return Edit(lambda found: {**found, "partitions": partitions})(response, request, publisher)
 
 
 # The body, and its lines

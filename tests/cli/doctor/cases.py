@@ -50,6 +50,14 @@ def edited(change: Callable[[Any], Any], after: int = 0) -> Change:
     return discovery(faults.Edit(change), after)
 
 
+def partitions(listed: list[Any] | None, after: int = 0) -> Change:
+    return edited(lambda found: {**found, "partitions": listed}, after)
+
+
+def query_dropped(publisher: Publisher) -> None:
+    publisher.fail(faults.Replace(publisher.discovery()), times=None)
+
+
 def listed(index: int, after: int = 0, **fields: Any) -> Change:
     """Change fields of one partition in the discovery."""
     return edited(lambda found: found["partitions"][index].update(fields), after)
@@ -285,8 +293,8 @@ ROWS = [
     Row("id-text", "integer lineage", quirk(integer_lineage=True), V2),
     Row("last-cursor-listed", "none", quirk(last_cursor="never"), DRAFT),
     Row("last-cursor-useful", "none", quirk(last_cursor=None), TOKEN),
-    Row("partitions-listed", "null", discovery(faults.NoPartitions()), V2),
-    Row("partitions-listed", "none later", discovery(faults.NoPartitions(null=False), after=1), V2),
+    Row("partitions-listed", "null", partitions(None), V2),
+    Row("partitions-listed", "none later", partitions([], after=1), V2),
     Row("partition-stays", "rolled back", rolls_back, V2),
     Row("closed-final", "reopened", listed(0, after=2, closed=False), V2),
     Row(
@@ -353,13 +361,13 @@ ROWS = [
     Row("payload-key", "swapped", quirk(swapped_payload_key=True), V2),
     Row("payload-key", "Pascal case", quirk(pascal_case=True)),
     Row("page-cursor", "no checkpoint", fetch(faults.NoCheckpoint())),
-    Row("page-cursor", "nothing", fetch(faults.Empty())),
+    Row("page-cursor", "nothing", fetch(faults.Replace(b""))),
     Row("page-cursor", "silent end", quirk(empty_page="silent")),
     Row("cursor-progress", "same checkpoint", fetch(faults.SameCheckpoint())),
     Row("cursor-progress", "same one later", where(has_cursor, faults.SameCheckpoint())),
     Row("cursor-progress", "older end", fetch(older_end)),
-    Row("page-meaning", "query dropped", fetch(faults.DroppedQuery()), V2),
-    Row("page-meaning", "maintenance", fetch(faults.Maintenance())),
+    Row("page-meaning", "query dropped", query_dropped, V2),
+    Row("page-meaning", "maintenance", fetch(faults.Replace({"status": "maintenance"}))),
     Row("closed-end", "events behind it", closed_too_early, DRAFT),
     Row(
         "closed-end",
@@ -368,7 +376,7 @@ ROWS = [
         DRAFT,
     ),
     Row("exactly-once", "twice", appended(*[{"id": "order-1", "entity": "again"}] * 2), V2),
-    Row("last-cursor-given", "nothing", where(from_last, faults.Empty())),
+    Row("last-cursor-given", "nothing", where(from_last, faults.Replace(b""))),
     Row("cursor-echo", "echo", quirk(empty_page="echo")),
     Row("cursor-echo", "_first is the end", fetch(faults.EmptyPage(moving=False))),
     Row("closed-end-cursor", "silent end", fetch(silent_end), V2),
