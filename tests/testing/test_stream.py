@@ -1,15 +1,14 @@
-"""Responses that are held open, also behind a proxy that buffers them."""
+"""Responses that are held open."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from feedapi_client.testing import Publisher, Quirks, faults
-from tests.testing.served_feed import ServedFeed, parse
+from feedapi_client.testing import Publisher, faults
+from tests.testing.served_feed import ServedFeed
 
 MakeFeed = Callable[..., ServedFeed]
 
@@ -84,22 +83,3 @@ def test_a_fault_of_the_body_ends_a_stream_after_its_first_lines(draft: MakeFeed
     feed.publisher.fail(faults.Gzip())
     with feed.stream() as lines:
         assert list(lines) == [{"event": {"n": 1}}, {"cursor": cursor}]
-
-
-@pytest.mark.parametrize("dialect", ["v2-draft", "v2-token"])
-def test_a_buffering_proxy_sends_a_stream_at_its_end(make_feed: MakeFeed, dialect: str) -> None:
-    feed = make_feed(dialect=dialect, stream=True, quirks=Quirks(stream_buffer=8192))
-    cursor = feed.publisher.append(0, {"n": 1})
-    url, query = feed.request(stream=300)
-    began = time.monotonic()
-    with feed.http.stream("GET", url, params=query) as response:
-        first = next(response.iter_raw())
-    assert time.monotonic() - began >= 0.25
-    assert parse(first.decode()) == [([{"n": 1}], cursor)]
-
-
-def test_a_buffering_proxy_sends_what_is_full(draft: MakeFeed) -> None:
-    feed = draft(quirks=Quirks(stream_buffer=100))
-    feed.publisher.append(0, {"text": "x" * 200})
-    with feed.stream() as lines:
-        assert next(lines) == {"event": {"text": "x" * 200}}

@@ -70,11 +70,6 @@ class Quirks:
     """Events are under ``event`` in dialect v2-token, and under ``data`` in v2-draft."""
     pascal_case: bool = False
     """Lines hold ``Data``, ``Event`` and ``Cursor``, as Go's decoder accepts them."""
-    stream_buffer: int = 0
-    """A proxy in front holds a streamed response back until it has so many bytes, or ends.
-
-    nginx does so with 8192 bytes, unless ``proxy_buffering`` is off.
-    """
 
 
 @dataclass(slots=True)

@@ -54,6 +54,14 @@ def partitions(listed: list[Any] | None, after: int = 0) -> Change:
     return edited(lambda found: {**found, "partitions": listed}, after)
 
 
+def buffered(response: Response, request: Request, publisher: Publisher) -> Response:
+    """A proxy keeps a stream back until it ends."""
+    if response.stream is not None and response.stream.seconds is not None:
+        response.delay = response.stream.seconds
+        response.whole()
+    return response
+
+
 def query_dropped(publisher: Publisher) -> None:
     publisher.fail(faults.Replace(publisher.discovery()), times=None)
 
@@ -73,7 +81,7 @@ def added(**fields: Any) -> Change:
 
 def where(applies: Callable[[Request], object], fault: Any) -> Change:
     """Apply a fault to some of the fetches."""
-    apply = faults.as_fault(fault)
+    apply = faults.Status(fault) if isinstance(fault, int) else fault
     return fetch(lambda response, r, p: apply(response, r, p) if applies(r) else response)
 
 
@@ -220,7 +228,8 @@ def older_end(response: Response, request: Request, publisher: Any) -> Response:
 
 def every(count: int, fault: Any) -> Fault:
     """Apply a fault to each so many requests."""
-    requests, apply = cycle(range(count)), faults.as_fault(fault)
+    requests = cycle(range(count))
+    apply = faults.Status(fault) if isinstance(fault, int) else fault
 
     def faulty(response: Response, request: Request, publisher: Any) -> Response:
         return response if next(requests) < count - 1 else apply(response, request, publisher)
@@ -420,7 +429,7 @@ ROWS = [
         where(has("pagesizehint"), page_of(pageSizeHint=None, pagesizehint=None)),
     ),
     Row("stream-live", "not held", stream(body=b'{"cursor":"x"}\n'), V2, bounds=PATIENT),
-    Row("stream-live", "buffered", quirk(stream_buffer=1 << 20), V2),
+    Row("stream-live", "buffered", lambda publisher: publisher.fail(buffered, times=None), V2),
     Row("refusal-status", "500 for a partition", quirk(unknown_partition=500)),
     Row("refusal-status", "500 for a cursor", where(lambda r: " " in str(r.cursor), 500)),
     Row(
