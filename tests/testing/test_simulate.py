@@ -243,7 +243,7 @@ def test_a_handler_that_goes_on_after_its_process_was_killed_has_no_effect() -> 
             caught.append(error)
             raise
 
-    simulate(handle, seeds=12 * SEEDS)  # few are killed while they commit
+    simulate(handle, seeds=5 * SEEDS)  # few are killed while they commit
     # A store that loses its connection, or hangs, is all that a handler may hear of.
     store_failures = ("ConnectionLostError", "Limits.commit_timeout")
     assert caught
