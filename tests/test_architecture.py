@@ -134,8 +134,8 @@ PUBLIC = {
         SQLAlchemyCursorStore SQLiteCursorStore View in_callers_thread
     """,
     feedapi_client.testing: """
-        AdministrableStoreContract CursorStoreContract DoneStoreContract Fault FaultRule
-        LeaseStoreContract Publisher Quirks RateLimit Request Response Serving faults
+        CursorStoreContract Fault FaultRule
+        Publisher Quirks Request Response Serving faults
     """,
 }
 

@@ -70,10 +70,7 @@ class DoneEvent(NamedTuple):
 
 @runtime_checkable
 class DoneStore(CursorStore, Protocol):
-    """A store that remembers what is done ahead of the cursor.
-
-    `feedapi_client.testing.DoneStoreContract` is the test suite that every such store passes.
-    """
+    """A store that remembers what is done ahead of the cursor."""
 
     async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
         """Claim the first of the partitions, and with it the ancestors that follow.

@@ -123,8 +123,6 @@ class LeaseStore(Protocol):
 
     Raises: every method raises `StoreError` when the store fails. Whether it took effect is then
     unknown.
-
-    `feedapi_client.testing.LeaseStoreContract` is the test suite that every such store passes.
     """
 
     async def look(self, feed: FeedKey, last: View | None = None) -> View:

@@ -20,12 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.contracts import (
-        AdministrableStoreContract,
-        CursorStoreContract,
-        DoneStoreContract,
-        LeaseStoreContract,
-    )
+    from feedapi_client.testing.contracts import CursorStoreContract
     from feedapi_client.testing.liftbridge import LiftbridgeServer as LiftbridgeServer
     from feedapi_client.testing.liftbridge import NatsServer as NatsServer
     from feedapi_client.testing.publisher import (
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
         FaultRule,
         Publisher,
         Quirks,
-        RateLimit,
         Request,
         Response,
         faults,
@@ -41,15 +35,11 @@ if TYPE_CHECKING:
     from feedapi_client.testing.publisher.server import Serving
 
 __all__ = [
-    "AdministrableStoreContract",
     "CursorStoreContract",
-    "DoneStoreContract",
     "Fault",
     "FaultRule",
-    "LeaseStoreContract",
     "Publisher",
     "Quirks",
-    "RateLimit",
     "Request",
     "Response",
     "Serving",
@@ -59,17 +49,13 @@ __all__ = [
 # LiftbridgeServer and NatsServer are public too. They are not in __all__, because a star import
 # must not ask for the extra ``liftbridge``.
 _MODULES = {
-    "AdministrableStoreContract": "contracts",
     "CursorStoreContract": "contracts",
-    "DoneStoreContract": "contracts",
     "Fault": "publisher",
     "FaultRule": "publisher",
-    "LeaseStoreContract": "contracts",
     "LiftbridgeServer": "liftbridge",
     "NatsServer": "liftbridge",
     "Publisher": "publisher",
     "Quirks": "publisher",
-    "RateLimit": "publisher",
     "Request": "publisher",
     "Response": "publisher",
     "Serving": "publisher.server",

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -57,8 +56,6 @@ _PANIC = 2  # the exit code of a Go program
 _RESTARTS = 20
 """A broker that crashes more often is not started again: then it is no rare defect."""
 _SHOWN = 4000  # characters of a log's end
-_CRASH = re.compile(r"^(panic: |fatal error: |unexpected fault address |SIG[A-Z]+: )", re.MULTILINE)
-"""The first line of what the Go runtime writes when a program crashes."""
 _FIRST_PORT = 10_000
 _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _random = random.SystemRandom()  # not the one that tests seed
@@ -126,7 +123,7 @@ class LiftbridgeServer:
 
     A node that ends by itself later is started again, too, as by the supervisor of a deployment:
     Liftbridge 1.9.0 crashes at times where two of its threads end a segment at once. `crashes` has
-    the beginning of what each of these wrote. One that was stopped stays so until `start`.
+    the end of the log of each of these. One that was stopped stays so until `start`.
 
     Arguments:
         nats_url: where NATS listens, as `NatsServer.url`.
@@ -168,8 +165,7 @@ class LiftbridgeServer:
     def __exit__(self, *exc: object) -> None:
         for node, process in list(self._processes.items()):
             if (code := process.poll()) is not None:  # its files are deleted now
-                words = self._last_words(node, code)
-                log.error("liftbridge ended by itself (%d):\n%s", code, words)
+                log.error("liftbridge ended by itself (%d):\n%s", code, self.log(node)[-_SHOWN:])
             self.kill(node)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -208,19 +204,11 @@ class LiftbridgeServer:
         """Let a node end by itself, with the list of its goroutines, as its own defects do."""
         self._processes[node].send_signal(signal.SIGQUIT)
 
-    def interrupt(self, node: int = 0) -> None:
-        """Stop a node with SIGINT, the signal on which it shuts down in order, and wait for it."""
-        self._stop(node, signal.SIGINT)
+    def kill(self, node: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+        """Stop a node, and wait for it: as in a crash, or in order by SIGINT.
 
-    def terminate(self, node: int = 0) -> None:
-        """Stop a node with SIGTERM, which it does not handle, and wait for it."""
-        self._stop(node, signal.SIGTERM)
-
-    def kill(self, node: int = 0) -> None:
-        """Kill a node, as in a crash."""
-        self._stop(node, signal.SIGKILL)
-
-    def _stop(self, node: int, number: signal.Signals) -> None:
+        It does not handle SIGTERM.
+        """
         with self._lock:
             process = self._processes.pop(node)
         process.send_signal(number)
@@ -252,14 +240,13 @@ class LiftbridgeServer:
             )
 
     def _finish_start(self, node: int) -> None:
-        """Wait until a node answers, launch it again where it panics, and supervise it then."""
         attempts = 1
         while not self._ask(node, api_pb2.FetchMetadataRequest(), lambda _: True):
             code = self._processes[node].poll()
             if code != _PANIC or attempts == _START_ATTEMPTS:
                 end = f"did not start within {_START_SECONDS:g} s"
                 what = end if code is None else f"ended ({code})"
-                raise RuntimeError(f"liftbridge {what}:\n{self._last_words(node, code)}")
+                raise RuntimeError(f"liftbridge {what}:\n{self.log(node)[-_SHOWN:]}")
             attempts += 1
             self.panics += 1
             self._processes[node] = self._launch(node)
@@ -267,12 +254,11 @@ class LiftbridgeServer:
         threading.Thread(target=self._await_end, args=(node, process), daemon=True).start()
 
     def _await_end(self, node: int, process: subprocess.Popen[bytes]) -> None:
-        """Start a node again when it ends by itself. Runs in a thread that waits for that."""
         code = process.wait()
         with self._lock:
             if self._processes.get(node) is not process:
                 return  # it was stopped
-            self.crashes.append(self._last_words(node, code))
+            self.crashes.append(self.log(node)[-_SHOWN:])
             again = len(self.crashes) <= _RESTARTS
             what = f"node {node} ended by itself ({code}), and is {'' if again else 'not '}started"
             log.error("liftbridge %s again:\n%s", what, self.crashes[-1])
@@ -283,10 +269,6 @@ class LiftbridgeServer:
                 except RuntimeError:
                     log.exception("liftbridge node %d did not start again", node)
 
-    def _last_words(self, node: int, code: int | None) -> str:
-        text = self.log(node)
-        return (crash_of(text) if code == _PANIC else "") or text[-_SHOWN:]
-
     def _wait_for_cursors(self) -> None:
         """Wait for the stream of cursors, which a new cluster creates after its first answers."""
         request = api_pb2.FetchMetadataRequest(streams=["__cursors"])
@@ -296,7 +278,6 @@ class LiftbridgeServer:
             raise RuntimeError(f"liftbridge has no stream of cursors after {_START_SECONDS:g} s")
 
     def _ask(self, node: int, request: Any, is_it: Callable[[Any], bool]) -> bool:
-        """Ask a node again and again, until it answers so, ends, or the time is over."""
         address, process = self.addresses[node], self._processes[node]
 
         def answers(stub: Any) -> bool:
@@ -316,21 +297,7 @@ class LiftbridgeServer:
             )
 
 
-def crash_of(text: str) -> str:
-    """Return the beginning of the last Go crash in a log, "" where there is none.
-
-    The end of such a log is a list of goroutines, and does not say what happened.
-    """
-    began, last = 0, -_SHOWN
-    for found in _CRASH.finditer(text):
-        if found.start() - last >= _SHOWN:  # else a further line of the same crash
-            began = found.start()
-        last = found.start()
-    return text[began : began + _SHOWN] if last >= 0 else ""
-
-
 def _wait(condition: Callable[[], object]) -> bool:
-    """Wait for a condition. Return whether it was met in time."""
     deadline = time.monotonic() + _START_SECONDS
     while not condition():
         if time.monotonic() >= deadline:

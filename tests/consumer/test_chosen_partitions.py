@@ -18,7 +18,7 @@ SPLIT = [
 ]
 UNLISTED = LineageError, "does not list this partition, only 0, 1, 2, 3"
 PATIENCE = RetryPolicy(base_delay=0.002, max_delay=0.01, refused_for=0.1)
-STARTS = do.fail(faults.NoPartitions(), on="discovery", times=2)
+STARTS = do.fail(faults.Edit(lambda found: {**found, "partitions": None}), on="discovery", times=2)
 STEPS: dict[str, list[Step]] = {
     "only the chosen partitions are read and saved": [
         *(*SPLIT, do.reads_all(1, 2, partitions=[1, 2]), do.unasked(0, 3)),

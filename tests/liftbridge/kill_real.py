@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ from tests.liftbridge.relay_program import LOST
 
 MODES = ("at-least-once", "batch", "events")
 LEADERS = {"leader": 1, "two-leaders": 2}
+SIGNALS = {"broker-int": signal.SIGINT, "broker-term": signal.SIGTERM}
 """How many leaders of three brokers die at a time."""
 WHAT = ("relay", "broker-int", "broker-term", "broker-kill", "nats", *LEADERS)
 EVENTS_A_KILL = 200
@@ -237,8 +239,8 @@ class KillRun:
             for _ in range(LEADERS[self.what]):
                 await self._kill_leader()
         else:
-            how = {"broker-int": self.server.interrupt, "broker-term": self.server.terminate}
-            await anyio.to_thread.run_sync(how.get(self.what, self.server.kill))
+            number = SIGNALS.get(self.what, signal.SIGKILL)
+            await anyio.to_thread.run_sync(self.server.kill, 0, number)
             await anyio.to_thread.run_sync(self.server.start)
 
     async def _kill_leader(self) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
 import socket
 import sys
 
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
-from feedapi_client.testing.liftbridge import (
-    LiftbridgeServer,
-    NatsServer,
-    crash_of,
-    free_port,
-)
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer, free_port
 from tests.liftbridge.broker import SETTINGS, require_liftbridge
 from tests.liftbridge.helpers import SAFETY_NET, eventually
 
@@ -69,8 +65,7 @@ async def test_a_broker_that_crashes_is_started_again_with_its_data(
                 await eventually(lambda count=crashes: len(server.crashes) == count)
                 # It answers again, and has what it had.
                 assert (await api.partition_metadata("s")).newest_offset == crashes - 1
-    assert all(crash.startswith("SIGQUIT: quit") for crash in server.crashes)
-    started_again = "node 0 ended by itself (2), and is started again:\nSIGQUIT: quit"
+    started_again = "node 0 ended by itself (2), and is started again:"
     assert any(started_again in message for message in caplog.messages)
 
 
@@ -79,27 +74,9 @@ async def test_a_broker_that_crashes_is_started_again_with_its_data(
 async def test_a_broker_that_was_stopped_stays_so(nats_server: NatsServer) -> None:
     require_liftbridge()
     with LiftbridgeServer(nats_server.url) as server:
-        for stop in (server.kill, server.terminate, server.interrupt):
-            stop()
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            server.kill(number=number)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", int(server.address.split(":")[1])))
             server.start()
     assert not server.crashes
-
-
-_LOG = """\
-INFO[2026-11-23 22:00:00] Server became metadata leader
-unexpected fault address 0x7eff97200000
-fatal error: fault
-[signal SIGBUS: bus error code=0x2 addr=0x7eff97200000 pc=0x49763b]
-
-goroutine 66 [running]:
-"""
-
-
-def test_of_the_log_of_a_crash_the_beginning_is_shown() -> None:
-    idle = "goroutine 7 [select]:\ncommitlog.go:811\n" * 200
-    assert crash_of(_LOG + idle).startswith("unexpected fault address 0x7eff97200000\nfatal error")
-    assert crash_of(_LOG + idle + "panic: again\n" + idle).startswith("panic: again\n")
-    assert crash_of("INFO a stream named panic: was created\n") == ""
-    assert crash_of("") == ""

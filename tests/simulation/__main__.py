@@ -7,8 +7,8 @@ import sys
 import time
 from contextlib import closing
 
-from feedapi_client.testing.simulator.progress import progress
 from tests.simulation.many import Histories, run_many
+from tests.simulation.progress import progress
 from tests.simulation.scenario import Scenario
 from tests.simulation.shrink import shrink
 from tests.simulation.simulation import SimulationOutcome, run

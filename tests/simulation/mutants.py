@@ -41,7 +41,7 @@ from tests.simulation.named import named
 from tests.simulation.planted import Plant
 from tests.simulation.scenario import Scenario, generate
 from tests.simulation.simulation import run
-from tests.testing.applications import in_memory, in_sqlite, leaves_the_commit_to_run
+from tests.testing.applications import in_memory, in_sqlite
 
 SEEDS = 2000
 """Within so many seeds a mutant has to be found."""
@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.actions_are_lost),
     Mutant(_R.a_commit_saves_what_was_read),
     Mutant(_R.a_failed_commit_counts_as_made, of(histories.commits_that_fail)),
-    Mutant(_R.run_forgets_the_commit, leaves_the_commit_to_run),
+    Mutant(_R.run_forgets_the_commit, in_memory),
     Mutant(_R.fencing_is_swallowed),
     Mutant(_R.a_save_is_cancelled_in_the_middle, of(histories.commits_that_are_cancelled)),
     Mutant(_R.an_iteration_does_not_wait_for_a_save, of(histories.left_while_the_store_is_slow)),
@@ -282,9 +282,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_S.store_does_not_fence),
     Mutant(_S.revisions_are_counted, of(histories.second_process_after_a_failover)),
     Mutant(_S.store_forgets_the_status),
-    Mutant(_S.memory_store_does_not_fence, in_memory),
-    Mutant(_S.sqlite_store_does_not_fence, in_sqlite),
-    Mutant(_S.sqlite_store_saves_one_by_one, in_sqlite),
     Mutant(_S.sqlite_store_saves_beside_the_transaction, in_sqlite),
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from feedapi_client import model
 from feedapi_client.model import Batch
-from feedapi_client.stores import positions, sqlite
+from feedapi_client.stores import sqlite
 from tests.simulation.process import Process
 from tests.simulation.store import Effect, SimulatedDatabase
 
@@ -81,27 +81,6 @@ def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:
 
 
 # ---------------------------------------------------------------------- the shipped stores
-
-
-def memory_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
-    """MemoryCursorStore saves a position whatever revision it holds."""
-    patch.setattr(positions, "check_replaces", lambda *args: None)
-
-
-def sqlite_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
-    """SQLiteCursorStore saves a position whatever revision it holds."""
-    patch.setattr(positions, "check_replaces", lambda *args: None)
-
-
-def sqlite_store_saves_one_by_one(patch: pytest.MonkeyPatch) -> None:
-    """SQLiteCursorStore saves each position in a transaction of its own."""
-    save = sqlite.SQLiteCursorStore.save
-
-    async def one_by_one(self: Any, feed: Any, positions: Any, *, transaction: Any = None) -> None:
-        for partition, position in positions.items():
-            await save(self, feed, {partition: position}, transaction=transaction)
-
-    patch.setattr(sqlite.SQLiteCursorStore, "save", one_by_one)
 
 
 def sqlite_store_saves_beside_the_transaction(patch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,6 @@ def in_memory(seed: int) -> Result:
     return _outcome(seed, do_nothing)
 
 
-leaves_the_commit_to_run = in_memory
-
-
 def _outcome(seed: int, *args: Any, **options: Any) -> Result:
     try:
         simulate(*args, first=seed, seeds=1, **options)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from feedapi_client.testing import Publisher, faults
@@ -103,11 +102,3 @@ def test_a_hanging_response_never_ends(after_lines: int | None) -> None:
 @pytest.mark.anyio
 async def test_other_scopes_than_http_are_left_alone() -> None:
     await Publisher().asgi({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.anyio
-async def test_the_publisher_itself_can_be_mounted() -> None:
-    publisher = Publisher()
-    transport = httpx.ASGITransport(publisher)
-    async with httpx.AsyncClient(transport=transport) as http:
-        assert (await http.get("http://feed/feed")).json() == publisher.discovery()

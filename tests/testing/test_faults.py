@@ -105,9 +105,8 @@ SEEN: list[tuple[Any, ...]] = [
     (faults.Status(429, "slow down", {"retry-after": "3"}), "429 slow down", "retry-after: 3"),
     (faults.Redirect("https://else.example"), "302", "location: https://else.example"),
     (faults.Html("<p>login"), "200 <p>login", "content-type: text/html; charset=utf-8"),
-    (faults.Maintenance(), '200 {"status":"maintenance"}'),
-    (faults.Maintenance({"message": "soon"}), '200 {"message":"soon"}'),
-    (faults.Empty(), "200"),
+    (faults.Replace({"message": "soon"}), '200 {"message":"soon"}'),
+    (faults.Replace(b""), "200"),
     (teapot, "418 short and stout", "x-partition: 0"),
     (faults.Reset(), "ReadError"),
     (faults.Reset(after_lines=4), "200 01a2~ ReadError"),
@@ -191,21 +190,11 @@ def test_empty_pages_whose_cursor_moves(feed: ServedFeed) -> None:
     assert len(feed.read_all(0, cursors[-1])) == 10
 
 
-def test_an_empty_page_at_the_end_stays_at_the_end(feed: ServedFeed) -> None:
-    feed.publisher.fail(faults.EmptyPage())
-    assert feed.read(0, feed.read(0, "_last")[1])[0] == []
-
-
 def test_payloads_survive_extra_fields_byte_for_byte(token_feed: ServedFeed) -> None:
     raw = b'{ "big": 123456789012345678901234567890 }'
     token_feed.publisher.append(1, raw)
     token_feed.publisher.fail(faults.ExtraFields())
     assert raw in token_feed.fetch(1).content
-
-
-def test_a_redirect_drops_the_query(token_feed: ServedFeed) -> None:
-    token_feed.publisher.fail(faults.DroppedQuery())
-    assert token_feed.fetch().json() == token_feed.discover()
 
 
 PARTITIONS = [{"id": "0"}, {"id": "1"}, {"id": "2"}]
@@ -219,20 +208,17 @@ EXTENDED = [{"x-rack": [1, {"a": None}], **each, "weight": 0.5} for each in PART
         (faults.Replace(None), None),
         (faults.Replace("text"), "text"),
         (faults.Replace({"partitions": {}}), {"partitions": {}}),
-        (faults.Maintenance(), {"status": "maintenance"}),
         (
             faults.Edit(lambda found: found["partitions"].append(1)),
             {"partitions": [*PARTITIONS, 1]},
         ),
-        (faults.NoPartitions(), {"partitions": None}),
-        (faults.NoPartitions(null=False), {"partitions": []}),
         (faults.ExtraFields(), {"x-build": {"n": 1}, "maxLag": None, "partitions": EXTENDED}),
     ],
 )
 def test_what_a_client_sees_of_discovery(token_feed: ServedFeed, fault: Any, changed: Any) -> None:
     healthy = token_feed.discover()
     token_feed.publisher.fail(fault, on="discovery")
-    replaced = isinstance(fault, (faults.Replace, faults.Maintenance))
+    replaced = isinstance(fault, faults.Replace)
     assert token_feed.discover() == (changed if replaced else {**healthy, **changed})
     assert token_feed.discover() == healthy
 

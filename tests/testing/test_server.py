@@ -122,13 +122,6 @@ def test_one_publisher_can_be_served_on_two_ports(http: httpx.Client) -> None:
         assert first != second
 
 
-def test_a_serving_runs_once() -> None:
-    serving = Publisher().serve()
-    with serving, pytest.raises(RuntimeError, match=r"Publisher\.serve"):
-        serving.start()
-    serving.stop()
-
-
 def test_events_appended_by_another_thread_are_served(make_feed: MakeFeed) -> None:
     feed = make_feed(page_size=50)
 

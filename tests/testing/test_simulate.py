@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,13 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from feedapi_client import Batch, MemoryCursorStore, Quarantine, Retry, SQLiteCursorStore
-from feedapi_client.model import FeedKey
+from feedapi_client import Batch, MemoryCursorStore, Retry, SQLiteCursorStore
 from feedapi_client.testing.simulator import SimulationError, simulate
 from tests.simulation.backends import BACKENDS
 from tests.testing.applications import (
     Rows,
     Rowset,
     applied,
-    do_nothing,
     pairs,
     sqlite_store,
     transactional,
@@ -35,10 +31,6 @@ SLOW = pytest.mark.slow
 SEEDS = 8
 
 # ---------------------------------------------------------------------- handlers, right and wrong
-
-
-def do_nothing_at_all() -> None:
-    pass
 
 
 def commits_before_its_effects(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
@@ -134,7 +126,7 @@ def test_effects_before_the_commit_are_at_least_once(backend: Any) -> None:
         (writes_again, "exactly-once", "asyncio"),
         pytest.param(keeps_rows_in_memory, "lost exactly-once", "asyncio", marks=SLOW),
         pytest.param(remembers_what_it_has_seen, "exactly-once", "asyncio", marks=SLOW),
-        pytest.param(forgets_its_transaction, "store", "trio", marks=SLOW),
+        pytest.param(forgets_its_transaction, "lost", "trio", marks=SLOW),
         pytest.param(mixes_events, "order", "asyncio", marks=SLOW),
     ],
 )
@@ -177,7 +169,7 @@ def test_a_handler_that_adds_up_is_found_to_count_twice() -> None:
         counter.counts.clear()
         return MemoryCursorStore()
 
-    with pytest.raises(SimulationError, match="took effect more often than it has events"):
+    with pytest.raises(SimulationError, match=r"took effect as event \d+ of \d+"):
         simulate(counter, store, applied=lambda _: counter.counts)
 
 
@@ -251,61 +243,11 @@ def test_a_handler_that_goes_on_after_its_process_was_killed_has_no_effect() -> 
             caught.append(error)
             raise
 
-    simulate(handle, seeds=12 * SEEDS)  # few are killed while they commit
+    simulate(handle, seeds=5 * SEEDS)  # few are killed while they commit
     # A store that loses its connection, or hangs, is all that a handler may hear of.
     store_failures = ("ConnectionLostError", "Limits.commit_timeout")
     assert caught
     assert all(any(text in repr(error) for text in store_failures) for error in caught)
-
-
-# ---------------------------------------------------------------------- stores
-
-
-class Unfenced(MemoryCursorStore):
-    async def save(self, feed: FeedKey, positions: Any, *, transaction: Any = None) -> None:
-        await self.delete(feed, positions)
-        first = {id: replace(p, replaces=None) for id, p in positions.items()}
-        await super().save(feed, first, transaction=transaction)
-
-
-class Forgetful(MemoryCursorStore):
-    """Keeps cursors and forgets that a partition is drained or superseded."""
-
-    async def save(self, feed: FeedKey, positions: Any, *, transaction: Any = None) -> None:
-        opened = {id: replace(p, status="open") for id, p in positions.items()}
-        await super().save(feed, opened, transaction=transaction)
-
-
-class OneByOne(MemoryCursorStore):
-    async def save(self, feed: FeedKey, positions: Any, *, transaction: Any = None) -> None:
-        for partition, position in positions.items():
-            await super().save(feed, {partition: position}, transaction=transaction)
-
-
-class Jealous(MemoryCursorStore):
-    """Refuses all saves of a partition but the first."""
-
-    async def save(self, feed: FeedKey, positions: Any, *, transaction: Any = None) -> None:
-        raised = {
-            id: p if p.replaces is None else replace(p, replaces=p.replaces + 1)
-            for id, p in positions.items()
-        }
-        await super().save(feed, raised, transaction=transaction)
-
-
-@pytest.mark.parametrize(
-    ("store", "text"),
-    [
-        (Unfenced, "two consumers would not be noticed"),
-        (Forgetful, "and loaded as"),
-        (OneByOne, "a part of it took effect"),
-        (Jealous, "was refused that has to be accepted"),
-    ],
-)
-def test_a_wrong_store_is_found(store: type[MemoryCursorStore], text: str) -> None:
-    with pytest.raises(SimulationError, match=text) as found:
-        simulate(do_nothing, lambda _: store())
-    assert found.value.rule == "store"
 
 
 # ---------------------------------------------------------------------- what a failure says
@@ -318,8 +260,8 @@ def test_a_failure_tells_its_history_and_how_to_repeat_it() -> None:
     error = found.value
     text = str(error)
     assert text.startswith(f"seed {error.seed} on asyncio: lost: event ")
-    assert re.search(r"\n  \d\. at \d+\.\d{3} s \d+ events? (is|are) published", text)
-    assert "the process is killed" in text
+    assert re.search(r"\n  \d\. at \d+\.\d{3} s publish\(count=\d+, entities=\d+\)", text)
+    assert re.search(r"\n  \d\. at .*(kill|life)\(", text)
     assert f"Repeat it: simulate(..., first={error.seed}, seeds=1, backend='asyncio')" in text
     assert "violated: lost" in text
     with pytest.raises(SimulationError) as again:
@@ -327,54 +269,6 @@ def test_a_failure_tells_its_history_and_how_to_repeat_it() -> None:
             commits_before_its_effects, sqlite_store, applied=applied, first=error.seed, seeds=1
         )
     assert str(again.value) == text
-
-
-@pytest.mark.slow
-def test_threads_of_the_application_are_named_as_a_possible_cause_and_others_are_not() -> None:
-    def begins_a_thread(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
-        threading.Thread(target=over.wait).start()
-        return commits_before_its_effects(store)
-
-    def others_begin_threads() -> None:
-        while not over.wait(0.001):
-            threading.Thread(target=do_nothing_at_all).start()
-
-    def failure_of(start: Callable[[SQLiteCursorStore], Callable[[Batch], Awaitable[None]]]) -> str:
-        with pytest.raises(SimulationError) as found:
-            simulate(start, sqlite_store, applied=applied)
-        return str(found.value)
-
-    over = threading.Event()
-    other = threading.Thread(target=others_begin_threads)
-    other.start()
-    try:
-        assert "threads of its own" in failure_of(begins_a_thread)
-        assert "threads of its own" not in failure_of(commits_before_its_effects)
-    finally:
-        over.set()
-        other.join()
-
-
-@pytest.mark.slow
-def test_a_seed_writes_the_same_trace_with_files_and_threads() -> None:
-    def run() -> list[str]:
-        with pytest.raises(SimulationError) as found:
-            simulate(writes_again, sqlite_store, applied=applied)
-        return found.value.trace
-
-    assert run() == run()
-
-
-def test_it_refuses_what_it_can_not_do() -> None:
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="an event loop runs"):
-            simulate(do_nothing)
-
-    anyio.run(main)
-    with pytest.raises(ValueError, match="seeds must be at least 1"):
-        simulate(do_nothing, seeds=0)
-    with pytest.raises(ValueError, match="on_failure must be"):
-        simulate(do_nothing, on_failure=Retry(then=Quarantine()))
 
 
 # ---------------------------------------------------------------------- the fixture

@@ -1,15 +1,14 @@
-"""Responses that are held open, also behind a proxy that buffers them."""
+"""Responses that are held open."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from feedapi_client.testing import Publisher, Quirks, faults
-from tests.testing.served_feed import ServedFeed, parse
+from feedapi_client.testing import Publisher, faults
+from tests.testing.served_feed import ServedFeed
 
 MakeFeed = Callable[..., ServedFeed]
 
@@ -66,24 +65,6 @@ def test_a_stream_ends(draft: MakeFeed, stream: object, change: Any) -> None:
         assert list(lines) == left
 
 
-def test_a_stream_continues_when_another_partition_changes(draft: MakeFeed) -> None:
-    feed = draft(2)
-    with feed.stream() as lines:
-        next(lines)
-        feed.publisher.split(1)
-        feed.publisher.append(0, {"n": 1})
-        assert next(lines) == {"event": {"n": 1}}
-
-
-def test_a_varied_stream_checkpoints_every_event_once(draft: MakeFeed) -> None:
-    feed = draft(seed=4, page_size=20, checkpoint_every=3)
-    feed.publisher.extend(0, [{"entity": n % 9, "n": n} for n in range(300)])
-    feed.publisher.close(0)
-    batches = parse(feed.fetch(stream="y").text)
-    assert batches[-1][1] == feed.publisher.end_cursor(0)
-    assert sorted(event["n"] for events, _ in batches for event in events) == list(range(300))
-
-
 def test_faults_apply_to_streams_too(draft: MakeFeed) -> None:
     feed = draft()
     feed.publisher.append(0, {"n": 1})
@@ -102,22 +83,3 @@ def test_a_fault_of_the_body_ends_a_stream_after_its_first_lines(draft: MakeFeed
     feed.publisher.fail(faults.Gzip())
     with feed.stream() as lines:
         assert list(lines) == [{"event": {"n": 1}}, {"cursor": cursor}]
-
-
-@pytest.mark.parametrize("dialect", ["v2-draft", "v2-token"])
-def test_a_buffering_proxy_sends_a_stream_at_its_end(make_feed: MakeFeed, dialect: str) -> None:
-    feed = make_feed(dialect=dialect, stream=True, quirks=Quirks(stream_buffer=8192))
-    cursor = feed.publisher.append(0, {"n": 1})
-    url, query = feed.request(stream=300)
-    began = time.monotonic()
-    with feed.http.stream("GET", url, params=query) as response:
-        first = next(response.iter_raw())
-    assert time.monotonic() - began >= 0.25
-    assert parse(first.decode()) == [([{"n": 1}], cursor)]
-
-
-def test_a_buffering_proxy_sends_what_is_full(draft: MakeFeed) -> None:
-    feed = draft(quirks=Quirks(stream_buffer=100))
-    feed.publisher.append(0, {"text": "x" * 200})
-    with feed.stream() as lines:
-        assert next(lines) == {"event": {"text": "x" * 200}}

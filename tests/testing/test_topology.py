@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feedapi_client.testing import Publisher, Quirks
-from tests.testing.served_feed import PlainConsumer, ServedFeed
+from tests.testing.served_feed import ServedFeed
 
 MakeFeed = Callable[..., ServedFeed]
 FIFTY = [{"entity": f"e{n % 10}", "n": n} for n in range(50)]
@@ -217,19 +217,6 @@ def test_cursors_stay_valid_over_a_rollback(make_feed: MakeFeed) -> None:
     feed.publisher.append(0, {"n": 3})
     feed.publisher.roll_forward(0)
     assert feed.read(child, of_the_parent)[0] == [{"n": 3}]
-
-
-def test_a_consumer_reads_a_feed_that_goes_forward_again(make_feed: MakeFeed) -> None:
-    feed = make_feed(seed=1)
-    consumer = PlainConsumer(feed, 1)
-    publish(feed.publisher, 0)
-    consumer.finish()
-    feed.publisher.split(0, method="cursor-from")
-    feed.publisher.roll_back(0)
-    publish(feed.publisher, 10)
-    feed.publisher.roll_forward(0)
-    consumer.finish()
-    assert sorted(n for numbers in consumer.seen.values() for n in numbers) == list(range(20))
 
 
 # Misuse

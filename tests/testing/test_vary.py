@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import httpx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,41 +49,12 @@ def test_some_responses_have_events_after_the_last_checkpoint(make_feed: MakeFee
     assert any(parse(feed.fetch().text)[-1][1] is None for _ in range(20))
 
 
-def test_a_consumer_that_forgets_its_cursor_is_found_out(make_feed: MakeFeed) -> None:
-    # This shows that the tests below can fail: a consumer that keeps events and forgets to keep
-    # their cursor gets duplicates or gaps.
-    feed = filled(make_feed, seed=1, page_size=20, checkpoint_every=5)
-    kept, again = (
-        [event["n"] for events, _ in parse(feed.fetch().text) for event in events] for _ in range(2)
-    )
-    assert kept[: len(again)] != again[: len(kept)]
-
-
-def test_vary_can_be_switched_off_and_on_between_requests(make_feed: MakeFeed) -> None:
-    feed = filled(make_feed, 300, seed=3, page_size=10, checkpoint_every=3)
-    consumer = PlainConsumer(feed, 3)
-    while consumer.step():
-        feed.publisher.vary = not feed.publisher.vary
-    assert consumer.seen == published(feed.publisher)
-
-
 def test_the_end_of_a_closed_partition_is_its_last_cursor(make_feed: MakeFeed) -> None:
     feed = filled(make_feed, 100, seed=5, dialect="v2-draft", page_size=10, checkpoint_every=3)
     feed.publisher.close(0)
     consumer = PlainConsumer(feed, 5)
     consumer.finish()
     assert consumer.positions[0] == feed.partitions[0]["lastCursor"]
-
-
-@pytest.mark.parametrize(("page_size", "internal"), [(1, 0), (5, 7)])
-def test_internal_events_cost_no_event(make_feed: MakeFeed, page_size: int, internal: int) -> None:
-    feed = make_feed(seed=2, page_size=page_size, checkpoint_every=2)
-    for n in range(60):
-        feed.publisher.append_internal(0, internal)
-        feed.publisher.append(0, {"entity": n % ENTITIES, "n": n})
-    consumer = PlainConsumer(feed, 2)
-    consumer.finish()
-    assert consumer.seen == published(feed.publisher)
 
 
 class History:

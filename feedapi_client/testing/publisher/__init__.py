@@ -22,10 +22,9 @@ assigned at any time::
                 Each change changes the token, unless Quirks.keep_token.
     Refusals    bearer          requests without that bearer token: 401, with another: 403
                 require_query   {name: value} that requests need, else 403
-                rate_limit      RateLimit(per_second, burst=1, status=429, retry_after=None)
     Faults      fail heal faults
     Traffic     requests clear_requests wait in_flight max_in_flight bytes_sent
-                counters        "discovery", "fetch", "fetch 409", "refused" ...
+                counters        "discovery", "fetch", "fetch 409" ...
     Serving     serve serving url asgi
     Others      type_field      the payload field of event types, "type"
                 clock           what tells the present time, `time.monotonic`
@@ -40,31 +39,19 @@ from feedapi_client.testing.publisher import faults
 from feedapi_client.testing.publisher.answers import Quirks, Request, Response, answer
 from feedapi_client.testing.publisher.faults import Fault, FaultRule, FaultTarget
 from feedapi_client.testing.publisher.feed import (
-    DIALECTS,
-    KEPT_REQUESTS,
-    Filter,
-    Payload,
     Publisher,
-    RateLimit,
     SplitMethod,
-    default_key,
 )
 
 __all__ = [
-    "DIALECTS",
-    "KEPT_REQUESTS",
     "Fault",
     "FaultRule",
     "FaultTarget",
-    "Filter",
-    "Payload",
     "Publisher",
     "Quirks",
-    "RateLimit",
     "Request",
     "Response",
     "SplitMethod",
     "answer",
-    "default_key",
     "faults",
 ]

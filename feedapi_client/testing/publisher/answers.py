@@ -70,11 +70,6 @@ class Quirks:
     """Events are under ``event`` in dialect v2-token, and under ``data`` in v2-draft."""
     pascal_case: bool = False
     """Lines hold ``Data``, ``Event`` and ``Cursor``, as Go's decoder accepts them."""
-    stream_buffer: int = 0
-    """A proxy in front holds a streamed response back until it has so many bytes, or ends.
-
-    nginx does so with 8192 bytes, unless ``proxy_buffering`` is off.
-    """
 
 
 @dataclass(slots=True)
@@ -155,16 +150,9 @@ class Response:
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error status."""
-
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-def text_response(status: int, text: str) -> Response:
-    """Return a response of a line of plain text."""
-    return Response(status, {"content-type": TEXT}, f"{text}\n".encode())
 
 
 def json_response(value: Any) -> Response:
@@ -259,7 +247,7 @@ def answer(feed: Publisher, request: Request, now: float) -> Response:
             raise RefusedError(400, "handshake error: partition count missing")
         return json_response(discovery(feed, moment))
     except RefusedError as refusal:
-        return text_response(refusal.status, str(refusal))
+        return Response(refusal.status, {"content-type": TEXT}, f"{refusal}\n".encode())
 
 
 def _authorize(feed: Publisher, request: Request) -> None:
@@ -273,9 +261,8 @@ def _authorize(feed: Publisher, request: Request) -> None:
 
 
 def discovery(feed: Publisher, moment: Moment) -> dict[str, Any]:
-    """Return the discovery object in the dialect of the feed."""
     found: dict[str, Any] = {"token": moment.token} if feed.dialect == "v2-token" else {}
-    found["partitions"] = [_entry(feed, feed.log(id), moment) for id in moment.closed]
+    found["partitions"] = [_entry(feed, feed.logs[id], moment) for id in moment.closed]
     found["exactlyOnce"] = feed.exactly_once
     if feed.stream:
         found["stream"] = True
@@ -378,7 +365,6 @@ def _stream(feed: Publisher, reader: _Reader, argument: str, began: Moment) -> E
 
 
 def _position(log: Log, cursor: str, moment: Moment) -> int:
-    """Return the sequence number that a cursor, ``_first`` and ``_last`` included, means."""
     if cursor in (FIRST, LAST):
         return 0 if cursor == FIRST else log.end(moment.next_seq)
     try:
@@ -441,7 +427,7 @@ class _Reader:
         assert request.partition is not None
         assert request.cursor is not None
         self.feed = feed
-        self.log = log = feed.log(request.partition)
+        self.log = log = feed.logs[request.partition]
         self.cursor = request.cursor
         self.position = _position(log, request.cursor, moment)
         self.streamed = request.stream is not None and dialect != "v1"

@@ -31,7 +31,6 @@ LOOK_SECONDS = 0.01
 
 
 async def serve_request(publisher: Publisher, scope: Message, receive: Receive, send: Send) -> None:
-    """Answer one request."""
     if scope["type"] != "http":
         return
     response = publisher.respond(parse_request(publisher.path, scope, publisher.clock()))
@@ -57,8 +56,6 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
 
 
 class _Sender:
-    """Sends a response, also one that takes time or ends badly."""
-
     def __init__(
         self,
         publisher: Publisher,
@@ -70,9 +67,6 @@ class _Sender:
         self.response = response
         self._send = send
         self._connection = connection
-        self._held = b""
-        """What a proxy that buffers holds back."""
-        self._began = False
 
     async def head(self, length: int | None) -> None:
         headers = [(name.encode(), text.encode()) for name, text in self.response.headers.items()]
@@ -88,41 +82,31 @@ class _Sender:
     async def run(self) -> None:
         response = self.response
         await anyio.sleep(response.delay)
-        buffer = self.publisher.quirks.stream_buffer if response.stream is not None else 0
         if response.send_head:
-            await self._pass_on(response.body, buffer)
+            await self.head(response.content_length)
+            await self._body(response.body)
         if response.stream is not None:
-            await self._follow(response.stream, buffer)
-        if response.send_head:
-            await self._pass_on(b"", 0)
+            await self._follow(response.stream)
         for piece in repeat(response.endless) if response.endless else ():
             await self.piece(piece)
             await anyio.lowlevel.checkpoint()
         await self._end()
 
-    async def _follow(self, stream: EventStream, buffer: int) -> None:
+    async def _follow(self, stream: EventStream) -> None:
         until = float("inf") if stream.seconds is None else anyio.current_time() + stream.seconds
         while True:
             lines, ended = stream.next_lines()
             if lines:
-                await self._pass_on(lines, buffer)
+                await self._body(lines)
             elif ended or (left := until - anyio.current_time()) <= 0:
                 return
             else:
                 await anyio.sleep(min(LOOK_SECONDS, left))
 
-    async def _pass_on(self, lines: bytes, buffer: int) -> None:
-        """Send the head and some lines, unless a proxy waits for more of them."""
-        self._held += lines
-        if len(self._held) < buffer:
-            return
-        if not self._began:
-            self._began = True
-            await self.head(self.response.content_length)
-        held, self._held = self._held, b""
-        size = self.response.piece_size or max(len(held), 1)
-        for at in range(0, len(held), size):
-            await self.piece(held[at : at + size])
+    async def _body(self, lines: bytes) -> None:
+        size = self.response.piece_size or max(len(lines), 1)
+        for at in range(0, len(lines), size):
+            await self.piece(lines[at : at + size])
             await anyio.sleep(self.response.interval)
 
     async def _end(self) -> None:

@@ -6,7 +6,7 @@
     publisher.fail(Status(429, headers={"retry-after": "1"}), partition=3)
     publisher.fail(Replace({"partitions": [{"id": "70000"}]}), on="discovery", times=None)
     publisher.fail(Truncate(after_lines=7))  # the connection ends in the middle of line eight
-    publisher.fail(Maintenance(), on="any", seconds=0.6)  # a gateway, for a while
+    publisher.fail(Replace({"status": "down"}), on="any", seconds=0.6)  # a gateway, for a while
     publisher.fail(Lag(1.5, ahead="tail"), on="any", times=None, share=0.5)  # one of two replicas
 
 Faults that break the connection or the framing (`Reset`, `Truncate`, `BrokenChunk`) need the
@@ -16,15 +16,15 @@ Any function ``(response, request, publisher) -> response`` is a fault too. It m
 `Response` or return another one.
 """
 
-# ruff: noqa: ARG002, D102 - all faults have the one signature, which `Fault` documents
+# ruff: noqa: ARG002 - all faults have the one signature, which `Fault` documents
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import orjson
 
@@ -103,11 +103,6 @@ class FaultRule:
         return applies
 
 
-def as_fault(fault: int | Fault) -> Fault:
-    """Return a fault: the given one, or one for an error status."""
-    return Status(fault) if isinstance(fault, int) else fault
-
-
 # Another response
 
 
@@ -148,39 +143,13 @@ class Replace:
 
 
 @dataclass(frozen=True)
-class Maintenance(Replace):
-    """A gateway in maintenance: status 200, with a JSON object that is no page and no discovery."""
-
-    body: Any = field(default_factory=lambda: {"status": "maintenance"})
-
-
-@dataclass(frozen=True)
 class Html:
     """An HTML page with status 200, as a login proxy answers."""
 
-    body: str = (
-        "<!DOCTYPE html><html><head><title>Sign in</title></head>"
-        "<body><form>Please sign in</form></body></html>"
-    )
+    body: str = "<!DOCTYPE html><html><body><form>Please sign in</form></body></html>"
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
-
-
-@dataclass(frozen=True)
-class Empty:
-    """Status 200 and an empty body."""
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        return Response(200)
-
-
-@dataclass(frozen=True)
-class DroppedQuery:
-    """The discovery document in answer to a fetch, as after a redirect that drops the query."""
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        return json_response(publisher.discovery())
 
 
 @dataclass(frozen=True)
@@ -204,7 +173,7 @@ class Lag:
         if response.status != 200 or self.ahead == "refused" or cursor in (None, FIRST, LAST):
             return answer(publisher, request, then)
         if partition in moment.closed and decode_cursor(cursor)[1] > moment.next_seq:
-            tail = publisher.cursor(partition, publisher.log(partition).end(moment.next_seq))
+            tail = publisher.cursor(partition, publisher.logs[partition].end(moment.next_seq))
             answers = {"echo": cursor, "tail": tail, "silent": None}
             return _page_without_events(publisher, partition, answers[self.ahead])
         return answer(publisher, request, then)
@@ -240,19 +209,19 @@ def _page_without_events(publisher: Publisher, partition: int, cursor: str | Non
 
 @dataclass(frozen=True)
 class _Break:
+    """The response ends early: before anything is sent, or at a place in its body."""
+
     after_bytes: int | None = None
     after_lines: int | None = None
 
-    def apply(self, response: Response, ending: Ending, *, at_once: bool) -> Response:
-        """End the body early. Without a place that is `at_once`, or in the middle of its end."""
+    ending: ClassVar[Ending]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         whole = response.whole()
-        at_once &= self.after_bytes is None and self.after_lines is None
-        whole.content_length, whole.send_head, whole.ending = (
-            len(whole.body) + 1,
-            not at_once,
-            ending,
-        )
-        whole.body = b"" if at_once else _cut(whole.body, self.after_bytes, self.after_lines)
+        whole.send_head = self.after_bytes is not None or self.after_lines is not None
+        whole.content_length, whole.ending = len(whole.body) + 1, self.ending
+        cut = _cut(whole.body, self.after_lines, self.after_bytes)
+        whole.body = cut if whole.send_head else b""
         return whole
 
 
@@ -264,32 +233,33 @@ class Reset(_Break):
     of whole lines and half of the next line.
     """
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        return self.apply(response, "reset", at_once=True)
+    ending = "reset"
 
 
 @dataclass(frozen=True)
 class Hang(_Break):
     """The connection stays open and nothing more is sent: places as of `Reset`."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        return self.apply(response, "hang", at_once=True)
+    ending = "hang"
 
 
 @dataclass(frozen=True)
-class Truncate(_Break):
+class Truncate:
     """The connection is closed in the middle of the body: places as of `Reset`.
 
     Content-Length, or chunked framing, promised more. By default it happens in the middle of the
     last line.
     """
 
+    after_bytes: int | None = None
+    after_lines: int | None = None
     chunked: bool = False
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        broken = self.apply(response, "close", at_once=False)
-        broken.content_length = None if self.chunked else broken.content_length
-        return broken
+        whole = response.whole()
+        whole.content_length = None if self.chunked else len(whole.body) + 1
+        whole.body, whole.ending = _cut(whole.body, self.after_lines, self.after_bytes), "close"
+        return whole
 
 
 @dataclass(frozen=True)
@@ -297,9 +267,7 @@ class BrokenChunk:
     """Chunked framing that is garbage after the first chunk."""
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        whole = response.whole()
-        whole.ending = "garbage"
-        return whole
+        return replace(response.whole(), ending="garbage")
 
 
 @dataclass(frozen=True)
@@ -309,8 +277,7 @@ class Delay:
     seconds: float
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        response.delay = self.seconds
-        return response
+        return replace(response, delay=self.seconds)
 
 
 @dataclass(frozen=True)
@@ -321,8 +288,7 @@ class Trickle:
     interval: float = 0.0
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        response.piece_size, response.interval = self.piece, self.interval
-        return response
+        return replace(response, piece_size=self.piece, interval=self.interval)
 
 
 @dataclass(frozen=True)
@@ -331,12 +297,23 @@ class Gzip:
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         whole = response.whole()
-        whole.body = gzip.compress(whole.body)
-        whole.headers = {**whole.headers, "content-encoding": "gzip"}
-        return whole
+        headers = {**whole.headers, "content-encoding": "gzip"}
+        return replace(whole, body=gzip.compress(whole.body), headers=headers)
 
 
-# Discovery and lines
+@dataclass(frozen=True)
+class Both:
+    """Several faults at once, applied one after the other: ``Both((Delay(0.5), ErrorText()))``."""
+
+    faults: tuple[Fault, ...]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        for fault in self.faults:
+            response = fault(response, request, publisher)
+        return response
+
+
+# Discovery
 
 
 @dataclass(frozen=True)
@@ -356,47 +333,7 @@ class Edit:
         return response
 
 
-@dataclass(frozen=True)
-class Rewrite:
-    """A 200 response whose body, and the lines of its stream, went through a function."""
-
-    change: Callable[[bytes], bytes]
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        if response.status == 200:
-            response.body = self.change(response.body)
-        if response.status == 200 and response.stream is not None:
-            next_lines = response.stream.next_lines
-
-            def changed() -> tuple[bytes, bool]:
-                lines, ended = next_lines()
-                return self.change(lines) if lines else lines, ended
-
-            response.stream.next_lines = changed
-        return response
-
-
-@dataclass(frozen=True)
-class Both:
-    """Several faults at once, applied one after the other: ``Both((Delay(0.5), ErrorText()))``."""
-
-    faults: tuple[Fault, ...]
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        for fault in self.faults:
-            response = fault(response, request, publisher)
-        return response
-
-
-@dataclass(frozen=True)
-class NoPartitions:
-    """A discovery without partitions: null, as Go writes an empty slice, or an empty list."""
-
-    null: bool = True
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        partitions: list[Any] | None = None if self.null else []
-        return Edit(lambda found: {**found, "partitions": partitions})(response, request, publisher)
+# The body, and its lines
 
 
 @dataclass(frozen=True)
@@ -412,8 +349,7 @@ class CutLine:
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         whole = response.whole()
-        whole.body = _cut(whole.body, None, self.after_lines) + self.text.encode()
-        return whole
+        return replace(whole, body=_cut(whole.body, self.after_lines) + self.text.encode())
 
 
 @dataclass(frozen=True)
@@ -432,50 +368,7 @@ class NoFinalNewline:
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         whole = response.whole()
-        whole.body = whole.body.removesuffix(b"\n")
-        return whole
-
-
-class _Lines:
-    """Changes each line of a page, also of a streamed one."""
-
-    def line(self, line: bytes, command: dict[str, Any], request: Request) -> bytes:
-        """Return what is sent in place of a line, which has its line end."""
-        raise NotImplementedError
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        def change(lines: bytes) -> bytes:
-            return b"".join(self.line(line, value, request) for line, value in _parsed(lines))
-
-        return Rewrite(change)(response, request, publisher)
-
-
-@dataclass(frozen=True)
-class NoCheckpoint:
-    """Events and no cursor. The first `keep` checkpoints stay."""
-
-    keep: int = 0
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        checkpoints = count(1)
-
-        def drop(lines: bytes) -> bytes:
-            return b"".join(
-                line
-                for line, command in _parsed(lines)
-                if "cursor" not in command or next(checkpoints) <= self.keep
-            )
-
-        return Rewrite(drop)(response, request, publisher)
-
-
-@dataclass(frozen=True)
-class SameCheckpoint(_Lines):
-    """Events, with the cursor of the request as their only cursor."""
-
-    def line(self, line: bytes, command: dict[str, Any], request: Request) -> bytes:
-        same = orjson.dumps({**command, "cursor": request.cursor}) + b"\n"
-        return same if "cursor" in command else line
+        return replace(whole, body=whole.body.removesuffix(b"\n"))
 
 
 @dataclass(frozen=True)
@@ -496,11 +389,81 @@ class EndlessRun:
     """Events without end and without a checkpoint: those of the page, again and again."""
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        whole = response.whole()
-        events = b"".join(line for line, value in _parsed(whole.body) if "cursor" not in value)
-        whole.body = events or _event_start(publisher) + b'{"endless":true}}\n'
+        whole = NoCheckpoint()(response.whole(), request, publisher)
+        whole.body = whole.body or _event_start(publisher) + b'{"endless":true}}\n'
         whole.endless = whole.body * max(1, 65536 // len(whole.body))
         return whole
+
+
+def _event_start(publisher: Publisher) -> bytes:
+    return b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A 200 response whose body, and the lines of its stream, went through a function."""
+
+    change: Callable[[bytes], bytes]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if response.status != 200:
+            return response
+        response.body = self.change(response.body)
+        if response.stream is not None:
+            next_lines = response.stream.next_lines
+
+            def changed() -> tuple[bytes, bool]:
+                lines, ended = next_lines()
+                return self.change(lines), ended
+
+            response.stream.next_lines = changed
+        return response
+
+
+class _Lines:
+    """Changes each line of a page, also of a streamed one."""
+
+    def changing(self, request: Request) -> Callable[[bytes], bytes]:
+        """Return what makes of each line, without its line end, what is sent in its place."""
+        raise NotImplementedError
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        line = self.changing(request)
+
+        def change(lines: bytes) -> bytes:
+            return b"".join(line(each) for each in lines.split(b"\n")[:-1])
+
+        return Rewrite(change)(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class NoCheckpoint(_Lines):
+    """Events and no cursor. The first `keep` checkpoints stay."""
+
+    keep: int = 0
+
+    def changing(self, request: Request) -> Callable[[bytes], bytes]:
+        checkpoints = count(1)
+
+        def kept(line: bytes) -> bytes:
+            dropped = "cursor" in orjson.loads(line) and next(checkpoints) > self.keep
+            return b"" if dropped else line + b"\n"
+
+        return kept
+
+
+@dataclass(frozen=True)
+class SameCheckpoint(_Lines):
+    """Events, with the cursor of the request as their only cursor."""
+
+    def changing(self, request: Request) -> Callable[[bytes], bytes]:
+        def same(line: bytes) -> bytes:
+            command = orjson.loads(line)
+            if "cursor" in command:
+                line = orjson.dumps({**command, "cursor": request.cursor})
+            return line + b"\n"
+
+        return same
 
 
 @dataclass(frozen=True)
@@ -513,21 +476,27 @@ class UnknownCommands(_Lines):
         {},
     )
 
-    def line(self, line: bytes, command: dict[str, Any], request: Request) -> bytes:
-        return b"".join(orjson.dumps(each) + b"\n" for each in self.commands) + line
+    def changing(self, request: Request) -> Callable[[bytes], bytes]:
+        before = b"".join(orjson.dumps(each) + b"\n" for each in self.commands)
+        return lambda line: before + line + b"\n"
 
 
 @dataclass(frozen=True)
-class ExtraFields:
+class ExtraFields(_Lines):
     """Unknown fields before and after the known ones.
 
     They are in every line, or in discovery and each of its partitions.
     """
 
+    def changing(self, request: Request) -> Callable[[bytes], bytes]:
+        # Not decoded, so that payloads stay as they are byte for byte.
+        before, behind = b'{"x-before":[1,{"data":2}],', b',"x-behind":{"cursor":null}}\n'
+        return lambda line: before + line[1:-1] + behind
+
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         if request.kind == "discovery":
             return Edit(_with_extras)(response, request, publisher)
-        return Rewrite(_with_extra_fields)(response, request, publisher)
+        return super().__call__(response, request, publisher)
 
 
 def _with_extras(found: dict[str, Any]) -> dict[str, Any]:
@@ -538,25 +507,7 @@ def _with_extras(found: dict[str, Any]) -> dict[str, Any]:
     return {"x-build": {"n": 1}, **found, "partitions": partitions, "maxLag": None}
 
 
-def _with_extra_fields(lines: bytes) -> bytes:
-    # Not decoded, so that payloads stay as they are byte for byte.
-    return b"".join(
-        b'{"x-before":[1,{"data":2}],' + line[1:-1] + b',"x-behind":{"cursor":null}}\n'
-        for line in lines.split(b"\n")[:-1]
-    )
-
-
-def _event_start(publisher: Publisher) -> bytes:
-    return b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
-
-
-def _parsed(body: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Give each line, with its line end, and the object that it holds."""
-    for line in body.split(b"\n")[:-1]:
-        yield line + b"\n", orjson.loads(line)
-
-
-def _cut(body: bytes, after_bytes: int | None, after_lines: int | None) -> bytes:
+def _cut(body: bytes, after_lines: int | None, after_bytes: int | None = None) -> bytes:
     """Return the start of a body.
 
     It ends after a number of bytes, or in the middle of the line after a number of whole lines.

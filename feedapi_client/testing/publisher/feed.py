@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from operator import itemgetter
@@ -30,10 +28,9 @@ from feedapi_client.testing.publisher.answers import (
     decode_cursor,
     discovery,
     encode_cursor,
-    text_response,
 )
 from feedapi_client.testing.publisher.asgi import serve_request
-from feedapi_client.testing.publisher.faults import Fault, FaultRule, FaultTarget, as_fault
+from feedapi_client.testing.publisher.faults import Fault, FaultRule, FaultTarget, Status
 
 if TYPE_CHECKING:
     from feedapi_client.testing.publisher.server import Serving
@@ -55,43 +52,11 @@ KEPT_REQUESTS = 20_000
 _KEPT_TOPOLOGIES = 100
 
 
-def default_key(payload: Any) -> object:
-    """Return the entity of a payload: its field ``entity``, else ``id``, else None."""
+def _default_key(payload: Any) -> object:
     if not isinstance(payload, Mapping):
         return None
     entity = payload.get("entity")
     return payload.get("id") if entity is None else entity
-
-
-@dataclass(slots=True)
-class RateLimit:
-    """So many requests a second are answered, of all clients together; the others are refused.
-
-    Attributes:
-        per_second: requests a second.
-        burst: how many may come at once after a pause.
-        status: of a refusal, usually 429 or 503.
-        retry_after: the header ``Retry-After`` of a refusal, None for none.
-    """
-
-    per_second: float
-    burst: int = 1
-    status: int = 429
-    retry_after: int | str | None = None
-    _left: float = field(default=inf, repr=False)
-    _since: float = field(default=0.0, repr=False)
-
-    def refusal(self, now: float) -> Response | None:
-        """Count a request; return its refusal when it is one too many."""
-        grown = self._left + (now - self._since) * self.per_second
-        self._left, self._since = min(grown, float(self.burst)), now
-        if self._left >= 1.0:
-            self._left -= 1.0
-            return None
-        response = text_response(self.status, "too many requests")
-        if self.retry_after is not None:
-            response.headers["retry-after"] = str(self.retry_after)
-        return response
 
 
 class Moment(NamedTuple):
@@ -121,7 +86,6 @@ class Log:
         self.has_internal = False
 
     def stop(self, next_seq: float = inf) -> int:
-        """Return the number of events below a sequence number."""
         return bisect_left(self.seqs, next_seq)
 
     def end(self, next_seq: float = inf) -> int:
@@ -130,12 +94,10 @@ class Log:
         return self.seqs[stop - 1] + 1 if stop else 0
 
     def events(self, since: int = 0) -> Iterator[StoredEvent]:
-        """Give the events from a sequence number on."""
         first = self.stop(since)
         return zip(self.seqs[first:], self.hashes[first:], self.payloads[first:], strict=True)
 
     def add(self, seq: int, hash: int, payload: bytes | None) -> None:
-        """Append an event."""
         self.seqs.append(seq)
         self.hashes.append(hash)
         self.payloads.append(payload)
@@ -198,13 +160,12 @@ class Publisher:
         self.stream = stream
         self.exactly_once = exactly_once
         self.filters: Mapping[str, Filter] = filters
-        self.key = key or default_key
+        self.key = key or _default_key
         self.quirks = quirks or Quirks()
         self.bearer = bearer
         self.require_query: dict[str, str] = {}
         self.type_field = "type"
         self.event_headers: dict[int, Headers] = {}
-        self.rate_limit: RateLimit | None = None
         self.counters: Counter[str] = Counter()
         self.in_flight = self.max_in_flight = self.bytes_sent = 0
         self._rules: list[FaultRule] = []
@@ -212,11 +173,11 @@ class Publisher:
         self._nonce = 0
         self._times: array[float] = array("d")
         """When the event of each sequence number was appended."""
-        self._logs: dict[int, Log] = {}
+        self.logs: dict[int, Log] = {}
         roots = range(partitions) if isinstance(partitions, int) else tuple(partitions)
         self._roots = self._new(roots) if roots else ()
         # What a publisher was made with it has always had.
-        first = Moment(-inf, _new_token(), dict.fromkeys(self._roots, False))
+        first = Moment(-inf, self._new_token(), dict.fromkeys(self._roots, False))
         self._topologies = deque([first], maxlen=_KEPT_TOPOLOGIES)
         self.dialect = dialect
 
@@ -262,7 +223,7 @@ class Publisher:
         hash = _hash(entity)
         with self.lock:
             id = _choose(hash, self._roots, salt=-1)
-            while children := self._logs[id].split_into:
+            while children := self.logs[id].split_into:
                 id = _choose(hash, children, salt=id)
             return id
 
@@ -272,19 +233,19 @@ class Publisher:
         Internal events have none.
         """
         with self.lock:
-            logs = self._logs.values() if partition is None else [self._logs[partition]]
+            logs = self.logs.values() if partition is None else [self.logs[partition]]
             # A cursor-from split leaves an event in the successors and in the removed ancestor.
             stored = {seq: raw for log in logs for seq, _, raw in log.events() if raw is not None}
         return [orjson.loads(stored[seq]) for seq in sorted(stored)]
 
     def end_cursor(self, partition: int) -> str:
         """Return the cursor after the last event of the partition."""
-        return self.cursor(partition, self._logs[partition].end())
+        return self.cursor(partition, self.logs[partition].end())
 
     def another_cursor(self, partition: int, cursor: str) -> str:
         """Return a cursor that differs from `cursor` and stands for the same position."""
         with self.lock:
-            seq = {FIRST: 0, LAST: self._logs[partition].end()}.get(cursor)
+            seq = {FIRST: 0, LAST: self.logs[partition].end()}.get(cursor)
             seq = decode_cursor(cursor)[1] if seq is None else seq
             self._nonce += 1
             return encode_cursor(partition, seq, self.quirks, self._nonce)
@@ -303,7 +264,7 @@ class Publisher:
     def rotate_token(self) -> str:
         """Make all tokens given out so far stale (dialect v2-token), and return the new one."""
         with self.lock:
-            self.token = _new_token()
+            self.token = self._new_token()
             return self.token
 
     @property
@@ -330,7 +291,7 @@ class Publisher:
         with self.lock:
             found = {}
             for id, closed in self._topologies[-1].closed.items():
-                log, end = self._logs[id], self.end_cursor(id)
+                log, end = self.logs[id], self.end_cursor(id)
                 found[id] = Partition(id, closed, end, log.starts_after, log.cursor_from)
             return found
 
@@ -371,28 +332,17 @@ class Publisher:
             if method == "starts-after":
                 ids = self._new(into, starts_after=partition)
                 closed |= {partition: True, **dict.fromkeys(ids, False)}
-            elif method == "cursor-from":
-                ids = self._new(into, cursor_from=(partition, *parent.cursor_from))
-                closed |= dict.fromkeys(ids, closed.pop(partition))
-                self._inherit(ids, [parent])
-            else:
-                raise ValueError(f"method must be starts-after or cursor-from, not {method!r}")
-            parent.split_into = ids
-            return ids
+                parent.split_into = ids
+                return ids
+            if method == "cursor-from":
+                return self._replace(closed, [parent], into)
+            raise ValueError(f"method must be starts-after or cursor-from, not {method!r}")
 
     def merge(self, partitions: Iterable[int], into: int | None = None) -> int:
         """Replace partitions by one that holds the history of all of them; return its id."""
         with self._change() as closed:
             parents = [self._unsplit(id) for id in partitions]
-            ancestors = [parent.id for parent in parents]
-            ancestors += [ancestor for parent in parents for ancestor in parent.cursor_from]
-            ids = self._new(1 if into is None else (into,), cursor_from=dict.fromkeys(ancestors))
-            self._inherit(ids, parents)
-            closed[ids[0]] = all(closed[parent.id] for parent in parents)
-            for parent in parents:
-                parent.split_into = ids
-                del closed[parent.id]
-            return ids[0]
+            return self._replace(closed, parents, 1 if into is None else (into,))[0]
 
     def add(
         self,
@@ -409,9 +359,9 @@ class Publisher:
         with self._change() as listed:
             if partition in listed:
                 raise ValueError(f"partition {partition} is listed already")
-            if partition is None or partition not in self._logs:
+            if partition is None or partition not in self.logs:
                 (partition,) = self._new(1 if partition is None else (partition,))
-            log = self._logs[partition]
+            log = self.logs[partition]
             log.starts_after, log.cursor_from = starts_after, tuple(cursor_from)
             listed[partition] = closed
             return partition
@@ -430,11 +380,11 @@ class Publisher:
         Raises: ValueError unless it was split that way, and its successors are listed and unsplit.
         """
         with self._change() as closed:
-            parent = self._logs.get(partition)
+            parent = self.logs.get(partition)
             if parent is None or partition in closed or not parent.split_into:
                 raise ValueError(f"partition {partition} was not split by cursor transfer")
             successors = [self._unsplit(id) for id in parent.split_into]
-            if sum(log.split_into == parent.split_into for log in self._logs.values()) > 1:
+            if sum(log.split_into == parent.split_into for log in self.logs.values()) > 1:
                 raise ValueError(f"partition {partition} was merged with others")
             self._inherit((partition,), successors)
             parent.split_before, parent.split_into = parent.split_into, ()
@@ -484,7 +434,8 @@ class Publisher:
         if seconds is not None:
             times, until = None, self.clock() + seconds
         draw = self.random.random
-        rule = FaultRule(as_fault(fault), on, partition, times, after, until, share, draw)
+        chosen = Status(fault) if isinstance(fault, int) else fault
+        rule = FaultRule(chosen, on, partition, times, after, until, share, draw)
         with self.lock:
             self._rules.append(rule)
         return rule
@@ -520,18 +471,15 @@ class Publisher:
                 await anyio.sleep(0.002)
 
     def respond(self, request: Request) -> Response:
-        """Record a request and return what to send: its answer, a refusal, or what a fault does."""
+        """Record a request and return what to send: its answer, or what a fault makes of it."""
         with self.lock:
             self._requests.append(request)
             self.counters[request.kind] += 1
-            response = None if self.rate_limit is None else self.rate_limit.refusal(request.time)
-            if response is not None:
-                self.counters["refused"] += 1
-            else:
-                rule = next((rule for rule in self._rules if rule.applies_to(request)), None)
-                self._rules = self.faults
-                response = answer(self, request, self.clock())
-                response = response if rule is None else rule.fault(response, request, self)
+            rule = next((rule for rule in self._rules if rule.applies_to(request)), None)
+            self._rules = self.faults
+            response = answer(self, request, self.clock())
+            if rule is not None:
+                response = rule.fault(response, request, self)
             request.status = response.status
             self.counters[f"{request.kind} {response.status}"] += 1
             return response
@@ -550,7 +498,6 @@ class Publisher:
         return self
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one ASGI request."""
         await serve_request(self, scope, receive, send)
 
     def serve(self, host: str = "127.0.0.1", port: int = 0) -> Serving:
@@ -568,7 +515,7 @@ class Publisher:
 
     def __repr__(self) -> str:
         states = ", ".join(
-            f"{id}{' closed' if listed.closed else ''}: {len(self._logs[id].seqs)} events"
+            f"{id}{' closed' if listed.closed else ''}: {len(self.logs[id].seqs)} events"
             for id, listed in self.partitions.items()
         )
         return f"<Publisher {self.dialect} {self.url or 'not served'} [{states}]>"
@@ -580,10 +527,6 @@ class Publisher:
         since = (each for each in reversed(self._topologies) if each.now <= now)
         topology = next(since, self._topologies[0])
         return topology._replace(now=now, next_seq=bisect_right(self._times, now))
-
-    def log(self, partition: int) -> Log:
-        """Return a partition, listed or not."""
-        return self._logs[partition]
 
     def cursor(self, partition: int, seq: int) -> str:
         """Return the cursor after all events of a partition with lower sequence numbers."""
@@ -621,7 +564,10 @@ class Publisher:
         with self.lock:
             closed = dict(self._topologies[-1].closed)
             yield closed
-            self._changed(closed, self.token if self.quirks.keep_token else _new_token())
+            self._changed(closed, self.token if self.quirks.keep_token else self._new_token())
+
+    def _new_token(self) -> str:
+        return f"{self.random.getrandbits(64):016x}"
 
     def _changed(self, closed: dict[int, bool], token: str) -> None:
         self._topologies.append(Moment(self.clock(), token, closed))
@@ -633,20 +579,20 @@ class Publisher:
         starts_after: int | None = None,
         cursor_from: Iterable[int] = (),
     ) -> tuple[int, ...]:
-        free = max(self._logs, default=-1) + 1
+        free = max(self.logs, default=-1) + 1
         ids = tuple(range(free, free + wanted) if isinstance(wanted, int) else wanted)
         if not ids or len(set(ids)) < len(ids):
             raise ValueError(f"new partitions must be one or more different ids, not {ids}")
         for id in ids:
-            if id in self._logs or not 0 <= id <= MAX_PARTITION:
+            if id in self.logs or not 0 <= id <= MAX_PARTITION:
                 raise ValueError(f"partition {id}: in use already, or outside 0..{MAX_PARTITION}")
-        self._logs |= {id: Log(id, starts_after, cursor_from) for id in ids}
+        self.logs |= {id: Log(id, starts_after, cursor_from) for id in ids}
         return ids
 
     def _listed(self, partition: int) -> Log:
         if partition not in self._topologies[-1].closed:
             raise ValueError(f"partition {partition} is not listed")
-        return self._logs[partition]
+        return self.logs[partition]
 
     def _unsplit(self, partition: int) -> Log:
         log = self._listed(partition)
@@ -654,11 +600,24 @@ class Publisher:
             raise ValueError(f"partition {partition} was split into {log.split_into} already")
         return log
 
+    def _replace(
+        self, closed: dict[int, bool], parents: Sequence[Log], into: int | Iterable[int]
+    ) -> tuple[int, ...]:
+        """Replace partitions by new ones that hold their history, and return the ids of these."""
+        ancestors = chain([p.id for p in parents], *(p.cursor_from for p in parents))
+        ids = self._new(into, cursor_from=dict.fromkeys(ancestors))
+        self._inherit(ids, parents)
+        closed |= dict.fromkeys(ids, all(closed[parent.id] for parent in parents))
+        for parent in parents:
+            parent.split_into = ids
+            del closed[parent.id]
+        return ids
+
     def _inherit(self, ids: tuple[int, ...], ancestors: Sequence[Log]) -> None:
         """Divide events of the ancestors by entity among partitions that don't have them yet."""
-        known = max(self._logs[id].end() for id in ids)
+        known = max(self.logs[id].end() for id in ids)
         for event in sorted(chain(*(log.events(known) for log in ancestors)), key=itemgetter(0)):
-            self._logs[_choose(event[1], ids, salt=ancestors[0].id)].add(*event)
+            self.logs[_choose(event[1], ids, salt=ancestors[0].id)].add(*event)
 
 
 def _field_equals(name: str) -> Filter:
@@ -680,7 +639,3 @@ def _choose(hash: int, partitions: tuple[int, ...], *, salt: int) -> int:
     mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
     return partitions[(mixed ^ (mixed >> 16)) % len(partitions)]
-
-
-def _new_token() -> str:
-    return secrets.token_urlsafe(9)

@@ -63,14 +63,7 @@ class Serving:
         self._stop: asyncio.Event
 
     def start(self) -> str:
-        """Listen, and return the URL.
-
-        Raises OSError when the port is taken, and RuntimeError when this is running already.
-        """
-        if self._thread is not None:
-            raise RuntimeError(
-                "this Serving is running already: call Publisher.serve() again for another one"
-            )
+        """Listen, and return the URL. Raises OSError when the port is taken."""
         listener = socket.create_server(self._address, backlog=2048)
         host, port = listener.getsockname()[:2]
         self.url = self._publisher.url = f"http://{host}:{port}{self._publisher.path}"

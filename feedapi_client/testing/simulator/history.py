@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
+from typing import Literal
 
 import anyio
 
@@ -15,27 +15,23 @@ from feedapi_client import (
     FencedError,
     LineageError,
 )
-from feedapi_client.testing.publisher import Publisher, SplitMethod
-from feedapi_client.testing.simulator.network import (
-    FAULTS,
-    FEED,
-    STORE_FAULTS,
-    Faults,
-    InjectedFault,
-    SimulatedFeed,
-    Target,
-)
-from feedapi_client.testing.simulator.oracle import Delivery, Oracle, StoreModel, Trace
+from feedapi_client.testing.publisher import Fault, FaultTarget, Publisher, SplitMethod
+from feedapi_client.testing.publisher.faults import CutLine, Hang, Lag, Reset, Status
+from feedapi_client.testing.simulator.oracle import Delivery, Oracle, Trace
 from feedapi_client.testing.simulator.process import (
+    FEED,
     MOMENTS,
     Application,
     Moment,
     Process,
     Settings,
+    StoreTrouble,
     World,
     is_simulated,
 )
 from feedapi_client.testing.simulator.scenario import Scenario, one_of, step
+
+Event = Literal["kill", "rest", "cancel", "stop", "pause"]
 
 _SETTLE_SECONDS = 600
 """Virtual time after the last fault, or after an event, within which the next one must come."""
@@ -44,16 +40,14 @@ _GRACE_SECONDS = 90.0
 _RESTART_SECONDS = 0.5
 _PAUSE_SECONDS = 10.0
 _DOWN_SECONDS = 30.0
+_RETRY = {"retry-after": "1"}
+_FAULTS = (
+    *(Status(code, headers=_RETRY) for code in (404, 429, 503)),
+    *(Reset(), Reset(after_lines=0), Reset(after_lines=5), Hang()),
+    *(CutLine(), CutLine(after_lines=2), Lag(3.0)),
+)
 _NEVER_RIGHT = (CommitOrderError, LineageError)
 """Errors that no failure of the simulation justifies."""
-_METHODS = {"starts-after": "start after it", "cursor-from": "take over its cursor"}
-_LIFE = {
-    "kill": "is killed",
-    "rest": f"is killed, and starts again after {_DOWN_SECONDS:g} s",
-    "cancel": "is cancelled",
-    "stop": "is stopped, and starts again",
-    "pause": f"pauses for {_PAUSE_SECONDS:g} s",
-}
 
 
 class History:
@@ -65,23 +59,22 @@ class History:
         settings: Settings = scenario.settings
         random, began = Random(f"history {scenario.seed}"), anyio.current_time()
         self.trace = Trace(lambda: anyio.current_time() - began)
-        make = partial(
-            Publisher,
+        self._publisher = Publisher(
             settings.partitions,
             page_size=settings.page_size,
             checkpoint_every=settings.checkpoint_every,
-            seed=random.randrange(2**32) if settings.vary else None,
+            seed=random.randrange(2**32),
         )
-        self._faults = Faults(random, self.trace)
-        self._feed = SimulatedFeed(make, self._faults, latency=settings.latency)
-        self._oracle = Oracle(self._feed.published, delivery, self.trace)
+        self._publisher.vary, self._publisher.clock = settings.vary, self.trace.now
+        self._oracle = Oracle(delivery, self.trace)
         self._world = World(
             application=application,
             store=store,
-            feed=self._feed,
+            publisher=self._publisher,
             oracle=self._oracle,
-            model=StoreModel(self._oracle),
             settings=settings,
+            random=random,
+            trace=self.trace,
         )
         self._scenario = scenario
         self._process: Process | None = None
@@ -90,65 +83,57 @@ class History:
 
     # ------------------------------------------------------------------ steps
 
-    @step(
-        "{count:event is|events are} published (entities: {entities})",
-        weight=35,
-        count=one_of(*range(1, 41)),
-        entities=one_of(1, 3, 12),
-    )
+    @step(weight=35, count=one_of(*range(1, 41)), entities=one_of(1, 3, 12))
     def publish(self, count: int, entities: int) -> None:
-        """Publish events, one for each entity in turn."""
+        published = self._oracle.published
         for number in range(count):
-            self._feed.publish(number * 7 % entities)
+            entity = number * 7 % entities
+            n = published[entity] = published.get(entity, 0) + 1
+            self._publisher.publish(entity, {"entity": entity, "n": n})
 
     @step(
-        "a partition (number {which} of the open ones) is split into {parts} that {method}",
         weight=15,
-        words=_METHODS,
         which=one_of(*range(8)),
         parts=one_of(1, 2, 3),
-        method=one_of(*_METHODS),
+        method=one_of("starts-after", "cursor-from"),
     )
     def split(self, which: int, parts: int, method: SplitMethod) -> None:
-        """Split one of the open partitions."""
-        self._feed.split(which, parts, method)
+        partitions = self._publisher.open_partitions()
+        parent = partitions[which % len(partitions)]
+        if self._publisher.partitions[parent].starts_after is not None:
+            # A partition can't say both what it starts after and whose cursors it takes over.
+            method = "starts-after"
+        self._publisher.split(parent, parts, method=method)
 
     @step(
-        "{part:.0%} of the {on} {kind}, for {seconds:g} s",
         weight=15,
         share=0.6,
-        words=FAULTS,
-        kind=one_of(*FAULTS),
-        on=one_of("discoveries", "fetches", "requests"),
+        fault=one_of(*_FAULTS),
+        on=one_of("discovery", "fetch", "any"),
         part=one_of(0.2, 0.5, 1.0),
         seconds=one_of(0.1, 2.0, 2.0, 10.0, 10.0, 100.0),
     )
-    def fault(self, kind: str, on: Target, part: float, seconds: float) -> None:
-        """Begin a fault of the network or the publisher."""
-        self._faults.active.append(InjectedFault(kind, on, part, self.trace.now() + seconds))
+    def fault(self, fault: Fault, on: FaultTarget, part: float, seconds: float) -> None:
+        self._publisher.fail(fault, on=on, seconds=seconds, share=part)
 
     @step(
-        "{part:.0%} of the store's operations {kind}, for {seconds:g} s",
         weight=8,
         share=0.5,
-        words=STORE_FAULTS,
-        kind=one_of(*STORE_FAULTS),
+        how=one_of("fails", "stalls"),
         part=one_of(0.1, 0.5, 1.0),
         seconds=one_of(0.1, 3.0, 20.0),
     )
-    def store_fault(self, kind: str, part: float, seconds: float) -> None:
-        """Let operations of the store go wrong for some time."""
-        self.fault(kind, "operations", part, seconds)
+    def store_fault(self, how: StoreTrouble, part: float, seconds: float) -> None:
+        self._world.store_faults.append((how, part, self.trace.now() + seconds))
 
-    @step("the process is killed {moment} of the next batch", weight=30, moment=one_of(*MOMENTS))
+    @step(weight=30, moment=one_of(*MOMENTS))
     def kill(self, moment: Moment) -> None:
-        """Kill the process at a moment of its next batch."""
         if self._process is not None:
             self._process.dies = moment
 
-    @step("the process {what}", weight=24, words=_LIFE, what=one_of("kill", *_LIFE))
-    def life(self, what: str) -> None:
-        """Let something happen to the process that runs now, if one does."""
+    @step(weight=24, what=one_of("kill", "kill", "rest", "cancel", "stop", "pause"))
+    def life(self, what: Event) -> None:
+        """Let something happen to the process that runs now: `rest` is a kill and a pause."""
         process = self._process
         if what == "rest":
             self._down_until = self.trace.now() + _DOWN_SECONDS
@@ -166,12 +151,11 @@ class History:
     # ------------------------------------------------------------------ from start to end
 
     async def run(self) -> None:
-        """Run the scenario. Raises `ViolationError`."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._live)
             for each in self._scenario.steps:
                 await anyio.sleep(each.after)
-                self.trace.add("{}", self._scenario.tell(each))
+                self.trace.add("{}", each)
                 getattr(self, each.do)(**each.how)
             await self._settle()
             tasks.cancel_scope.cancel()
@@ -186,7 +170,6 @@ class History:
         self._oracle.check()
 
     async def _live(self) -> None:
-        """Start a process, and another one whenever it has ended."""
         while True:
             await anyio.sleep(max(0.0, self._down_until - self.trace.now()))
             await self._one_life(follow=True)
@@ -205,8 +188,9 @@ class History:
         return ended
 
     async def _look(self) -> None:
+        """Check what is durable, whether or not the process has heard of it."""
         world = self._world
-        world.model.loaded(await world.store.load(FeedKey(FEED)))  # a reason of what is wrong below
+        self._oracle.stored(await world.store.load(FeedKey(FEED)))
         await world.application.look(world.store, self._oracle)
 
     def _judge(self, error: BaseException, *, dead: bool) -> None:
@@ -221,8 +205,8 @@ class History:
             self._oracle.violated("error", f"{type(error).__name__}: {error}", error)
 
     async def _settle(self) -> None:
-        """End all faults, and wait until every event is handled."""
-        self._faults.active.clear()
+        self._publisher.heal()
+        self._world.store_faults.clear()
         self._calm_since = self.trace.now()
         self.trace.add("all faults have ended")
         waited, left = 0, self._oracle.left()
@@ -231,5 +215,5 @@ class History:
             before, left = left, self._oracle.left()
             waited = waited + 1 if left == before else 0
         if left:
-            total = sum(self._feed.published.values())
+            total = sum(self._oracle.published.values())
             self._oracle.violated("progress", f"{left} of {total} events were never handled")

@@ -1,4 +1,4 @@
-"""The application's process: it is killed, cancelled, paused, and its store is slow and fails."""
+"""The application's process, its network and its store: all of them fail."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Literal, get_args
 
 import anyio
 import httpx
 import orjson
 
-from feedapi_client import Batch, CursorStore, FeedConsumer, FeedKey, FencedError, Position, Retry
+from feedapi_client import Batch, CursorStore, FeedConsumer, FeedKey, Position, Retry
 from feedapi_client.model import make_event
-from feedapi_client.testing.simulator.network import FEED, Network, SimulatedFeed
-from feedapi_client.testing.simulator.oracle import Call, Found, Oracle, Positions, StoreModel
+from feedapi_client.testing.publisher import Publisher, Response
+from feedapi_client.testing.publisher.answers import parse_request
+from feedapi_client.testing.simulator.oracle import Call, Found, Oracle, Trace
 from feedapi_client.testing.simulator.scenario import drawn
 
 Handler = Callable[[Batch], Awaitable[object]]
@@ -25,7 +27,10 @@ Applied = Callable[[Any], Found | Awaitable[Found]]
 Payload = Callable[[int, int], Any]
 Moment = Literal["before the commit", "after the commit", "after the handler"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+StoreTrouble = Literal["fails", "stalls"]
 
+FEED = "http://simulated/feed"
+_SILENT_SECONDS = 30.0
 _STALL_SECONDS = 60.0
 """The longest time that an operation takes while the store stalls."""
 
@@ -52,82 +57,6 @@ def is_simulated(error: BaseException) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------- the store
-
-
-class Flaky:
-    """The connection of one process to the application's store: a `CursorStore`.
-
-    Operations take time and fail: half of those that fail take effect before. In a process that was
-    killed nothing goes on.
-    """
-
-    def __init__(self, world: World, process: Process) -> None:
-        self._process = process
-        self._store = world.store
-        self._model = world.model
-        self._faults = world.feed.faults
-        self._latency = world.settings.store_latency
-        self._joined: dict[int, Position] = {}
-        """What the handler has saved in its own transactions."""
-
-    async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
-        await self._before()
-        found = await self._store.load(feed)
-        self._model.loaded(found)
-        await self._model.probe(self._store, feed, found)
-        return found
-
-    async def save(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
-    ) -> None:
-        """See `CursorStore.save`."""
-        if transaction is None:
-            await self._before()
-            await self._saved(self._store.save(feed, positions), positions)
-            self._model.succeeded(positions)
-            await self._sleep(self._latency)
-            self._may_fail("the store's reply is lost")
-        else:
-            # Without a pause: SQLite has one writer at a time, and it would keep others waiting.
-            self._may_fail("the store fails")
-            await self._saved(self._store.save(feed, positions, transaction=transaction), positions)
-            self._joined |= positions
-
-    async def _saved(self, saving: Awaitable[None], positions: Positions) -> None:
-        self._model.began(positions)
-        try:
-            await saving
-        except FencedError as error:
-            self._model.refused(positions, error)
-            raise
-
-    def joined(self, partition: int) -> None:
-        """The handler returned: what it saved in its own transaction is durable."""
-        if partition in self._joined:
-            self._model.succeeded({partition: self._joined.pop(partition)})
-
-    async def _before(self) -> None:
-        await self._sleep(self._latency)
-        if self._faults.pick("operations", ["store stalls"]):
-            await self._sleep(_STALL_SECONDS)
-        self._may_fail("the store fails")
-
-    async def _sleep(self, longest: float) -> None:
-        await anyio.sleep(self._faults.random.uniform(0.0, longest))
-
-    def _may_fail(self, how: str) -> None:
-        if self._process.dead:
-            raise Killed
-        if self._faults.pick("operations", ["store fails"], share=0.5):
-            self._faults.trace.add(how)
-            raise ConnectionLostError
-
-
-# ---------------------------------------------------------------------- the application
-
-
 @dataclass(frozen=True, slots=True)
 class Application:
     """What the user gave: see `simulate`."""
@@ -140,7 +69,6 @@ class Application:
 
     @asynccontextmanager
     async def started(self, store: CursorStore) -> AsyncIterator[Handler]:
-        """Start the application in a new process: give its handler."""
         given: Any = self.handler
         made = given if _is_handler(given) else given(store)
         if hasattr(made, "__aenter__"):
@@ -150,7 +78,6 @@ class Application:
             yield made
 
     async def look(self, store: CursorStore, oracle: Oracle) -> None:
-        """Check what the handler wrote so far."""
         if self.applied is None:
             return
         found = self.applied(store)
@@ -166,42 +93,130 @@ def _is_handler(given: Any) -> bool:
     return inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(called)
 
 
-# ---------------------------------------------------------------------- the process
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What stays the same during a history. The first value is that of the plainest one.
+    """What stays the same during a history. Times are the longest ones, without a fault."""
 
-    Attributes:
-        partitions: how many the feed has at the start.
-        page_size, checkpoint_every, vary: see `Publisher`.
-        latency: longest time of a request without a fault, in seconds.
-        store_latency: longest time of a request to the store, and of its reply.
-        handling: longest time until the handler is called with a batch.
-        max_concurrency: see `FeedConsumer.run`.
-    """
-
-    partitions: int = drawn(1, 1, 1, 2, 3, 4, 12)
-    page_size: int = drawn(20, 1, 5, 20, 100)
-    checkpoint_every: int = drawn(4, 1, 4, 30)
-    vary: bool = drawn(False, False, True)
-    latency: float = drawn(0.02, 0.005, 0.02, 0.3)
-    store_latency: float = drawn(0.002, 0.001, 0.01, 0.2)
-    handling: float = drawn(0.0, 0.0, 0.01, 0.3, 1.0)
-    max_concurrency: int = drawn(3, 1, 3, 20)
+    partitions: int = drawn(1, 1, 2, 3, 4, 12)
+    page_size: int = drawn(1, 5, 20, 100)
+    checkpoint_every: int = drawn(1, 4, 30)
+    vary: bool = drawn(False, True)
+    latency: float = drawn(0.005, 0.02, 0.3)
+    store_latency: float = drawn(0.001, 0.01, 0.2)
+    handling: float = drawn(0.0, 0.01, 0.3, 1.0)
+    max_concurrency: int = drawn(1, 3, 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What is around a process: the same for all processes of a history."""
+    """What is around a process: the same for all processes of a history.
+
+    Attributes:
+        store_faults: what goes wrong with the store: how, the part of its operations, until when.
+    """
 
     application: Application
     store: CursorStore
-    feed: SimulatedFeed
+    publisher: Publisher
     oracle: Oracle
-    model: StoreModel
     settings: Settings
+    random: Random
+    trace: Trace
+    store_faults: list[tuple[StoreTrouble, float, float]] = field(default_factory=list)
+
+    async def sleep(self, longest: float) -> None:
+        await anyio.sleep(self.random.uniform(0.0, longest))
+
+
+class Flaky:
+    """The connection of one process to the application's store: a `CursorStore`.
+
+    Operations take time and fail: half of those that fail take effect before. In a process that was
+    killed nothing goes on.
+    """
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    async def load(self, feed: FeedKey) -> dict[int, Position]:
+        await self._before()
+        return await self._world.store.load(feed)
+
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
+        world = self._world
+        if transaction is not None:
+            # Without a pause: SQLite has one writer at a time, and it would keep others waiting.
+            self._may_fail()
+            await world.store.save(feed, positions, transaction=transaction)
+            return
+        await self._before()
+        await world.store.save(feed, positions)
+        world.trace.add("saved {}", positions)
+        world.oracle.stored(positions)
+        await world.sleep(world.settings.store_latency)
+        self._may_fail()
+
+    async def _before(self) -> None:
+        await self._world.sleep(self._world.settings.store_latency)
+        if self._hits("stalls"):
+            await self._world.sleep(_STALL_SECONDS)
+        self._may_fail()
+
+    def _may_fail(self) -> None:
+        if self._process.dead:
+            raise Killed
+        if self._hits("fails"):
+            self._world.trace.add("the store's connection breaks")
+            raise ConnectionLostError
+
+    def _hits(self, trouble: StoreTrouble) -> bool:
+        now, draw = self._world.trace.now(), self._world.random.random
+        return any(
+            how == trouble and now < until and draw() < part / 2
+            for how, part, until in self._world.store_faults
+        )
+
+
+class Network(httpx.AsyncBaseTransport):
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        world = self._world
+        if self._process.dead:
+            raise httpx.ConnectError("simulated: the process is gone", request=request)
+        await world.sleep(world.settings.latency)
+        scope = {
+            "method": request.method,
+            "path": request.url.path,
+            "query_string": request.url.query,
+            "headers": request.headers.raw,
+        }
+        publisher = world.publisher
+        answer = publisher.respond(parse_request(publisher.path, scope, world.trace.now())).whole()
+        world.trace.add(
+            "GET {} -> {}",
+            request.url.raw_path.decode(),
+            f"{answer.status} {len(answer.body.splitlines())} lines"
+            if answer.send_head
+            else answer.ending,
+        )
+        if answer.ending == "hang":
+            await anyio.sleep(request.extensions["timeout"]["read"] or _SILENT_SECONDS)
+            raise httpx.ReadTimeout("simulated: silence", request=request)
+        if not answer.send_head:
+            raise httpx.ConnectError("simulated: connection refused", request=request)
+        return httpx.Response(answer.status, headers=answer.headers, content=_sent(answer))
+
+
+async def _sent(answer: Response) -> AsyncIterator[bytes]:
+    yield answer.body
+    if answer.ending != "complete":
+        raise httpx.RemoteProtocolError("simulated: the connection is gone")
 
 
 class Process:
@@ -223,13 +238,11 @@ class Process:
         self.scope = anyio.CancelScope()
         self.error: BaseException | None = None
         self._world = world
-        self._store = Flaky(world, self)
-        network = Network(world.feed, lambda: not self.dead)
-        self._http = httpx.AsyncClient(transport=network, trust_env=False)
-        self.consumer = FeedConsumer(FEED, store=self._store, follow=follow, http=self._http)
+        self._http = httpx.AsyncClient(transport=Network(world, self), trust_env=False)
+        store = Flaky(world, self)
+        self.consumer = FeedConsumer(FEED, store=store, follow=follow, http=self._http)
 
     def kill(self) -> None:
-        """End it at once."""
         self.dead = True
         self.scope.cancel()
 
@@ -269,15 +282,12 @@ class Process:
 
     async def _handle(self, handler: Handler, batch: Batch) -> None:
         world, partition = self._world, batch.partition
-        parent = world.feed.parents.get(partition)
-        world.oracle.delivered(partition, parent, world.model.stored)
-        await anyio.sleep(world.feed.faults.random.uniform(0.0, world.settings.handling))
-        await anyio.sleep(max(0.0, self.paused_until - world.feed.faults.trace.now()))
+        await world.sleep(world.settings.handling)
+        await anyio.sleep(max(0.0, self.paused_until - world.trace.now()))
         call = world.oracle.calls[partition] = Call(batch)
         payloads = (world.application.event(entity, n) for entity, n in call.events)
         events = [make_event(partition, orjson.dumps(payload)) for payload in payloads]
         await handler(Batch(partition, events, batch.cursor, self._commit))
-        self._store.joined(partition)
         world.oracle.handled(call)
         self._may_die("after the handler")
 
@@ -292,7 +302,7 @@ class Process:
 
     def _may_die(self, moment: Moment) -> None:
         if self.dies == moment and not self.dead:
-            self._world.feed.faults.trace.add("the process is killed {}", moment)
+            self._world.trace.add("the process is killed {}", moment)
             self.kill()
         if self.dead:
             raise Killed

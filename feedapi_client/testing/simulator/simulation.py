@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
-from unittest import mock
 
 import anyio
 
@@ -25,20 +23,14 @@ from feedapi_client.testing.simulator.process import (
     Settings,
     Start,
 )
-from feedapi_client.testing.simulator.progress import progress
-from feedapi_client.testing.simulator.scenario import Scenario, generate, shrink, smaller
+from feedapi_client.testing.simulator.scenario import Scenario, generate
 from feedapi_client.testing.simulator.virtual import Backend, run_in_virtual_time
 
 MakeStore = Callable[[Path], CursorStore]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only a directory below it is used
 """Where files cost no disk write, on Linux."""
-_SHRINK_RUNS = 150
 _LINES_SHOWN = 12
-_THREADS = (
-    "\nThe application has started threads of its own. Virtual time does not wait for them, which "
-    "may be the reason."
-)
 
 
 class SimulationError(AssertionError):
@@ -51,12 +43,10 @@ class SimulationError(AssertionError):
         trace: each request, save and failure of that scenario, with its virtual time.
     """
 
-    def __init__(
-        self, seed: int, scenario: Scenario, failure: ViolationError, replay: str, hint: str = ""
-    ) -> None:
+    def __init__(self, seed: int, scenario: Scenario, failure: ViolationError, replay: str) -> None:
         last = "\n".join(failure.trace[-_LINES_SHOWN:])
         super().__init__(
-            f"seed {seed} on {scenario.backend}: {failure}{hint}\n\n"
+            f"seed {seed} on {scenario.backend}: {failure}\n\n"
             f"What happened, without what need not happen:\n{scenario}\n\n"
             f"The last of it:\n{last}\n\n"
             f"Repeat it: {replay}"
@@ -99,15 +89,14 @@ def simulate(
     What is checked in each history:
 
     - The handler finishes with every event: it returns, or it commits the batch.
-    - Events of an entity come in order, across splits. A partition starts after its parent is
-      drained.
+    - Events of an entity come in order, across splits.
     - After the last failure everything is handled within bounded time, and a consumer without
       `follow` ends.
-    - The store returns what was saved. It saves all positions or none, and refuses those of another
-      consumer.
     - The handler raises nothing that does not go back to a simulated failure.
     - With `applied`: what the handler wrote is there when it returns or its cursor is stored. It is
       in the order of each entity, and each event once.
+
+    What the store itself promises is checked by `CursorStoreContract`.
 
     Not thread-safe, and not to be called while an event loop runs in the thread.
 
@@ -136,34 +125,25 @@ def simulate(
 
     Raises:
         SimulationError: a rule was violated. The message names the seed and tells the history,
-            without what need not happen.
-        RuntimeError: an event loop runs in this thread.
-        ValueError: `on_failure` names a quarantine, or `seeds` is not positive.
+            without the steps that need not happen.
     """
     __tracebackhide__ = True
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, not {seeds}")
-    if on_failure not in ("raise", "retry") and not (
-        isinstance(on_failure, Retry) and on_failure.then == "raise"
-    ):
-        raise ValueError(f"on_failure must be 'raise', 'retry' or a Retry, not {on_failure!r}")
-    _refuse_a_running_loop()
     application = Application(handler, applied, event, on_failure, max_concurrency)
 
     def run(scenario: Scenario) -> ViolationError | None:
         return _failure(scenario, application, store, delivery)
 
-    with progress("simulating", seeds) as advance:
-        for seed in range(first, first + seeds):
-            scenario = generate(seed, backend, Settings, History)
-            with _threads_begun() as begun:
-                failure = run(scenario)
-            if failure is not None:
-                hint = _THREADS if any(thread.is_alive() for thread in begun) else ""
-                scenario, failure = _shrunk(scenario, failure, run)
-                text = replay.format(seed=seed, backend=backend)
-                raise SimulationError(seed, scenario, failure, text, hint) from failure.__cause__
-            advance()
+    def fails_by(rule: str) -> Callable[[Scenario], bool]:
+        return lambda other: getattr(run(other), "rule", None) == rule
+
+    for seed in range(first, first + seeds):
+        scenario = generate(seed, backend, Settings, History)
+        failure = run(scenario)
+        if failure is not None:
+            scenario = scenario.shrunk(fails_by(failure.rule))
+            failure = run(scenario) or failure
+            text = replay.format(seed=seed, backend=backend)
+            raise SimulationError(seed, scenario, failure, text) from failure.__cause__
 
 
 def _failure(
@@ -200,22 +180,6 @@ def _failure(
     return None
 
 
-def _shrunk(
-    scenario: Scenario, failure: ViolationError, run: Callable[[Scenario], ViolationError | None]
-) -> tuple[Scenario, ViolationError]:
-    """Return a smaller scenario with the same failure, and what it came to."""
-    found = [failure]
-
-    def fails(other: Scenario) -> bool:
-        violation = run(other)
-        if violation is None or violation.rule != failure.rule:
-            return False
-        found.append(violation)
-        return True
-
-    return shrink(scenario, fails, smaller=smaller, max_runs=_SHRINK_RUNS), found[-1]
-
-
 @contextmanager
 def silenced() -> Iterator[None]:
     """Write no log records of the library: what goes wrong in a history is no news."""
@@ -226,31 +190,3 @@ def silenced() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-@contextmanager
-def _threads_begun() -> Iterator[list[threading.Thread]]:
-    """Note the threads that this thread begins, until the block ends.
-
-    Not of those that another thread of the process begins meanwhile: a history that is repeated
-    has to say the same.
-    """
-    here = threading.get_ident()
-    begun: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def noted(thread: threading.Thread) -> None:
-        if threading.get_ident() == here:
-            begun.append(thread)
-        start(thread)
-
-    with mock.patch.object(threading.Thread, "start", noted):
-        yield begun
-
-
-def _refuse_a_running_loop() -> None:
-    try:
-        anyio.current_time()
-    except RuntimeError:
-        return  # none runs
-    raise RuntimeError("an event loop runs: call simulate from a function that is not async")

@@ -78,13 +78,11 @@ class VirtualLoop(BaseEventLoop):
         )
 
     def time(self) -> float:
-        """Return the virtual time in seconds."""
         return self.now
 
     def call_at(  # type: ignore[override]
         self, when: float, *rest: Any, **context: Any
     ) -> asyncio.TimerHandle:
-        """Schedule a callback for a virtual time."""
         return super().call_at(when + self._draws.random() * _TIE_SECONDS, *rest, **context)
 
     def run_in_executor(  # type: ignore[override]

@@ -401,7 +401,10 @@ def test_credentials_are_sent_and_never_shown(
     ("change", "says"),
     [
         (faults.NoCheckpoint(), "a fetch from _first: 100 events and no cursor"),
-        (faults.Maintenance(), "a fetch from _first: lines without an event or a cursor: "),
+        (
+            faults.Replace({"status": "maintenance"}),
+            "a fetch from _first: lines without an event or a cursor: ",
+        ),
         (
             faults.Replace(b'{"cursor":"\\u00fcfetch"}\n'),
             "a cursor that can't be sent back: '\\xfc***'",

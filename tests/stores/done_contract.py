@@ -8,18 +8,20 @@ import anyio
 import pytest
 
 from feedapi_client.errors import AlreadyDoneError, FencedError, StoreError
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import Position
 from feedapi_client.stores.base import AdministrableStore
 from feedapi_client.stores.done import DoneEvent, DoneStore, stored_id
-from feedapi_client.testing.contracts.contract_positions import FEED, advanced, opening
-from feedapi_client.testing.contracts.store_contract import StoreContract
+from feedapi_client.testing.contracts import (
+    FEED,
+    StoreContract,
+    advanced,
+    opening,
+)
+from tests.stores.administration_contract import MOVED
 
-_OTHER = FeedKey("https://elsewhere.example/feed")
 _MANY = 1200
 _WHILE = 0.2
 """Seconds in which something that does not wait would be over."""
-
-
 _OPENING = opening()[0].revision
 
 
@@ -41,113 +43,80 @@ async def _remembered(
     return (await store.take_over(FEED, partitions, revision)).done
 
 
-class DoneTests(StoreContract):
-    """What is done is remembered until a cursor has passed it, under one claim at a time."""
+class DoneStoreContract(StoreContract):
+    """What `DoneStore` promises beyond `CursorStore`, as tests. Run both.
 
-    async def test_it_is_a_done_store(self, store: DoneStore) -> None:
-        """It has `take_over`, `done`, `is_done` and `save_passing`: `run_by_key` calls them."""
-        assert isinstance(store, DoneStore)
+    What is done is remembered until a cursor has passed it, under one claim at a time.
+    """
 
-    async def test_what_is_done_is_found_by_the_next_claim(self, store: DoneStore) -> None:
-        """Else the events would be handled again after a restart."""
-        claim = await store.take_over(FEED, [0], 0)
-        assert claim.done == {}
+    async def test_it_is_done_once_and_found_by_the_next_claim(self, store: DoneStore) -> None:
+        """A second time is an AlreadyDoneError, under a newer claim too: its effects are there."""
+        claim, done = await store.take_over(FEED, [0], 0)
+        assert done == {}
         for name in ("a", "b"):
-            assert not await store.is_done(FEED, _event(claim.number, name))
-            await store.done(FEED, _event(claim.number, name))
-            assert await store.is_done(FEED, _event(claim.number, name))
+            event = _event(claim, name)
+            assert not await store.is_done(FEED, event)
+            await store.done(FEED, event)
+            assert await store.is_done(FEED, event)
+        for _ in range(2):
+            with pytest.raises(AlreadyDoneError) as refused:
+                await store.done(FEED, _event(claim))
+            assert refused.value.partition == 0
+            claim = await _claimed(store)
+        assert (await store.take_over(MOVED, [0], 0)).done == {}
         assert await _remembered(store) == _ids("a", "b")
 
-    async def test_it_is_done_once(self, store: DoneStore) -> None:
-        """A second time is an AlreadyDoneError, under a newer claim too: its effects are there."""
-        claim = await _claimed(store)
-        await store.done(FEED, _event(claim))
-        with pytest.raises(AlreadyDoneError) as refused:
-            await store.done(FEED, _event(claim))
-        assert refused.value.partition == 0
-        again = await _claimed(store)
-        with pytest.raises(AlreadyDoneError):
-            await store.done(FEED, _event(again))
-        assert await _remembered(store) == _ids("a")
-
     async def test_r17_an_older_claim_does_nothing_more(self, store: DoneStore) -> None:
-        """It is a FencedError: a process that was paused must not do what another one does."""
+        """A process that was paused must not do what another one does."""
         old = await _claimed(store)
         await store.done(FEED, _event(old))
         new = await _claimed(store)
-        for name in ("a", "b"):
-            with pytest.raises(FencedError) as refused:
-                await store.done(FEED, _event(old, name))
-            assert refused.value.partition == 0
+        for refused in (_event(old), _event(old, "b"), _event(new, "b", 1), _event(new + 1, "b")):
+            with pytest.raises(FencedError) as found:
+                await store.done(FEED, refused)
+            assert found.value.partition == refused.partition
+        with pytest.raises(FencedError):
+            await store.done(MOVED, _event(new, "b"))
         await store.done(FEED, _event(new, "b"))
         assert await _remembered(store) == _ids("a", "b")
 
-    async def test_r17_without_a_claim_nothing_is_done(self, store: DoneStore) -> None:
-        """Of another partition, number or feed it is a FencedError: nobody would look for it."""
-        claim = await _claimed(store)
-        for event in (_event(claim, partition=1), _event(claim + 1)):
-            with pytest.raises(FencedError):
-                await store.done(FEED, event)
-        with pytest.raises(FencedError):
-            await store.done(_OTHER, _event(claim))
-
     async def test_r17_a_claim_of_another_revision_is_refused(self, store: DoneStore) -> None:
-        """What was done behind that position may be forgotten already."""
-        with pytest.raises(FencedError):
-            await store.take_over(FEED, [0], 1)
-        positions = opening()
-        await store.save(FEED, positions)
-        first = positions[0].revision
-        for revision in (0, first - 1, first + 1):
-            with pytest.raises(FencedError) as refused:
-                await store.take_over(FEED, [0], revision)
-            assert refused.value.partition == 0
-        await store.save(FEED, advanced(positions))
-        with pytest.raises(FencedError):
-            await store.take_over(FEED, [0], first)
-        assert await _remembered(store, revision=advanced(positions)[0].revision) == {}
-
-    async def test_r17_a_refused_claim_fences_nobody(self, store: DoneStore) -> None:
-        """The claim before it holds: its consumer is the one whose position is stored."""
+        """What was done behind that position may be forgotten already. It fences nobody."""
         claim = await _claimed(store)
         with pytest.raises(FencedError):
             await store.take_over(FEED, [0], 1)
         await store.done(FEED, _event(claim))
-        assert await _remembered(store) == _ids("a")
+        positions = opening()
+        for _ in range(2):
+            await store.save(FEED, positions)
+            revision = positions[0].revision
+            for other in (0, revision - 1, revision + 1):
+                with pytest.raises(FencedError) as refused:
+                    await store.take_over(FEED, [0], other)
+                assert refused.value.partition == 0
+            positions = advanced(positions)
+        assert await _remembered(store, revision=revision) == _ids("a")
 
     async def test_a_save_forgets_what_it_passes(self, store: DoneStore) -> None:
-        """What is done is remembered behind the cursor only, else the table grows for ever."""
+        """More identities than one statement takes are forgotten with one save."""
         positions = opening(range(2))
         await store.save(FEED, positions)
         claims = {p: await _claimed(store, [p], positions[p].revision) for p in range(2)}
         for partition, claim in claims.items():
-            for name in ("a", "b"):
+            for name in ("0", str(_MANY - 1), "later"):
                 await store.done(FEED, _event(claim, name, partition))
-        later = advanced({0: positions[0]})
-        await store.save_passing(FEED, later, {0: [stored_id("a")]})
-        assert (await store.load(FEED))[0] == later[0]
-        assert await _remembered(store, revision=later[0].revision) == _ids("b")
-        found = await _remembered(store, [1], positions[1].revision)
-        assert found == _ids("a", "b", partition=1)
-
-    async def test_r17_a_refused_save_forgets_nothing(self, store: DoneStore) -> None:
-        """The cursor did not pass the events: they come again, and must be known as done."""
-        await store.save(FEED, opening())
-        await store.done(FEED, _event(await _claimed(store, revision=_OPENING)))
+        passed = {0: [stored_id(str(number)) for number in range(_MANY)]}
         for refused in (opening(cursor="x"), advanced(advanced(opening()))):
             with pytest.raises(FencedError):
-                await store.save_passing(FEED, refused, {0: [stored_id("a")]})
-        assert await _remembered(store, revision=_OPENING) == _ids("a")
-
-    async def test_a_save_forgets_any_number(self, store: DoneStore) -> None:
-        """More identities than one statement takes are forgotten with one save."""
-        claim = await _claimed(store)
-        names = [str(number) for number in range(_MANY)]
-        await store.done(FEED, _event(claim, names[0]))
-        await store.done(FEED, _event(claim, names[-1]))
-        await store.done(FEED, _event(claim, "later"))
-        await store.save_passing(FEED, opening([0]), {0: [stored_id(name) for name in names]})
-        assert await _remembered(store, revision=_OPENING) == _ids("later")
+                await store.save_passing(FEED, refused, passed)
+        found = await _remembered(store, revision=positions[0].revision)
+        assert found == _ids("0", str(_MANY - 1), "later")
+        later = advanced({0: positions[0]})
+        await store.save_passing(FEED, later, passed)
+        assert (await store.load(FEED))[0] == later[0]
+        assert await _remembered(store, revision=later[0].revision) == _ids("later")
+        found = await _remembered(store, [1], positions[1].revision)
+        assert found == _ids("0", str(_MANY - 1), "later", partition=1)
 
     async def test_r9_a_successor_finds_what_is_done_in_its_ancestors(
         self, store: DoneStore
@@ -185,7 +154,6 @@ class DoneTests(StoreContract):
     async def test_r5_a_refusal_leaves_a_transaction_that_rolls_back(
         self, store: DoneStore
     ) -> None:
-        """The application has to undo what it did in it."""
         self._need("supports_transactions")
         old = await _claimed(store)
         claim = await _claimed(store)
@@ -218,7 +186,6 @@ class DoneTests(StoreContract):
         assert await _remembered(store, revision=later[0].revision) == {}
 
     async def test_what_is_no_transaction_is_refused_here_too(self, store: DoneStore) -> None:
-        """It is a StoreError: a mark on its own would outlive a rollback of the effects."""
         claim = await _claimed(store)
         with pytest.raises(StoreError):
             await store.done(FEED, _event(claim), transaction=object())
@@ -248,40 +215,23 @@ class DoneTests(StoreContract):
             await (self.commit if commits else self.rollback)(transaction)
         assert found == [_ids("a") if commits else {}]
 
-    async def test_feeds_are_apart(self, store: DoneStore) -> None:
-        """The same identity in another feed is another event."""
-        claim = await _claimed(store)
-        await store.done(FEED, _event(claim))
-        assert (await store.take_over(_OTHER, [0], 0)).done == {}
-        await store.done(FEED, _event(claim, "b"))
-        assert await _remembered(store) == _ids("a", "b")
-
-    async def test_an_operators_changes_forget(self, store: DoneStore) -> None:
+    async def test_an_operators_changes_forget_and_a_move_takes_along(
+        self, store: DoneStore
+    ) -> None:
         """Behind a cursor that was set or deleted all events are wanted again."""
         assert isinstance(store, AdministrableStore)
-        await store.save(FEED, opening([0]))
+        await store.save(FEED, opening())
         claim = await _claimed(store, revision=_OPENING)
         await store.done(FEED, _event(claim))
-        replaced = await store.replace(FEED, {0: Position("back")})
-        with pytest.raises(FencedError):
-            await store.done(FEED, _event(claim, "b"))
-        claim, done = await store.take_over(FEED, [0], replaced[0].revision)
+        old, positions = claim, await store.replace(FEED, {0: Position("back")})
+        claim, done = await store.take_over(FEED, [0], positions[0].revision)
         assert done == {}
         await store.done(FEED, _event(claim))
-        await store.delete(FEED, [0])
-        with pytest.raises(FencedError):
-            await store.done(FEED, _event(claim, "b"))
-        assert await _remembered(store) == {}
-
-    async def test_a_move_takes_along_what_is_done(self, store: DoneStore) -> None:
-        """The cursor is moved, and behind it these events come again."""
-        assert isinstance(store, AdministrableStore)
-        await store.save(FEED, opening([0]))
-        claim = await _claimed(store, revision=_OPENING)
-        await store.done(FEED, _event(claim))
-        moved = await store.move({FEED: _OTHER})
-        with pytest.raises(FencedError):
-            await store.done(FEED, _event(claim, "b"))
-        found = await store.take_over(_OTHER, [0], moved[_OTHER][0].revision)
-        assert found.done == _ids("a")
-        await store.done(_OTHER, _event(found.number, "b"))
+        moved = (await store.move({FEED: MOVED}))[MOVED]
+        taken = await store.take_over(MOVED, [0], moved[0].revision)
+        assert taken.done == _ids("a")
+        await store.delete(MOVED, [0])
+        for feed, number in ((FEED, old), (FEED, claim), (MOVED, taken.number)):
+            with pytest.raises(FencedError):
+                await store.done(feed, _event(number, "b"))
+        assert (await store.take_over(MOVED, [0], 0)).done == {}
