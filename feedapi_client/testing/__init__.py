@@ -20,7 +20,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.contracts import CursorStoreContract
+    from feedapi_client.testing.contracts import (
+        AdministrableStoreContract,
+        CursorStoreContract,
+        DoneStoreContract,
+        LeaseStoreContract,
+    )
     from feedapi_client.testing.liftbridge import LiftbridgeServer as LiftbridgeServer
     from feedapi_client.testing.liftbridge import NatsServer as NatsServer
     from feedapi_client.testing.publisher import (
@@ -35,9 +40,12 @@ if TYPE_CHECKING:
     from feedapi_client.testing.publisher.server import Serving
 
 __all__ = [
+    "AdministrableStoreContract",
     "CursorStoreContract",
+    "DoneStoreContract",
     "Fault",
     "FaultRule",
+    "LeaseStoreContract",
     "Publisher",
     "Quirks",
     "Request",
@@ -49,7 +57,10 @@ __all__ = [
 # LiftbridgeServer and NatsServer are public too. They are not in __all__, because a star import
 # must not ask for the extra ``liftbridge``.
 _MODULES = {
+    "AdministrableStoreContract": "contracts",
     "CursorStoreContract": "contracts",
+    "DoneStoreContract": "contracts",
+    "LeaseStoreContract": "contracts",
     "Fault": "publisher",
     "FaultRule": "publisher",
     "LiftbridgeServer": "liftbridge",

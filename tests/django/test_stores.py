@@ -15,6 +15,7 @@ from django.core.management import call_command
 from django.db import connections, transaction
 
 from feedapi_client.stores import Journal, JournalledStore
+from feedapi_client.testing.contracts import AdministrableStoreContract, DoneStoreContract
 from tests.django.databases import (
     APP_TABLES,
     SERVERS,
@@ -24,8 +25,6 @@ from tests.django.databases import (
     set_up,
     settings_of,
 )
-from tests.stores.administration_contract import AdministrableStoreContract
-from tests.stores.done_contract import DoneStoreContract
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
 set_up()

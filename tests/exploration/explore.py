@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from feedapi_client.model import Position
-from feedapi_client.testing.contracts import following
+from feedapi_client.testing.contracts.cursors import following
 from tests.exploration.instance import BrokenInvariantError
 from tests.exploration.world import FAULTS, Move, World
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from feedapi_client.stores import Journal, JournalledStore
+from feedapi_client.testing.contracts import (
+    AdministrableStoreContract,
+    DoneStoreContract,
+    LeaseStoreContract,
+)
 from tests.stores import drivers
-from tests.stores.administration_contract import AdministrableStoreContract
-from tests.stores.done_contract import DoneStoreContract
 from tests.stores.drivers import App, cases, empty, failing, handle, leave_all
 from tests.stores.journal_contract import AGING, JournalContract, Make
-from tests.stores.lease_contract import LeaseStoreContract
 
 
 class OnDriver:

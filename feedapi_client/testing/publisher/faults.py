@@ -143,6 +143,14 @@ class Replace:
 
 
 @dataclass(frozen=True)
+class Empty:
+    """Status 200 and an empty body."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return Response(200)
+
+
+@dataclass(frozen=True)
 class Html:
     """An HTML page with status 200, as a login proxy answers."""
 

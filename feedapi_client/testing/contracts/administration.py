@@ -9,7 +9,7 @@ import pytest
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import AdministrableStore
-from feedapi_client.testing.contracts import (
+from feedapi_client.testing.contracts.cursors import (
     FEED,
     MANY,
     SPECIAL_TEXTS,

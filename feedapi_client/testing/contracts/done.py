@@ -11,13 +11,13 @@ from feedapi_client.errors import AlreadyDoneError, FencedError, StoreError
 from feedapi_client.model import Position
 from feedapi_client.stores.base import AdministrableStore
 from feedapi_client.stores.done import DoneEvent, DoneStore, stored_id
-from feedapi_client.testing.contracts import (
+from feedapi_client.testing.contracts.administration import MOVED
+from feedapi_client.testing.contracts.cursors import (
     FEED,
     StoreContract,
     advanced,
     opening,
 )
-from tests.stores.administration_contract import MOVED
 
 _MANY = 1200
 _WHILE = 0.2

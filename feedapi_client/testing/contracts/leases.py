@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from feedapi_client.stores.leases import Lease, LeaseStore
-from feedapi_client.testing.contracts import FEED, StoreContract
-from tests.stores.administration_contract import MOVED
+from feedapi_client.testing.contracts.administration import MOVED
+from feedapi_client.testing.contracts.cursors import FEED, StoreContract
 
 LONG = 1000.0
 SHORT = 0.5
