@@ -20,7 +20,7 @@ from feedapi_client.liftbridge import (
     Relay,
     Stream,
 )
-from feedapi_client.liftbridge.until_acked import publish_until_acked
+from feedapi_client.liftbridge.message_publisher import publish_until_acked
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import NatsServer
 from tests.liftbridge.acker import Acker
