@@ -53,6 +53,8 @@ _NOT_SERVED = ("partition leader", "has been closed", "was closed")
 _CAN_NOT_READ = "failed to read message"
 # What grpc says when it does not trust the broker.
 _WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+# What a broker without a key answers to a new stream with encryption, as INTERNAL.
+_NO_KEY = "encryption handler"
 
 T = TypeVar("T")
 
@@ -212,7 +214,7 @@ class Brokers:
             return StreamMissingError(details, stream=stream)
         if _WRONG_CERTIFICATE in details:
             return LiftbridgeError(f"the certificate of the broker is not trusted ({details})")
-        if code in _RETRIED or _CAN_NOT_READ in details:
+        if (code in _RETRIED and _NO_KEY not in details) or _CAN_NOT_READ in details:
             is_served = not any(text in details for text in _NOT_SERVED)
             return (BrokerUnavailableError if is_served else NotServedError)(
                 f"stream {stream}: the broker answered {code.name} ({details})"

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TypeVar
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -28,6 +28,8 @@ _CRC_FLAG = 0x01
 _USUAL_ACK = MAGIC + bytes([VERSION, _HEADER.size, 0, 1])
 _to_ack = Ack.FromString
 _RESERVED_HEADERS = frozenset({"subject", "reply"})
+
+T = TypeVar("T", Message, Ack)
 
 
 class MsgType(IntEnum):
@@ -191,7 +193,7 @@ def decode_ack(data: bytes) -> Ack:
     return decode(data, MsgType.ACK).ack()
 
 
-def _parse(kind: Any, payload: bytes) -> Any:
+def _parse(kind: type[T], payload: bytes) -> T:
     try:
         return kind.FromString(payload)
     except DecodeError as error:

@@ -99,12 +99,11 @@ class Attempt:
             for message in self.messages
             if POSITIONS in message.headers
         ]
-        newest = max((saved.version for saved in found), default=0)
-        if newest > VERSION:
+        for version in {saved.version for saved in found} - {VERSION}:
             raise StreamError(
-                f"a newer version of feedapi-client wrote the positions at offset "
-                f"{self.messages[0].offset} (ledger format {newest}, this one reads up to "
-                f"{VERSION}): update feedapi-client here",
+                f"{'a newer' if version > VERSION else 'an unreleased'} version of feedapi-client "
+                f"wrote the positions at offset {self.messages[0].offset} (ledger format {version},"
+                f" this one reads {VERSION}): update feedapi-client, or use a new stream",
                 stream=stream,
             )
         return found

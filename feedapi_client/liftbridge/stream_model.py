@@ -36,6 +36,8 @@ _SUBJECT = re.compile(r"[^.\x00-\x20\x7f]+(\.[^.\x00-\x20\x7f]+)*")
 _TIMES = 4
 """How often a ledger has to keep what is written from one snapshot to the next one: a broker
 removes whole segments, of which the newest may just have begun, and a batch may be long."""
+_USUAL_SEGMENT = 256 * 1024 * 1024
+"""The broker's default for the bytes of a segment."""
 _SMALLEST_MESSAGE = 128
 """Bytes that a message of a ledger takes at least, with its headers."""
 
@@ -204,18 +206,21 @@ class StreamOptions:
                     f"that is exactly once would lose its positions. Keep {needed:,}, or all (0)"
                 )
         kept_bytes = (self.retention_bytes, (self.retention_messages or 0) * _SMALLEST_MESSAGE)
-        largest = min((limit // _TIMES for limit in kept_bytes if limit), default=None)
-        if largest is not None and (self.segment_bytes or 0) > largest:
+        largest = min((limit // _TIMES for limit in kept_bytes if limit), default=_USUAL_SEGMENT)
+        segment = self.segment_bytes
+        if any(kept_bytes) and (segment or 0) > largest:
             raise ValueError(
-                f"segment_bytes={self.segment_bytes:,} is too much beside what is kept: a broker "
+                f"segment_bytes={segment:,} is too much beside what is kept: a broker "
                 f"removes whole segments. It is at most {largest:,}; by default it fits"
             )
+        if not segment and largest < _USUAL_SEGMENT:
+            segment = largest
         return replace(
             self,
             compact=False,
             auto_pause_seconds=self.auto_pause_seconds or 0,
             retention_seconds=0,
-            segment_bytes=self.segment_bytes or largest,
+            segment_bytes=segment,
         )
 
 

@@ -223,20 +223,12 @@ class StreamCursorStore:
             )
 
     def _of_another_feed(self, feed: FeedKey) -> StreamError:
-        key = self._ledger.state.key
-        if key is not None and key.feed_name and key.name == feed.name:
-            return StreamError(
-                f"it holds the positions of {key}, not of {feed}. If that is the same feed, give "
-                f"its name: feed_name={key.feed_name!r}, or --feed-name {key.feed_name}. Otherwise "
-                "give each relay a stream of its own",
-                stream=self.stream.name,
-            )
-        whose = "another feed, name or set of filters" if key is None else str(key)
+        whose = self._ledger.state.key or "another feed, name or set of filters"
         return StreamError(
-            f"it holds the positions of {whose}, not of {feed}. If the feed moved, stop the relay "
-            "and run 'feedapi cursors move OLD_URL NEW_URL --store liftbridge://HOST:PORT/STREAM' "
-            "(feed_name= keeps them wherever a feed moves). Otherwise give each relay a stream of "
-            "its own",
+            f"it holds the positions of {whose}, not of {feed}. If that is the same feed, give its "
+            "name (feed_name=, --feed-name), or stop the relay and run 'feedapi cursors move "
+            "OLD_URL NEW_URL --store liftbridge://HOST:PORT/STREAM'. Otherwise give each relay a "
+            "stream of its own",
             stream=self.stream.name,
         )
 

@@ -18,13 +18,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
 
-from feedapi_client.liftbridge import stream_model
 from feedapi_client.liftbridge.brokers import (
     Brokers,
     NoMessageError,
@@ -39,9 +38,7 @@ from feedapi_client.liftbridge.liftbridge_errors import (
 )
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.stream_model import PartitionMetadata
-
-if TYPE_CHECKING:
-    from feedapi_client.liftbridge.groups import GroupMembership
+from feedapi_client.liftbridge.stream_model import partition_metadata as decode_partition
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +64,14 @@ _PAUSED_AGAIN = 0.2
 """Seconds after which a partition that is not served is looked at again."""
 
 
+class Member(Protocol):
+    """A member of a consumer group, whose epoch changes."""
+
+    group: str
+    consumer_id: str
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSubscription:
     """What to subscribe to: the arguments of `LiftbridgeApi.subscribe`, and a group's member."""
@@ -77,7 +82,7 @@ class StreamSubscription:
     until: Until | None = None
     idle_timeout: float | None = None
     resume: bool = False
-    member: GroupMembership | None = None
+    member: Member | None = None
 
     def request(self) -> api_pb2.SubscribeRequest:
         request = api_pb2.SubscribeRequest(
@@ -279,7 +284,7 @@ async def _ask_leader(brokers: Brokers, stream: str, partition: int) -> Partitio
     address = await brokers.leader(stream, partition)
     response = await brokers.call(stream, "FetchPartitionMetadata", request, [address])
     # The broker never takes "paused" back, but a leader of a paused partition does not answer.
-    return replace(stream_model.partition_metadata(response.metadata), paused=False)
+    return replace(decode_partition(response.metadata), paused=False)
 
 
 async def _seems_paused(brokers: Brokers, stream: str, partition: int) -> bool:

@@ -228,14 +228,6 @@ async def test_positions_are_divided_by_the_limit_that_nats_has(limited: Any, na
         assert await store_of(broker).load(KEY) == positions
 
 
-async def test_a_snapshot_of_long_cursors_fits_into_messages(broker: Broker) -> None:
-    store = await open_ledger(broker)
-    positions = {partition: Position(f"{partition:04}" * 275) for partition in range(1300)}
-    await store.save(KEY, positions)
-    assert await store_of(broker).load(KEY) == positions
-    assert await relayed(broker) == []
-
-
 async def test_an_event_that_fits_only_without_its_position_is_followed_by_it(
     broker: Broker,
 ) -> None:

@@ -14,7 +14,6 @@ import anyio
 import anyio.abc
 import pytest
 
-from feedapi_client import FeedConsumer
 from feedapi_client.liftbridge import (
     AckPolicy,
     AckTimeoutError,
@@ -22,10 +21,7 @@ from feedapi_client.liftbridge import (
     LiftbridgeError,
     LiftbridgePublisher,
     nats_connection,
-    relay,
 )
-from feedapi_client.liftbridge.at_least_once import AcknowledgedPublishing
-from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import NatsServer, free_port
 from tests.faults.server import Gate
 from tests.liftbridge.acker import Acker
@@ -145,28 +141,6 @@ async def test_a_cancellation_that_nats_py_loses_does_not_keep_a_publisher_waiti
     monkeypatch.setattr(nats_connection.Client, "connect", lambda *_, **__: lose_a_cancellation())
     with pytest.raises(BrokerUnavailableError, match=r"within 0\.01 s"):
         await LiftbridgePublisher("nats://127.0.0.1:1", connect_timeout=0.01).__aenter__()
-
-
-@pytest.mark.timeout(SAFETY_NET / 2)
-async def test_a_cancellation_that_nats_py_loses_does_not_keep_a_relay_from_its_end(
-    feedapi_publisher: Publisher, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looking = anyio.Event()
-
-    async def look(_: object) -> None:
-        looking.set()
-        await lose_a_cancellation()
-
-    monkeypatch.setattr(relay, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(AcknowledgedPublishing, "look_for_losses", look)
-    stream = await broker.create()
-    async with (
-        FeedConsumer(feedapi_publisher.url or "") as consumer,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(relay.Relay(consumer, broker.publisher, stream).run)
-        await looking.wait()
-        consumer.stop()
 
 
 @pytest.mark.parametrize("kind", ["silent", "no NATS server", "the user is refused"])
