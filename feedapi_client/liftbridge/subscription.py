@@ -57,7 +57,7 @@ _ENDS = {
 }
 _METHOD = "/proto.API/Subscribe"
 _REMEMBERED = 2048
-"""Messages that are remembered, to be compared after a failure."""
+"""Messages that are remembered at least, to be compared after a failure; at most twice as many."""
 _STEADY = 5.0
 """Seconds after which a subscription counts as a success: the next failure is a new one."""
 _PAUSED_AGAIN = 0.2
@@ -213,8 +213,8 @@ class Subscriber:
 
     def _remember(self, message: Message) -> None:
         self._returned[message.offset, message.timestamp] = None
-        if len(self._returned) > _REMEMBERED:
-            del self._returned[next(iter(self._returned))]
+        if len(self._returned) > 2 * _REMEMBERED:
+            self._returned = dict.fromkeys(list(self._returned)[-_REMEMBERED:])
             self._forgot_some = True
 
     async def _raise_if_paused(self) -> None:
