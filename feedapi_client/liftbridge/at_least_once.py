@@ -115,7 +115,6 @@ class RecentlyAcked:
         return taken
 
     def put_back(self, batches: Iterable[AckedBatch]) -> None:
-        """Remember batches again that could not be published."""
         for each in batches:
             self._batches.append(each)
             self._bytes += each.size

@@ -171,7 +171,6 @@ class Brokers:
     async def metadata(
         self, streams: Sequence[str] = (), groups: Sequence[str] = ()
     ) -> ClusterMetadata:
-        """Return what a broker says of the cluster; all streams when none is named."""
         request = api_pb2.FetchMetadataRequest(streams=streams, groups=groups)
         response = await self.call(", ".join(streams), "FetchMetadata", request)
         cluster = cluster_metadata(response)
@@ -182,7 +181,6 @@ class Brokers:
         return cluster
 
     async def find(self, stream: str, partition: int) -> tuple[PartitionMetadata, ClusterMetadata]:
-        """Return a partition, without its offsets, and the cluster."""
         cluster = await self.metadata([stream])
         found = cluster.streams[stream].partitions.get(partition)
         if found is None:

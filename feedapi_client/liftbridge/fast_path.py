@@ -76,7 +76,6 @@ class AckParser(Parser):
         super().reset()
 
     async def parse(self, data: bytes = b"") -> None:
-        """Process received bytes."""
         if self.state == AWAITING_CONTROL_LINE and not self.buf:
             data = self._take_acks(self._rest + data)
             while line := _line_without_payload(data):
@@ -128,8 +127,6 @@ def _line_without_payload(data: bytes) -> int:
 
 
 class FramedWriter(MessageWriter):
-    """Frames publishes itself and sends those of one batch in one write."""
-
     batch_size = 128
 
     def __init__(self, client: Client) -> None:
@@ -149,7 +146,6 @@ class FramedWriter(MessageWriter):
         self._messages += 1
 
     async def flush(self) -> None:
-        """Send the messages that were kept."""
         if not self._messages:
             return
         data, messages = b"".join(self._frames), self._messages

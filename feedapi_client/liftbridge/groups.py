@@ -110,7 +110,7 @@ class ClusterCursors:
 
 
 def _kept_in(cursor_id: str, stream: str, partition: int, count: int) -> int:
-    """Return the partition that keeps a cursor, as the broker computes it."""
+    # As the broker computes it.
     return zlib.crc32(f"{cursor_id},{stream},{partition}".encode()) % count
 
 
@@ -184,7 +184,6 @@ class GroupMembership:
         }
 
     async def _recover(self, error: LiftbridgeError) -> None:
-        """Do what makes the next attempt succeed."""
         if any(text in str(error) for text in _EXPELLED):
             await self._join()
             return
@@ -374,7 +373,6 @@ class _Reader:
         self._cursor_id = f"__group:{membership.group}"
 
     async def run(self, start: GroupStart, queue: _Queue) -> None:
-        """Read on from the checkpoint, without end. A read-only partition may become writable."""
         stream, partition = self.key
         following = await self._first(start)
         while True:

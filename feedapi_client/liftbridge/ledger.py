@@ -283,8 +283,6 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPolicy:
-    """When all positions are written again."""
-
     every: int
     bytes: int
     seconds: float
@@ -419,7 +417,6 @@ class Ledger:
         return (await self._end.find(self.state.next_offset)).appended
 
     async def takes(self, size: int) -> bool:
-        """Whether the broker takes a value of so many bytes. Nothing is stored."""
         ask = partial(self._end.takes, size)
         return await retry(ask, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry)
 

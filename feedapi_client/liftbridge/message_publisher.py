@@ -222,7 +222,6 @@ class _InFlight:
         self._fail(beside, f"sent beside a message that nobody listened to. {_UNHEARD}")
 
     def discard(self, call: _Call) -> None:
-        """Stop waiting for the acks of a call. Those that come later count as unmatched."""
         for key in [key for key, entry in self._entries.items() if entry[0] is call]:
             del self._entries[key]
         self._wake_waiters()
@@ -587,7 +586,6 @@ class LiftbridgePublisher:
 
 
 def _subject_of(stream: Stream, partition: int | None) -> Callable[[bytes | None], str]:
-    """Return the function from a message's key to its subject."""
     check_publishable(stream.subject)
     if partition is None and stream.partitions > 1:
         return lambda key: stream.subject_of(stream.partition_of(key))

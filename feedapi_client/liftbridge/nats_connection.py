@@ -130,7 +130,6 @@ class _Problems:
         self._servers = servers
 
     async def note(self, error: Exception) -> None:
-        """Take note of a problem. nats-py waits for it before it goes on."""
         if self.text != _text(error):
             logger.warning("NATS: %s", _text(error), extra={"error": type(error).__name__})
         self.text = _text(error)

@@ -133,7 +133,6 @@ class RelayReader:
 async def _with_pauses(
     messages: AsyncGenerator[Message, None], attempts: AttemptAssembler
 ) -> AsyncGenerator[Message | None, None]:
-    """Return the messages, and None where an attempt waits and no message follows at once."""
     following: asyncio.Task[Message] | None = None
     try:
         while True:

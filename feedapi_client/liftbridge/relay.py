@@ -256,7 +256,6 @@ class Relay:
         return len(fits) < len(sizes)
 
     def _learn(self, refused: int) -> None:
-        """Remember that the broker found a message of so many bytes too large."""
         self._refused = min(self._refused, refused)
 
     def _outgoing(self, batch: Batch) -> OutgoingBatch:

@@ -90,7 +90,6 @@ class Attempt:
 
     @property
     def format(self) -> str:
-        """A `MessageFormat` unless a newer version wrote them."""
         return text_header(self.messages[0], FORMAT)
 
     def saved_positions(self, stream: str) -> list[SavedPositions]:
@@ -236,7 +235,6 @@ class OutgoingBatch:
     places: Sequence[int] = ()
 
     def place(self, index: int) -> int:
-        """Return the place of an event in the feed's batch."""
         return self.places[index] if self.places else index
 
     def without(self, indices: Collection[int]) -> OutgoingBatch:
@@ -248,7 +246,6 @@ class OutgoingBatch:
         return self._only(range(index, len(self.values)))
 
     def message_bytes(self, index: int) -> int:
-        """Return the bytes that an event takes as a message of its own, at most."""
         return message_bytes(
             self.values[index],
             self.keys[index] if self.keys else None,
@@ -267,8 +264,6 @@ class OutgoingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message to be written."""
-
     value: bytes
     key: bytes | None
     headers: dict[str, bytes]

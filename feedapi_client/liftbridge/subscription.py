@@ -74,8 +74,6 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamSubscription:
-    """What to subscribe to: the arguments of `LiftbridgeApi.subscribe`, and a group's member."""
-
     stream: str
     partition: int = 0
     start: Start = "earliest"
@@ -221,7 +219,6 @@ class Subscriber:
         await partition_metadata(self._brokers, self._wanted.stream, self._wanted.partition)
 
     async def _resolve(self) -> StreamSubscription:
-        """Turn what is relative to the present into what stays the same in later calls."""
         wanted = self._wanted
         if wanted.start not in ("latest", "new") and wanted.until != "latest":
             return wanted
@@ -237,7 +234,6 @@ class Subscriber:
         return replace(wanted, start=newest + 1) if wanted.start == "new" else wanted
 
     async def _session(self, wanted: StreamSubscription) -> AsyncGenerator[Message, None]:
-        """Return the messages of one call."""
         self._confirmed_at = math.inf
         call = await _open(self._brokers, wanted)
         try:
@@ -342,7 +338,6 @@ async def _read(brokers: Brokers, stream: str, call: Any, timeout: float | None)
 
 
 def _nanoseconds(moment: datetime) -> int:
-    """Return a time as the broker has it. A time without a zone is local."""
     return int(moment.timestamp() * 1_000_000) * 1000
 
 
