@@ -53,8 +53,8 @@ _OVERHEAD = 320
 the inbox of its ack, and the headers that say where it belongs."""
 _HEADER_OVERHEAD = 16
 """Bytes of a header beside its name and value."""
-_PART = 128 * 1024
-"""Bytes of a message of positions: less than any broker's limit."""
+_PART = 512 * 1024
+"""Bytes of a message of positions: less than the default limits of the broker and of NATS."""
 
 
 class LedgerFeed(msgspec.Struct, frozen=True):
