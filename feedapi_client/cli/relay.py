@@ -148,16 +148,8 @@ class _Relay:
             except (ValueError, KeyError):
                 raise ValueError(f"--stream-option: {name} takes {kind}, not {text!r}") from None
         made = StreamOptions(**values)
-        if self.exactly_once and made.compact:
-            raise ValueError("--exactly-once needs every message: it goes without compact")
-        if self.exactly_once and made.retention_seconds:
-            raise ValueError(
-                "--exactly-once keeps its cursors in the stream, where a relay that is stopped "
-                "for longer than retention_seconds would lose them: use retention_messages or "
-                "retention_bytes"
-            )
         if self.exactly_once:
-            made.check_ledger()
+            made.for_ledger()
         return made
 
     def connect(self, patience: float) -> LiftbridgeApi | None:

@@ -15,8 +15,6 @@ except ImportError as error:
         f"pip install 'feedapi-client[liftbridge]' (missing: {error.name})"
     ) from error
 
-from feedapi_client.liftbridge.acks import PublisherStats
-from feedapi_client.liftbridge.activity import ActivityEvent, ActivityKind
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import (
     AckError,
@@ -26,9 +24,9 @@ from feedapi_client.liftbridge.envelope import (
     decode,
     encode,
 )
-from feedapi_client.liftbridge.group_consumer import GroupConsumer
-from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
+from feedapi_client.liftbridge.groups import GroupConsumer
 from feedapi_client.liftbridge.headers import RowId, row_id
+from feedapi_client.liftbridge.ledger import reveal_newest
 from feedapi_client.liftbridge.liftbridge_errors import (
     AckTimeoutError,
     BrokerUnavailableError,
@@ -46,24 +44,25 @@ from feedapi_client.liftbridge.liftbridge_errors import (
     StreamPausedError,
     StreamReadonlyError,
 )
+from feedapi_client.liftbridge.message_publisher import LiftbridgePublisher, PublisherStats
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.metadata import (
+from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
+from feedapi_client.liftbridge.relay import OnOversized, Relay, RelayProgress
+from feedapi_client.liftbridge.stream_format import OutgoingBatch
+from feedapi_client.liftbridge.stream_model import (
+    ANY_OFFSET,
+    ActivityEvent,
+    ActivityKind,
     BrokerMetadata,
     ClusterMetadata,
     ConsumerGroupMetadata,
     EventTimes,
     PartitionMetadata,
+    Stream,
     StreamMetadata,
+    StreamOptions,
+    key_partition,
 )
-from feedapi_client.liftbridge.nats_publisher import LiftbridgePublisher
-from feedapi_client.liftbridge.oversized import OnOversized
-from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
-from feedapi_client.liftbridge.relay import Relay, RelayProgress
-from feedapi_client.liftbridge.stream_end import reveal_newest
-from feedapi_client.liftbridge.stream_name import ANY_OFFSET, Stream, key_partition
-from feedapi_client.liftbridge.stream_options import StreamOptions
-from feedapi_client.liftbridge.stream_publisher import StreamPublisher
-from feedapi_client.liftbridge.stream_rows import OutgoingBatch
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 
 __all__ = [
@@ -86,7 +85,6 @@ __all__ = [
     "IncorrectOffsetError",
     "LiftbridgeApi",
     "LiftbridgeError",
-    "LiftbridgeGrpcPublisher",
     "LiftbridgePublisher",
     "Message",
     "MessageTooLargeError",
@@ -111,7 +109,6 @@ __all__ = [
     "StreamMetadata",
     "StreamOptions",
     "StreamPausedError",
-    "StreamPublisher",
     "StreamReadonlyError",
     "decode",
     "encode",

@@ -8,27 +8,43 @@ has to learn that the broker is gone. Here every call has a deadline.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
+from gufo.liftbridge.api_pb2_grpc import APIStub
 
-from feedapi_client.liftbridge.activity import ACTIVITY_STREAM, ActivityEvent, activity_event
 from feedapi_client.liftbridge.brokers import AlreadyExistsError, Brokers, StreamMissingError
-from feedapi_client.liftbridge.cluster_cursors import ClusterCursors
-from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.group_consumer import GroupConsumer, GroupStart
+from feedapi_client.liftbridge.envelope import AckPolicy, check_headers
+from feedapi_client.liftbridge.groups import ClusterCursors, GroupConsumer, GroupStart
 from feedapi_client.liftbridge.liftbridge_errors import (
+    AckTimeoutError,
+    EncryptionError,
+    IncorrectOffsetError,
     LiftbridgeError,
+    MessageTooLargeError,
+    PublishError,
+    PublishRefusedError,
     StreamError,
     require_asyncio,
 )
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.metadata import ClusterMetadata, PartitionMetadata, StreamMetadata
-from feedapi_client.liftbridge.stream_name import ANY_OFFSET, Stream, check_publishable
-from feedapi_client.liftbridge.stream_options import StreamOptions
+from feedapi_client.liftbridge.stream_model import (
+    ACTIVITY_STREAM,
+    ANY_OFFSET,
+    ActivityEvent,
+    ClusterMetadata,
+    PartitionMetadata,
+    Stream,
+    StreamMetadata,
+    StreamOptions,
+    activity_event,
+    check_publishable,
+)
 from feedapi_client.liftbridge.subscription import (
     Start,
     StreamSubscription,
@@ -36,7 +52,15 @@ from feedapi_client.liftbridge.subscription import (
     Until,
     partition_metadata,
 )
-from feedapi_client.liftbridge.unary import publish, stream_request, subject_request
+
+# What the broker says, and NATS behind it. The status alone does not tell them apart.
+_REFUSED: tuple[tuple[str, type[PublishError]], ...] = (
+    ("incorrect expected offset", IncorrectOffsetError),
+    ("max replication size", MessageTooLargeError),
+    ("maximum payload", MessageTooLargeError),
+    ("encryption failed", EncryptionError),
+)
+_LATE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class LiftbridgeApi:
@@ -70,8 +94,7 @@ class LiftbridgeApi:
         targets = [addresses] if isinstance(addresses, str) else list(addresses)
         if not targets:
             raise ValueError("LiftbridgeApi needs the address of at least one broker")
-        metadata = [("authorization", f"Bearer {token}")] if token else []
-        self._brokers = Brokers(targets, timeout, credentials, metadata)
+        self._brokers = Brokers(targets, timeout, credentials, token)
 
     async def __aenter__(self) -> LiftbridgeApi:
         require_asyncio()
@@ -106,15 +129,15 @@ class LiftbridgeApi:
             concurrency_control: whether the broker checks the expected offset of each message. A
                 relay that is exactly once needs it, and that the stream is neither compacted nor
                 paused, and no message removed because of its age (the broker keeps 7 days): all
-                three are switched off, whatever the broker's default, unless `options` says
-                otherwise. Segments are made to fit to a retention by count or bytes.
+                three are switched off, whatever the broker's default. Segments are made to fit to
+                a retention by count or bytes.
             replication_factor: number of replicas.
             min_isr: minimum number of in-sync replicas; by default the broker's.
             options: retention, compaction, encryption and so on; by default the broker's.
 
         Raises:
-            ValueError: with `concurrency_control`, a relay's positions would be removed by the
-                retention: it keeps less than 40,000 messages, 256 MiB, or 4 hours. Or no message
+            ValueError: with `concurrency_control`, a relay's positions would be removed: by age, by
+                compaction, or because less than 40,000 messages or 256 MiB are kept. Or no message
                 would be acked, because there are fewer replicas than `min_isr`.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
@@ -133,7 +156,8 @@ class LiftbridgeApi:
             request.optimisticConcurrencyControl.value = True
         if min_isr is not None:
             request.minIsr.value = min_isr
-        (options or StreamOptions()).write_to(request, ledger=concurrency_control)
+        wanted = options or StreamOptions()
+        (wanted.for_ledger() if concurrency_control else wanted).write_to(request)
         try:
             await self._brokers.call_all(target.name, "CreateStream", request)
         except AlreadyExistsError:
@@ -228,7 +252,6 @@ class LiftbridgeApi:
         until: Until | None = None,
         idle_timeout: float | None = None,
         resume: bool = False,
-        from_replica: bool = False,
     ) -> AsyncGenerator[Message, None]:
         """Return the messages of a partition from `start` on, without end.
 
@@ -239,11 +262,10 @@ class LiftbridgeApi:
 
         Arguments:
             start: an offset; ``"earliest"``; ``"latest"``, the newest message that is stored;
-                ``"new"``, the next one to be stored; a time; or how long ago.
+                ``"new"``, the next one to be stored; or a time.
             until: where to end, inclusive: an offset, ``"latest"``, or a time.
             idle_timeout: maximum number of seconds to wait for a message.
             resume: wake the partition when it is paused.
-            from_replica: read from an in-sync replica that is not the leader, if there is one.
 
         Raises:
             BrokerUnavailableError: no broker was found for `timeout` seconds, or no message came
@@ -254,9 +276,7 @@ class LiftbridgeApi:
                 that was asked for is not reached. Where none was asked for, it may be written to
                 later: subscribe again behind the last message.
         """
-        wanted = StreamSubscription(
-            stream, partition, start, until, idle_timeout, resume, from_replica
-        )
+        wanted = StreamSubscription(stream, partition, start, until, idle_timeout, resume)
         return Subscriber(self._brokers, wanted).messages()
 
     async def activity(self, start: Start = "earliest") -> AsyncGenerator[ActivityEvent, None]:
@@ -293,16 +313,16 @@ class LiftbridgeApi:
         Raises:
             PublishError: one of its subclasses. The call is not repeated.
         """
-        request = stream_request(
-            stream,
-            value,
-            key=key,
+        request = api_pb2.PublishRequest(
+            stream=stream,
             partition=partition,
+            value=value,
+            key=key,
             headers=headers,
-            ack_policy=ack_policy,
-            expected_offset=expected_offset,
+            ackPolicy=api_pb2.AckPolicy.Name(int(ack_policy)),
+            expectedOffset=expected_offset,
         )
-        return await publish(self._brokers, request, timeout, to_subject=False)
+        return await self._publish("Publish", request, stream, timeout)
 
     async def publish_to_subject(
         self,
@@ -324,8 +344,60 @@ class LiftbridgeApi:
             ValueError: nothing can be published to the subject.
         """
         check_publishable(subject)
-        request = subject_request(subject, value, key=key, headers=headers, ack_policy=ack_policy)
-        return await publish(self._brokers, request, timeout, to_subject=True)
+        request = api_pb2.PublishToSubjectRequest(
+            subject=subject,
+            value=value,
+            key=key,
+            headers=headers,
+            ackPolicy=api_pb2.AckPolicy.Name(int(ack_policy)),
+        )
+        return await self._publish("PublishToSubject", request, subject, timeout)
+
+    async def _publish(
+        self, method: str, request: Any, target: str, timeout: float | None
+    ) -> Ack | None:
+        check_headers(request.headers)
+        request.correlationId = secrets.token_hex(8)
+        ids = {"stream": target, "correlation_id": request.correlationId}
+        # Without a deadline the broker does not wait for the ack.
+        seconds = timeout or self._brokers.call_timeout
+        late = f"no ack within {seconds:g} s: the message may be stored or not"
+        try:
+            response = await self._publish_once(method, request, seconds)
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or "no details"
+            kind: type[PublishError] = PublishRefusedError
+            if error.code() in _LATE:
+                kind = AckTimeoutError
+            for text, refused in _REFUSED:
+                kind = refused if text in details.lower() else kind
+            text = f"the broker answered {error.code().name} ({details})"
+            raise kind(text, **ids) from error
+        except TimeoutError as error:
+            raise AckTimeoutError(late, **ids) from error
+        if request.ackPolicy == int(AckPolicy.NONE):
+            return None
+        if not response.HasField("ack"):
+            raise AckTimeoutError(late, **ids)
+        return Ack.FromString(response.ack.SerializeToString())
+
+    async def _publish_once(self, method: str, request: Any, seconds: float) -> Any:
+        failure: grpc.aio.AioRpcError | None = None
+        for address in self._brokers.addresses:
+            stub = APIStub(self._brokers.channel(address))  # type: ignore[no-untyped-call]
+            try:
+                async with asyncio.timeout(seconds):
+                    return await getattr(stub, method)(
+                        request, timeout=seconds, metadata=self._brokers.call_metadata
+                    )
+            except grpc.aio.AioRpcError as error:
+                # Only where nothing was sent: a message is not published twice.
+                was_sent = "failed to connect" not in (error.details() or "").lower()
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or was_sent:
+                    raise
+                failure = error
+        assert failure is not None
+        raise failure
 
     async def set_cursor(
         self, stream: str, cursor_id: str, offset: int, *, partition: int = 0

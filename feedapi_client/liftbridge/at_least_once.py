@@ -1,4 +1,10 @@
-"""Publishing at least once to a broker that may lose what it acked."""
+"""Publishing at least once to a broker that may lose what it acked.
+
+When leaders die, a follower that shortened its log may become the leader (see `subscription`). It
+gives the offsets of the lost messages to the next ones. So one offset that is acked twice shows a
+loss, and so does a partition that ends before an offset that was acked. What was acked lately is
+then published again, in the order of each partition of the feed: more than what was lost.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +12,23 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.ledger import readonly, writable
 from feedapi_client.liftbridge.liftbridge_errors import (
     BrokerUnavailableError,
     NoStreamError,
     PublishError,
     StreamError,
 )
+from feedapi_client.liftbridge.message_publisher import LiftbridgePublisher, publish_until_acked
 from feedapi_client.liftbridge.messages_pb2 import Ack
-from feedapi_client.liftbridge.recently_acked import SECONDS, AckedBatch, RecentlyAcked
-from feedapi_client.liftbridge.stream_end import check_same, readonly, writable
-from feedapi_client.liftbridge.stream_name import Stream
-from feedapi_client.liftbridge.stream_publisher import StreamPublisher
-from feedapi_client.liftbridge.stream_rows import OutgoingBatch
-from feedapi_client.liftbridge.until_acked import publish_until_acked
+from feedapi_client.liftbridge.stream_format import OutgoingBatch
+from feedapi_client.liftbridge.stream_model import Stream
 from feedapi_client.retry import OnRetry
 
 logger = logging.getLogger(__name__)
@@ -34,26 +38,102 @@ _LOOKED_FOR = 10.0
 """Seconds for which a stream is looked for that never acked anything. A broker that starts needs a
 few; with the gRPC API it is known whether the stream is there."""
 _CHECKS_AT_ONCE = 32
+SECONDS = 30.0
+"""How long what was acked is remembered. A follower loses what is above its high watermark, which
+is written down every 5 s."""
+_BYTES = 32 * 1024 * 1024
+_OVERHEAD = 150
+"""Bytes that a message takes beside its value and key, about."""
+
+
+@dataclass(slots=True, eq=False)
+class AckedBatch:
+    """Messages of a batch of the feed, and their offsets by partition of the stream.
+
+    One record serves a batch: an object for each message took a third of the time of a relay.
+    """
+
+    batch: OutgoingBatch
+    shared: Mapping[str, bytes]
+    by_key: bool
+    offsets: Mapping[int, Sequence[int]]
+    acked: float
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        values = self.batch.values
+        keys = sum(len(key or b"") for key in self.batch.keys)
+        self.size = sum(map(len, values)) + keys + _OVERHEAD * len(values)
+
+
+class RecentlyAcked:
+    """The newest batches that were acked: those of `SECONDS`, and of 32 MB; the newest one always.
+
+    `ends` is where each partition of the stream has to end, at least.
+    """
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}
+        self._batches: deque[AckedBatch] = deque()
+        self._offsets: dict[int, set[int]] = defaultdict(set)
+        self._bytes = 0
+
+    def add(self, acked: AckedBatch) -> set[int]:
+        """Remember a batch, and return the partitions of the stream that lost messages before."""
+        lost = set()
+        for place, offsets in acked.offsets.items():
+            if not self._offsets[place].isdisjoint(offsets):
+                lost.add(place)
+            self._offsets[place].update(offsets)
+            self.ends[place] = max(max(offsets) + 1, self.ends.get(place, 0))
+        self._batches.append(acked)
+        self._bytes += acked.size
+        oldest = acked.acked - SECONDS
+        while len(self._batches) > 1 and (self._bytes > _BYTES or self._batches[0].acked < oldest):
+            self._forget(self._batches.popleft())
+        return lost
+
+    def begin_again(self) -> set[int]:
+        """Forget where messages were, and return the partitions of the feed that they are of."""
+        self._offsets.clear()
+        for each in self._batches:
+            each.offsets = {}
+        return {each.batch.partition for each in self._batches}
+
+    def shorten(self, lost: set[int]) -> None:
+        """Expect these partitions to end where what was published again ends."""
+        for place in lost:
+            found = [max(each.offsets[place]) for each in self._batches if place in each.offsets]
+            self.ends[place] = max(found, default=-1) + 1
+
+    def take(self, source: int) -> list[AckedBatch]:
+        """Forget and return what is remembered of a partition of the feed."""
+        taken = [each for each in self._batches if each.batch.partition == source]
+        self._batches = deque(each for each in self._batches if each.batch.partition != source)
+        for each in taken:
+            self._forget(each)
+        return taken
+
+    def put_back(self, batches: Iterable[AckedBatch]) -> None:
+        for each in batches:
+            self._batches.append(each)
+            self._bytes += each.size
+
+    def _forget(self, acked: AckedBatch) -> None:
+        self._bytes -= acked.size
+        for place, offsets in acked.offsets.items():
+            self._offsets[place].difference_update(offsets)
 
 
 class AcknowledgedPublishing:
     """Publishes batches until they are acked, and again what the broker loses soon after.
-
-    Arguments:
-        publisher: an open publisher.
-        stream: the stream.
-        ack_policy: when the broker acks.
-        give_up_after: seconds without progress after which an error is final; None: never.
-        api: an open connection to the broker's gRPC API, to look at the stream.
-        on_retry: called before each pause.
-        on_recovered: called with the number of messages that were lost and published again.
 
     Concurrency: batches of different partitions of the feed may be published at once.
     """
 
     def __init__(
         self,
-        publisher: StreamPublisher,
+        publisher: LiftbridgePublisher,
         stream: Stream,
         *,
         ack_policy: AckPolicy,
@@ -72,7 +152,7 @@ class AcknowledgedPublishing:
         self._acked = False
         # The stream is another one than it was: deleted, and perhaps created again.
         self._replaced: StreamError | None = None
-        self._recent = RecentlyAcked(time.monotonic)
+        self._recent = RecentlyAcked()
         self._in_order: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def publish(
@@ -80,210 +160,145 @@ class AcknowledgedPublishing:
     ) -> None:
         """Publish the events of a batch, and return when no broker is known to have lost any.
 
-        Arguments:
-            shared: headers of all messages.
-            by_key: whether the key chooses the partition of the stream; otherwise the feed's
-                partition does.
-
-        Raises:
-            MessageTooLargeError: an event is too large; `index` says which. Those before it are
-                published.
-            PublishError: no success for `give_up_after` seconds.
-            StreamError: the stream is missing or read-only.
+        A `MessageTooLargeError` names the event by its index; those before it are published.
         """
         if self._replaced is not None:
             raise self._replaced
-        partitions = self._stream.partitions
-        partition = None if by_key else batch.partition % partitions
         began = time.monotonic()
         retried = False
 
         def on_retry(error: Exception, attempt: int, pause: float) -> None:
             nonlocal retried
             retried = True
-            if isinstance(error, NoStreamError) and self._may_be_missing(began):
-                raise error
+            missing = isinstance(error, NoStreamError) and self._api is None and not self._acked
+            if missing and time.monotonic() - began >= _LOOKED_FOR:
+                raise error  # likelier than that its broker is away for a moment
             self._on_retry(error, attempt, pause)
 
         failure: PublishError | None = None
         async with self._in_order[batch.partition]:
             try:
-                acks = await self._until_acked(
-                    batch.values,
-                    batch.keys or None,
-                    batch.headers or None,
-                    shared=shared,
-                    partition=partition,
-                    on_retry=on_retry,
-                )
+                lost = await self._until_acked(batch, shared, by_key, on_retry)
             except PublishError as error:
-                failure, acks = error, error.acks
-            self._acked = self._acked or bool(acks)
-            acked = self._acked_batch(batch, shared, partition, acks)
-            lost = self._recent.add(acked)
-        await self._recover(lost, acked.acked)
+                failure = error
+                lost = self._remember(batch, shared, by_key, error.acks)
+        await self._recover(lost)
         if lost or (retried and failure is None):
             # The leader may be another one.
             await self.look_for_losses()
         if failure is not None:
             raise failure
 
-    def _may_be_missing(self, began: float) -> bool:
-        """Whether the stream is likelier to be missing than its broker to be away for a moment."""
-        if self._api is not None or self._acked:
-            return False
-        return time.monotonic() - began >= _LOOKED_FOR
-
-    def _acked_batch(
-        self,
-        batch: OutgoingBatch,
-        shared: Mapping[str, bytes],
-        partition: int | None,
-        acks: Sequence[Ack | None],
-    ) -> AckedBatch:
-        """Return the messages of a batch that were acked, which are the first ones."""
-        offsets = [ack.offset for ack in acks if ack is not None]
-        count = len(offsets)
-        keys = batch.keys[:count]
-        return AckedBatch(
-            batch.partition,
-            batch.values[:count],
-            keys,
-            batch.headers[:count],
-            shared,
-            list(map(self._stream.partition_of, keys)) if partition is None else partition,
-            offsets,
-            time.monotonic(),
-        )
-
     async def _until_acked(
-        self,
-        values: Sequence[bytes],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[Mapping[str, bytes]] | None,
-        *,
-        shared: Mapping[str, bytes] | None = None,
-        partition: int | None,
-        on_retry: OnRetry,
-    ) -> list[Ack | None]:
-        return await publish_until_acked(
+        self, batch: OutgoingBatch, shared: Mapping[str, bytes], by_key: bool, on_retry: OnRetry
+    ) -> set[int]:
+        """Publish a batch, and return the partitions of the stream that lost messages before."""
+        acks = await publish_until_acked(
             self._publisher,
             self._stream,
-            values,
-            keys,
-            headers,
+            batch.values,
+            batch.keys or None,
+            batch.headers or None,
             headers=shared,
-            partition=partition,
+            partition=None if by_key else batch.partition % self._stream.partitions,
             ack_policy=self._ack_policy,
             give_up_after=self._give_up_after,
             on_retry=on_retry,
             before_retry=self._wake,
         )
+        return self._remember(batch, shared, by_key, acks)
+
+    def _remember(
+        self,
+        batch: OutgoingBatch,
+        shared: Mapping[str, bytes],
+        by_key: bool,
+        acks: Sequence[Ack | None],
+    ) -> set[int]:
+        """Remember the messages that were acked, which are the first ones of a batch."""
+        found = [ack.offset for ack in acks if ack is not None]
+        if not found:
+            return set()
+        self._acked = True
+        offsets: defaultdict[int, list[int]] = defaultdict(list)
+        if by_key:
+            for key, offset in zip(batch.keys, found, strict=False):
+                offsets[self._stream.partition_of(key)].append(offset)
+        else:
+            offsets[batch.partition % self._stream.partitions] = found
+        if len(found) < len(batch.values):
+            batch = batch.without(range(len(found), len(batch.values)))
+        return self._recent.add(AckedBatch(batch, shared, by_key, offsets, time.monotonic()))
 
     # ------------------------------------------------------------------ losses
 
     async def look_for_losses(self) -> None:
         """Compare the ends of partitions with what was acked, where the API is known.
 
-        Raises:
-            StreamError: the stream is missing, read-only, or has another subject or number of
-                partitions. The next batch meets the same.
-            LiftbridgeError: what was lost could not be published again.
+        A `StreamError` is met by the next batch, too.
         """
         self._replaced = None
-        lost = await self._short()
+        if self._api is None:
+            return
+        ends = self._recent.ends
+        found = await asyncio.gather(
+            *(self._api.glance(self._stream.name, partition) for partition in ends)
+        )
+        # A broker that starts may think that it still leads a partition, and have fewer messages.
+        # Messages are then published once more than needed.
+        short = {
+            each.id for each in found if each is not None and each.newest_offset + 1 < ends[each.id]
+        }
         try:
-            await self._recover(lost, time.monotonic())
+            await self._recover(short)
         except StreamError as error:
             self._replaced = error
             raise
 
-    async def _short(self) -> dict[int, int]:
-        """Return the partitions that end before what was acked, and where they end.
-
-        A broker that starts may think that it still leads a partition, and have fewer messages.
-        Messages are then published once more than needed.
-        """
-        if self._api is None:
-            return {}
-        ends = self._recent.ends()
-        found = await asyncio.gather(
-            *(self._api.glance(self._stream.name, partition) for partition in ends)
-        )
-        return {
-            each.id: each.newest_offset + 1
-            for each in found
-            if each is not None and each.newest_offset + 1 < ends[each.id]
-        }
-
-    async def _recover(self, lost: Mapping[int, int], before: float) -> None:
-        """Publish again what the broker lost, and what followed it, until it loses nothing."""
+    async def _recover(self, lost: set[int]) -> None:
+        """Publish again what was acked lately, until the broker loses nothing meanwhile."""
         while lost:
             # A stream that was created again has lost all, too.
             await self._wake()
-            for place, offset in lost.items():
-                logger.warning(
-                    "stream %s, partition %d: the broker lost messages that it had acked, from "
-                    "offset %d on. Those of the last %d seconds are published again",
-                    self._stream.name,
-                    place,
-                    offset,
-                    SECONDS,
-                    extra={"stream": self._stream.name, "partition": place, "offset": offset},
-                )
-            again: dict[int, int] = {}
-            for source in self._recent.sources():
-                _merge(again, await self._recover_source(source, lost, before))
+            logger.warning(
+                "stream %s: the broker lost messages that it had acked, in the partitions %s. "
+                "Those of the last %d seconds are published again",
+                self._stream.name,
+                ", ".join(map(str, sorted(lost))),
+                SECONDS,
+                extra={"stream": self._stream.name},
+            )
+            again: set[int] = set()
+            for source in self._recent.begin_again():
+                again |= await self._publish_again(source)
             self._recent.shorten(lost)
-            lost, before = again, time.monotonic()
+            lost = again
 
-    async def _recover_source(
-        self, source: int, lost: Mapping[int, int], before: float
-    ) -> dict[int, int]:
-        """Publish again what is lost of one partition of the feed, in its order."""
-        found: dict[int, int] = {}
+    async def _publish_again(self, source: int) -> set[int]:
+        lost: set[int] = set()
         async with self._in_order[source]:
-            for place, offset in lost.items():
-                batches = self._recent.lost(source, place, offset, before)
-                left = deque(batches)
-                try:
-                    while left:
-                        _merge(found, await self._publish_again(left[0]))
-                        left.popleft()
-                except BaseException:
-                    self._recent.put_back(left)
-                    raise
-                if batches:
-                    self._on_recovered(sum(map(len, batches)))
-        return found
-
-    async def _publish_again(self, batch: AckedBatch) -> dict[int, int]:
-        acks = await self._until_acked(
-            batch.values,
-            batch.keys or None,
-            batch.headers or None,
-            shared=batch.shared,
-            # Otherwise the keys choose it again.
-            partition=batch.places if isinstance(batch.places, int) else None,
-            on_retry=self._on_retry,
-        )
-        offsets = [ack.offset for ack in acks if ack is not None]
-        return self._recent.add(replace(batch, offsets=offsets, acked=time.monotonic()))
+            left = deque(self._recent.take(source))
+            try:
+                while left:
+                    each = left[0]
+                    lost |= await self._until_acked(
+                        each.batch, each.shared, each.by_key, self._on_retry
+                    )
+                    self._on_recovered(len(left.popleft().batch.values))
+            except BaseException:
+                self._recent.put_back(left)
+                raise
+        return lost
 
     # ------------------------------------------------------------------ the stream
 
     async def check_stream(self) -> None:
-        """Look at the stream where the API is known, and wake paused partitions.
-
-        Raises:
-            StreamError: it is missing, read-only, or has another subject or number of partitions.
-            BrokerUnavailableError: no broker answered in time.
-        """
+        """Look at the stream where the API is known, and wake paused partitions."""
         if self._api is None:
             return
         name = self._stream.name
         found = await self._api.metadata(name)
-        check_same(self._stream, found.stream)
+        _check_same(self._stream, found.stream)
         for partition in found.partitions.values():
             if partition.readonly:
                 raise readonly(name, partition.id)
@@ -305,6 +320,16 @@ class AcknowledgedPublishing:
                 await self.check_stream()
 
 
-def _merge(lost: dict[int, int], more: Mapping[int, int]) -> None:
-    for place, offset in more.items():
-        lost[place] = min(offset, lost.get(place, offset))
+def _check_same(wanted: Stream, found: Stream) -> None:
+    """Raise `StreamError` when the broker knows the stream otherwise than a publisher does.
+
+    Messages would go to subjects that nobody stores, or all to one partition.
+    """
+    if (wanted.partitions, wanted.subject) != (found.partitions, found.subject):
+        raise StreamError(
+            f"it has {found.partitions} partitions and the subject {found.subject}, and the "
+            f"publisher was told {wanted.partitions} and {wanted.subject}: Stream({found.name!r}, "
+            f"{found.subject!r}, {found.partitions}), or --partitions {found.partitions} --subject "
+            f"{found.subject}",
+            stream=found.name,
+        )

@@ -17,23 +17,23 @@ from feedapi_client.liftbridge.liftbridge_errors import (
     LiftbridgeError,
     StreamError,
 )
-from feedapi_client.liftbridge.metadata import (
+from feedapi_client.liftbridge.stream_model import (
     ClusterMetadata,
     PartitionMetadata,
     cluster_metadata,
 )
 from feedapi_client.retry import Backoff, retry
 
-_MAX_MESSAGE = -1  # no limit: what a broker has stored can be read
 _CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", _MAX_MESSAGE),
-    ("grpc.max_send_message_length", _MAX_MESSAGE),
+    # No limit: what a broker has stored can be read.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-# One call. A broker that does not answer one of them may answer the next.
 _CALL_TIMEOUT = 10.0
+"""Seconds for one call. A broker that does not answer one of them may answer the next."""
 _RETRY_BASE_DELAY = 0.1
 _RETRY_MAX_DELAY = 1.0
 # What a broker answers while it starts, stops, or is not (yet, or any more) the leader.
@@ -51,26 +51,35 @@ _RETRIED = frozenset(
 _NOT_SERVED = ("partition leader", "has been closed", "was closed")
 # What it answers, with the status UNKNOWN, while its high watermark is above its newest message.
 _CAN_NOT_READ = "failed to read message"
-# What it answers to a new stream with encryption, where it has no key.
-_NO_KEY = "encryption handler"
 # What grpc says when it does not trust the broker.
 _WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
-NO_CURSORS = "the broker keeps no cursors: it needs the setting cursors.stream.partitions"
+# What a broker without a key answers to a new stream with encryption, as INTERNAL.
+_NO_KEY = "encryption handler"
 
 T = TypeVar("T")
 
 
+class AlreadyExistsError(LiftbridgeError):
+    """The stream exists. Handled by `LiftbridgeApi.create_stream`."""
+
+
+class StreamMissingError(StreamError):
+    """There is no such stream. Retried when it was there before."""
+
+
+class NotServedError(BrokerUnavailableError):
+    """The broker does not lead the partition, or it is paused."""
+
+
+class NoMessageError(BrokerUnavailableError):
+    """No message came within the caller's `idle_timeout`. Not retried."""
+
+
 class Brokers:
-    """The brokers of a cluster.
+    """The brokers of a cluster. A call is repeated for `timeout` seconds.
 
     A stream that was seen once and is missing is looked for again: a broker that starts answers
     before it knows its streams.
-
-    Arguments:
-        addresses: ``host:port`` of one or several brokers.
-        timeout: seconds for which a call is repeated.
-        credentials: makes the channels secure.
-        metadata: what is sent with every call.
     """
 
     def __init__(
@@ -78,33 +87,25 @@ class Brokers:
         addresses: Sequence[str],
         timeout: float,
         credentials: grpc.ChannelCredentials | None = None,
-        metadata: Sequence[tuple[str, str]] = (),
+        token: str | None = None,
     ) -> None:
         self.timeout = timeout
-        self.call_metadata = tuple(metadata)
-        self._addresses = list(addresses)
+        self.addresses = list(addresses)
+        self.call_metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._seen: set[str] = set()
 
     @property
-    def known_addresses(self) -> list[str]:
-        """The addresses that were given."""
-        return list(self._addresses)
-
-    @property
     def call_timeout(self) -> float:
-        """Seconds for one call."""
         return min(self.timeout, _CALL_TIMEOUT)
 
     async def close(self) -> None:
-        """Close all channels."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """Return the channel to a broker."""
         if address not in self._channels:
             if self._credentials is None:
                 self._channels[address] = grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS)
@@ -117,13 +118,9 @@ class Brokers:
     async def call(
         self, stream: str, method: str, request: Any, addresses: Sequence[str] | None = None
     ) -> Any:
-        """Call one broker after the other, and return the first response.
-
-        Raises:
-            LiftbridgeError: what `translate` makes of the last answer.
-        """
+        """Call one broker after the other, and return the first response."""
         failure: LiftbridgeError | None = None
-        for address in self._addresses if addresses is None else addresses:
+        for address in self.addresses if addresses is None else addresses:
             try:
                 return await self._call_one(address, method, request)
             except TimeoutError as error:
@@ -149,21 +146,16 @@ class Brokers:
             )
 
     async def call_all(self, stream: str, method: str, request: Any) -> Any:
-        """Repeat a call to all brokers for `timeout` seconds."""
         return await self.retry(lambda: self.call(stream, method, request))
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call for `timeout` seconds.
-
-        It fails while no broker answers, and while the leader is not the one of the metadata.
-        """
+        """Repeat a call while no broker answers, or the leader is not the one of the metadata."""
         backoff = self.backoff(deadline=time.monotonic() + self.timeout)
         return await retry(call, backoff, sleep=asyncio.sleep)
 
     def backoff(
         self, *, give_up_after: float | None = None, deadline: float | None = None
     ) -> Backoff:
-        """The pauses between calls."""
         return Backoff(
             base_delay=_RETRY_BASE_DELAY,
             max_delay=_RETRY_MAX_DELAY,
@@ -179,11 +171,6 @@ class Brokers:
     async def metadata(
         self, streams: Sequence[str] = (), groups: Sequence[str] = ()
     ) -> ClusterMetadata:
-        """Return what a broker says of the cluster; all streams when none is named.
-
-        Raises:
-            StreamError: a named stream is missing.
-        """
         request = api_pb2.FetchMetadataRequest(streams=streams, groups=groups)
         response = await self.call(", ".join(streams), "FetchMetadata", request)
         cluster = cluster_metadata(response)
@@ -193,16 +180,7 @@ class Brokers:
             self.remember(stream)
         return cluster
 
-    async def addresses(self) -> list[str]:
-        """Return the addresses of all brokers that the cluster lists."""
-        return [broker.address for broker in (await self.metadata()).brokers.values()]
-
     async def find(self, stream: str, partition: int) -> tuple[PartitionMetadata, ClusterMetadata]:
-        """Return a partition, without its offsets, and the cluster.
-
-        Raises:
-            StreamError: the stream or the partition is missing.
-        """
         cluster = await self.metadata([stream])
         found = cluster.streams[stream].partitions.get(partition)
         if found is None:
@@ -210,38 +188,21 @@ class Brokers:
         return found, cluster
 
     async def leader(self, stream: str, partition: int) -> str:
-        """Return the address of a partition's leader.
-
-        Raises:
-            BrokerUnavailableError: it has no leader at the moment.
-        """
         found, cluster = await self.find(stream, partition)
         if found.leader not in cluster.brokers:
             raise BrokerUnavailableError(f"stream {stream}: partition {partition} has no leader")
         return cluster.brokers[found.leader].address
 
-    async def replica(self, stream: str, partition: int) -> str:
-        """Return the address of an in-sync replica, where there is one that is not the leader."""
-        found, cluster = await self.find(stream, partition)
-        others = [id for id in found.isr if id in cluster.brokers and id != found.leader]
-        if not others:
-            return await self.leader(stream, partition)
-        return cluster.brokers[others[0]].address
-
     def remember(self, stream: str) -> None:
-        """Look for the stream for `timeout` seconds when it is missing later."""
         self._seen.add(stream)
 
     def has_seen(self, stream: str) -> bool:
-        """Whether the stream was there before."""
         return stream in self._seen
 
     def forget(self, stream: str) -> None:
-        """Stop looking for a stream that is missing."""
         self._seen.discard(stream)
 
     def translate(self, stream: str, error: grpc.aio.AioRpcError) -> LiftbridgeError:
-        """Return the error that says what a broker answered."""
         code, details = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.ALREADY_EXISTS:
             return AlreadyExistsError(details)
@@ -249,32 +210,11 @@ class Brokers:
             if "deleted" in details:
                 self.forget(stream)
             return StreamMissingError(details, stream=stream)
-        if _NO_KEY in details:
-            return LiftbridgeError(
-                f"stream {stream}: the broker has no key to encrypt with (LIFTBRIDGE_ENCRYPTION_KEY"
-                f" in its environment): {details}"
-            )
         if _WRONG_CERTIFICATE in details:
             return LiftbridgeError(f"the certificate of the broker is not trusted ({details})")
-        if code in _RETRIED or _CAN_NOT_READ in details:
-            kind = NotServedError if any(text in details for text in _NOT_SERVED) else None
-            return (kind or BrokerUnavailableError)(
+        if (code in _RETRIED and _NO_KEY not in details) or _CAN_NOT_READ in details:
+            is_served = not any(text in details for text in _NOT_SERVED)
+            return (BrokerUnavailableError if is_served else NotServedError)(
                 f"stream {stream}: the broker answered {code.name} ({details})"
             )
         return LiftbridgeError(f"stream {stream}: the broker refused with {code.name} ({details})")
-
-
-class AlreadyExistsError(LiftbridgeError):
-    """The stream exists. Handled by `LiftbridgeApi.create_stream`."""
-
-
-class StreamMissingError(StreamError):
-    """There is no such stream. Retried when it was there before."""
-
-
-class NotServedError(BrokerUnavailableError):
-    """The broker does not lead the partition, or it is paused."""
-
-
-class NoMessageError(BrokerUnavailableError):
-    """No message came within the caller's `idle_timeout`. Not retried."""

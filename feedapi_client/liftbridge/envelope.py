@@ -10,13 +10,14 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
 
 import google_crc32c
 from google.protobuf.message import DecodeError
 
 from feedapi_client.liftbridge.liftbridge_errors import EnvelopeError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.stream_name import ANY_OFFSET
+from feedapi_client.liftbridge.stream_model import ANY_OFFSET
 
 MAGIC = b"\xb9\x0e\x43\xb4"
 VERSION = 0
@@ -27,6 +28,8 @@ _CRC_FLAG = 0x01
 _USUAL_ACK = MAGIC + bytes([VERSION, _HEADER.size, 0, 1])
 _to_ack = Ack.FromString
 _RESERVED_HEADERS = frozenset({"subject", "reply"})
+
+T = TypeVar("T", Message, Ack)
 
 
 class MsgType(IntEnum):
@@ -98,22 +101,14 @@ class Envelope:
         return decode(data, expected)
 
     def message(self) -> Message:
-        """Return the payload as a published `Message`.
-
-        Raises:
-            EnvelopeError: the envelope is of another type, or its payload is no valid protobuf.
-        """
+        """Return the payload as a published `Message`. Raises `EnvelopeError`: it is none."""
         _check_type(self.type, MsgType.PUBLISH)
-        return parse_message(self.payload)
+        return _parse(Message, self.payload)
 
     def ack(self) -> Ack:
-        """Return the payload as an `Ack`.
-
-        Raises:
-            EnvelopeError: the envelope is of another type, or its payload is no valid protobuf.
-        """
+        """Return the payload as an `Ack`. Raises `EnvelopeError`: it is none."""
         _check_type(self.type, MsgType.ACK)
-        return parse_ack(self.payload)
+        return _parse(Ack, self.payload)
 
 
 def encode(
@@ -157,23 +152,37 @@ def decode(data: bytes, expected: int | None = None) -> Envelope:
     Raises:
         EnvelopeError: the data is no such envelope. Its `check` names the check that failed.
     """
-    payload, flags, number = _unpack(data)
+    if len(data) < _HEADER.size:
+        raise EnvelopeError(
+            f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length"
+        )
+    magic, version, header, flags, number = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise EnvelopeError(f"it does not start with {MAGIC.hex()}", check="magic")
+    if version != VERSION:
+        raise EnvelopeError(f"version {version} is not {VERSION}", check="version")
+    if not _HEADER.size <= header <= len(data):
+        raise EnvelopeError(
+            f"a header length of {header} in {len(data)} bytes", check="header length"
+        )
+    payload, has_crc = bytes(data[header:]), bool(flags & _CRC_FLAG)
+    if has_crc and header != _HEADER_WITH_CRC.size:
+        raise EnvelopeError(
+            f"with a checksum the header length is {_HEADER_WITH_CRC.size}, not {header}",
+            check="checksum header",
+        )
+    if has_crc and (sent := int.from_bytes(data[8:12], "big")) != (found := crc32c(payload)):
+        raise EnvelopeError(f"CRC-32C is {found:08x}, the header says {sent:08x}", check="checksum")
     if expected is not None:
         _check_type(number, expected)
-    return Envelope(
-        _TYPES[number] if number < len(_TYPES) else number, payload, bool(flags & _CRC_FLAG)
-    )
+    return Envelope(_TYPES[number] if number < len(_TYPES) else number, payload, has_crc)
 
 
 def decode_message(data: bytes) -> Message:
-    """Return the `Message` in an envelope. Raises `EnvelopeError`."""
-    payload, _, number = _unpack(data)
-    _check_type(number, MsgType.PUBLISH)
-    return parse_message(payload)
+    return decode(data, MsgType.PUBLISH).message()
 
 
 def decode_ack(data: bytes) -> Ack:
-    """Return the `Ack` in an envelope. Raises `EnvelopeError`."""
     if data[:8] == _USUAL_ACK:
         # Skips the general checks for the header that brokers send, which has no checksum: a
         # publisher decodes a hundred thousand of them a second.
@@ -181,25 +190,15 @@ def decode_ack(data: bytes) -> Ack:
             return _to_ack(data[8:])
         except DecodeError:
             pass  # the general path below tells of it
-    payload, _, number = _unpack(data)
-    _check_type(number, MsgType.ACK)
-    return parse_ack(payload)
+    return decode(data, MsgType.ACK).ack()
 
 
-def parse_message(payload: bytes) -> Message:
-    """Return a `Message` from protobuf. Raises `EnvelopeError`."""
+def _parse(kind: type[T], payload: bytes) -> T:
     try:
-        return Message.FromString(payload)
+        return kind.FromString(payload)
     except DecodeError as error:
-        raise _invalid_payload("Message", payload) from error
-
-
-def parse_ack(payload: bytes) -> Ack:
-    """Return an `Ack` from protobuf. Raises `EnvelopeError`."""
-    try:
-        return Ack.FromString(payload)
-    except DecodeError as error:
-        raise _invalid_payload("Ack", payload) from error
+        text = f"the payload of {len(payload)} bytes is no valid {kind.DESCRIPTOR.name}"
+        raise EnvelopeError(text, check="payload") from error
 
 
 BytesLike = bytes | bytearray | memoryview
@@ -210,13 +209,7 @@ class MessageEncoder:
     """Encodes the messages of one publish call into envelopes.
 
     The fields that all messages share are serialized once. Protobuf merges concatenated messages,
-    so each message is the shared bytes followed by its own fields.
-
-    Arguments:
-        shared: the fields that all messages have.
-        expected_offset: the offset that the first message must get, counted up for each further
-            one; or `ANY_OFFSET`.
-        crc: whether envelopes have a checksum.
+    so each message is the shared bytes followed by its own fields. An expected offset counts up.
     """
 
     def __init__(self, shared: Message, expected_offset: int, *, crc: bool) -> None:
@@ -235,12 +228,6 @@ class MessageEncoder:
         headers: Mapping[str, bytes] | None,
         correlation_id: str,
     ) -> bytes:
-        """Return one message in its envelope.
-
-        Raises:
-            ValueError: a header has a name that the broker overwrites.
-            TypeError: the value has no bytes.
-        """
         own = self._own
         own.Clear()
         own.value = as_bytes(value)
@@ -279,48 +266,9 @@ def as_bytes(value: BytesLike) -> bytes:
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C (Castagnoli) of `data`."""
     return google_crc32c.value(data)  # type: ignore[no-any-return]
-
-
-def _unpack(data: bytes) -> tuple[bytes, int, int]:
-    """Return payload, flags and type, after all checks except the one of the type."""
-    if len(data) < _HEADER.size:
-        raise EnvelopeError(
-            f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length"
-        )
-    magic, version, header, flags, number = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise EnvelopeError(f"it does not start with {MAGIC.hex()}", check="magic")
-    if version != VERSION:
-        raise EnvelopeError(f"version {version} is not {VERSION}", check="version")
-    if not _HEADER.size <= header <= len(data):
-        raise EnvelopeError(
-            f"a header length of {header} in {len(data)} bytes", check="header length"
-        )
-    payload = bytes(data[header:])
-    if flags & _CRC_FLAG:
-        _check_crc(data, header, payload)
-    return payload, flags, number
-
-
-def _check_crc(data: bytes, header: int, payload: bytes) -> None:
-    if header != _HEADER_WITH_CRC.size:
-        raise EnvelopeError(
-            f"with a checksum the header length is {_HEADER_WITH_CRC.size}, not {header}",
-            check="checksum header",
-        )
-    expected, found = int.from_bytes(data[_HEADER.size : header], "big"), crc32c(payload)
-    if expected != found:
-        raise EnvelopeError(
-            f"CRC-32C is {found:08x}, the header says {expected:08x}", check="checksum"
-        )
 
 
 def _check_type(number: int, expected: int) -> None:
     if number != expected:
         raise EnvelopeError(f"type {number}, not {int(expected)}", check="type")
-
-
-def _invalid_payload(kind: str, payload: bytes) -> EnvelopeError:
-    return EnvelopeError(f"the payload of {len(payload)} bytes is no valid {kind}", check="payload")

@@ -20,10 +20,8 @@ Relay                0.63, 0.49, 0.52, 0.53  1.03, 0.77, 0.94, 0.84  11.3 to 13.
 The goal for the relay is 0.85. One half alone is not enough: in the second run the relay reached
 0.65 with only the acks, and 0.51 with only the publishes.
 
-How to remove it: delete this module, its import and its one call in `nats_publisher.py`, its test,
-and what switches it off in `tests/liftbridge/test_publisher.py` and in the benchmark. Everything
-works without it. `install_fast_path` checks for the attributes that it needs, and does nothing when
-this version of nats-py lacks one of them.
+Everything works without it: `install_fast_path` does nothing when this version of nats-py lacks an
+attribute that it needs.
 """
 
 from __future__ import annotations
@@ -50,9 +48,6 @@ def install_fast_path(
     """Take over the messages of the subscription `acks`, and return the fast writer.
 
     Returns None, and changes nothing, when this version of nats-py lacks a needed attribute.
-
-    Arguments:
-        on_acks: called with the payloads of several messages at once, in the order of arrival.
     """
     if (
         type(getattr(client, "_ps", None)) is not Parser
@@ -81,7 +76,6 @@ class AckParser(Parser):
         super().reset()
 
     async def parse(self, data: bytes = b"") -> None:
-        """Process received bytes."""
         if self.state == AWAITING_CONTROL_LINE and not self.buf:
             data = self._take_acks(self._rest + data)
             while line := _line_without_payload(data):
@@ -133,8 +127,6 @@ def _line_without_payload(data: bytes) -> int:
 
 
 class FramedWriter(MessageWriter):
-    """Frames publishes itself and sends those of one batch in one write."""
-
     batch_size = 128
 
     def __init__(self, client: Client) -> None:
@@ -154,7 +146,6 @@ class FramedWriter(MessageWriter):
         self._messages += 1
 
     async def flush(self) -> None:
-        """Send the messages that were kept."""
         if not self._messages:
             return
         data, messages = b"".join(self._frames), self._messages

@@ -22,14 +22,12 @@ SNAPSHOT = "feedapi-snapshot"
 """The offset from which a relay has to read to know all positions."""
 POSITIONS = "feedapi-positions"
 """JSON: the feed's key, and positions by partition. They are valid when the attempt is complete."""
-
 QUERY = "feedapi-query"
 """The id of the Spark query that wrote the message."""
 BATCH = "feedapi-batch"
 """The number of the query's micro-batch."""
 ROW = "feedapi-row"
 """The number of the row within the micro-batch."""
-
 
 _MOST = 2**63 - 1
 """The largest offset. int() refuses more than 4,300 digits, with an error of its own."""
@@ -43,7 +41,6 @@ def number_header(message: Message, name: str) -> int | None:
 
 
 def text_header(message: Message, name: str) -> str:
-    """Return a header as text; an empty string when it is missing."""
     return message.headers[name].decode(errors="replace") if name in message.headers else ""
 
 

@@ -34,23 +34,23 @@ from feedapi_client.liftbridge.liftbridge_errors import (
     RelayFencedError,
     StreamError,
     StreamGapError,
+    StreamReadonlyError,
 )
+from feedapi_client.liftbridge.message_publisher import LedgerPublisher
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd
 from feedapi_client.liftbridge.stream_format import (
     MESSAGE_BYTES,
     MOST_BYTES,
-    VERSION,
     Attempt,
+    AttemptAssembler,
     MessageFormat,
+    Row,
     SavedPositions,
-    SettledAttempts,
+    message_bytes,
     place_in_attempt,
+    positions_rows,
 )
-from feedapi_client.liftbridge.stream_name import Stream
-from feedapi_client.liftbridge.stream_options import SNAPSHOT_MESSAGES
-from feedapi_client.liftbridge.stream_publisher import StreamPublisher
-from feedapi_client.liftbridge.stream_rows import Row, message_bytes, positions_rows
+from feedapi_client.liftbridge.stream_model import SNAPSHOT_MESSAGES, PartitionMetadata, Stream
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.retry import Backoff, retry
 
@@ -62,8 +62,10 @@ _FIRST_TIMEOUT = 3.0
 _WINDOW_GROWTH = 16
 _RETRY_BASE_DELAY = 0.02
 _RETRY_MAX_DELAY = 1.0
-_SMALLEST_LIMIT = 4096
 _NANOSECONDS = 1e9
+_IMPOSSIBLE_OFFSET = 2**62
+# While replicas catch up, messages are hidden for a moment.
+_COMMITTED_AFTER = 0.2
 _RETRIED = (
     IncorrectOffsetError,
     AckTimeoutError,
@@ -81,20 +83,168 @@ _WAY_OUT = (
 _LOST_AFTER = 10.0
 
 
+async def writable(api: LiftbridgeApi, stream: str, partition: int) -> PartitionMetadata:
+    """Wake a partition where it is paused. Raises `StreamReadonlyError`: it takes no messages."""
+    found = await api.resume_partition(stream, partition)
+    if found.readonly:
+        raise readonly(stream, partition)
+    return found
+
+
+def readonly(stream: str, partition: int) -> StreamReadonlyError:
+    return StreamReadonlyError(
+        f"partition {partition} is read-only: nothing can be relayed to it", stream=stream
+    )
+
+
+async def reveal_newest(
+    publisher: LedgerPublisher, api: LiftbridgeApi, stream: Stream | str, *, partition: int = 0
+) -> bool:
+    """Let readers see the newest messages of a partition after its broker crashed.
+
+    A broker that starts lets nobody read them until something is appended. Appends a message
+    without content (header ``feedapi-format: no-op``), with the next offset as its expected one,
+    when that is so; after the broker lost messages as many as it takes. A relay that is exactly
+    once does this by itself.
+
+    Returns: whether a message was appended.
+
+    Raises:
+        PublishError: it could not be appended, or somebody else has just appended one.
+        StreamError: the stream is missing or read-only.
+        BrokerUnavailableError: no broker answered in time.
+    """
+    target = Stream(stream) if isinstance(stream, str) else stream
+    return (await StreamEnd(publisher, api, target, partition).find()).appended
+
+
+@dataclass(frozen=True, slots=True)
+class EndOffsets:
+    """The newest offset that can be read, -1 where there is none; and that of the next message."""
+
+    newest: int
+    next: int
+    appended: bool = False
+
+
+class StreamEnd:
+    """The end of a partition with optimistic concurrency control. Each method tries once.
+
+    `written_to` is the offset after the newest message that was acked, as far as is known. Where
+    the partition ends before it, nothing is appended: the broker lost messages, or it does not know
+    yet that it no longer leads the partition.
+    """
+
+    def __init__(
+        self, publisher: LedgerPublisher, api: LiftbridgeApi, stream: Stream, partition: int
+    ) -> None:
+        self._publisher = publisher
+        self._api = api
+        self._stream = stream
+        self._partition = partition
+
+    async def find(self, written_to: int = 0, *, extend: bool = False) -> EndOffsets:
+        """Return the end of the partition, when all up to it can be read.
+
+        A broker that starts knows an old high watermark, above which nothing can be read, and
+        raises it when something is appended. When it is too low, a message without content is
+        appended. It has the next offset as its expected one, so it can't come between the messages
+        of another relay unnoticed. With `extend` it is appended in any case.
+        """
+        for pause in (0.0, _COMMITTED_AFTER):
+            await asyncio.sleep(pause)
+            found = await writable(self._api, self._stream.name, self._partition)
+            if not extend and _needs_no_message(found, written_to):
+                return EndOffsets(found.newest_offset, found.newest_offset + 1)
+            if extend:
+                break
+        # A broker that lost messages may have a high watermark above its newest message, and then
+        # lets nobody read until it has as many messages as before.
+        count = max(1, found.high_watermark - found.newest_offset)
+        await self._publisher.publish_many(
+            self._stream,
+            [b""] * count,
+            partition=self._partition,
+            ack_policy=AckPolicy.ALL,
+            expected_offset=found.newest_offset + 1,
+            headers={FORMAT: b"no-op"},
+        )
+        newest = found.newest_offset + count
+        return EndOffsets(newest, newest + 1, appended=True)
+
+    async def visible(self) -> EndOffsets:
+        """Return the newest offset that can be read, and the next one. Appends nothing.
+
+        Nothing can be read while a high watermark is above the newest message, after a loss.
+        """
+        for pause in (0.0, _COMMITTED_AFTER):
+            await asyncio.sleep(pause)
+            found = await self._api.resume_partition(self._stream.name, self._partition)
+            if found.high_watermark == found.newest_offset:
+                break
+        is_readable = found.high_watermark <= found.newest_offset
+        return EndOffsets(found.high_watermark if is_readable else -1, found.newest_offset + 1)
+
+    async def hides(self, written_to: int) -> bool:
+        """Whether the newest messages can't be read, as far as a broker answers at once."""
+        for pause in (0.0, _COMMITTED_AFTER):
+            await asyncio.sleep(pause)
+            found = await self._api.glance(self._stream.name, self._partition)
+            if found is None or _needs_no_message(found, written_to):
+                return False
+        return True
+
+    async def require_concurrency_control(self) -> None:
+        """Raise `StreamError` when the stream does not check offsets.
+
+        A second relay would not be noticed. The probe is a message with an impossible offset.
+        """
+        await writable(self._api, self._stream.name, self._partition)
+        if not await self._refuses_offset(b""):
+            raise StreamError(
+                "it has no optimistic concurrency control, without which nothing is exactly once",
+                stream=self._stream.name,
+            )
+
+    async def takes(self, size: int) -> bool:
+        """Whether the broker takes a value of so many bytes. Nothing is stored.
+
+        A broker looks at the size of a message before its offset, which is an impossible one here.
+        """
+        try:
+            return await self._refuses_offset(bytes(size))
+        except MessageTooLargeError:
+            return False
+
+    async def _refuses_offset(self, value: bytes) -> bool:
+        try:
+            await self._publisher.publish_many(
+                self._stream,
+                [value],
+                partition=self._partition,
+                expected_offset=_IMPOSSIBLE_OFFSET,
+                headers={FORMAT: b"probe"},
+            )
+        except IncorrectOffsetError:
+            return True
+        return False
+
+
+def _needs_no_message(found: PartitionMetadata, written_to: int) -> bool:
+    """Whether all can be read, or nothing may be appended."""
+    is_short = found.newest_offset + 1 < written_to
+    return is_short or found.high_watermark == found.newest_offset
+
+
 @dataclass(slots=True)
 class StreamState:
     """What is known of a partition of a stream.
 
     Attributes:
-        next_offset: the offset that the next message will get.
         snapshot: the offset from which all positions can be read.
-        snapshot_time: when that was written, in seconds since 1970.
-        bytes_since: bytes that were written after it, about.
-        version: the version of the format of what was read; `VERSION` for a new stream.
+        bytes_since: bytes that were written after the snapshot, about.
         owner: whose positions these are, by the id of the key.
-        key: the key itself, where it is known.
-        named: whether the stream names it.
-        positions: the positions by partition of the feed.
+        named: whether the stream names the key.
         lost_from: the end of the stream, while that is before `next_offset`.
     """
 
@@ -102,7 +252,6 @@ class StreamState:
     snapshot: int = 0
     snapshot_time: float = field(default_factory=time.time)
     bytes_since: int = 0
-    version: int = VERSION
     owner: str | None = None
     key: FeedKey | None = None
     named: bool = False
@@ -110,17 +259,8 @@ class StreamState:
     lost_from: int | None = None
     _short_since: float = 0.0
 
-    def wrote(self, count: int) -> None:
-        """Count messages that were acked."""
-        self.next_offset += count
-        self.lost_from = None
-
     def check_end(self, end: int, stream: str) -> None:
-        """Compare with the offset of the next message, according to a broker.
-
-        Raises:
-            StreamGapError: it has been too low for some seconds.
-        """
+        """Compare with the broker's next offset; an error when it was too low for some seconds."""
         if end >= self.next_offset:
             self.lost_from = None
             return
@@ -132,7 +272,6 @@ class StreamState:
             self.raise_if_lost(stream)
 
     def raise_if_lost(self, stream: str) -> None:
-        """Raise `StreamGapError` when the stream ended before `next_offset`."""
         if self.lost_from is not None:
             raise StreamGapError(
                 f"the broker lost the messages from offset {self.lost_from} on, which it had "
@@ -144,21 +283,17 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPolicy:
-    """When all positions are written again: after so many messages, bytes, or seconds."""
-
     every: int
     bytes: int
     seconds: float
 
     def is_due(self, state: StreamState) -> bool:
-        """Whether a snapshot is to be written."""
         if not state.positions:
             return False
         # Not so often that most of the stream is snapshots, and as often as its retention needs.
         seldom = min(len(state.positions), SNAPSHOT_MESSAGES)
         return (
-            state.version < VERSION
-            or state.next_offset - state.snapshot >= max(self.every, seldom)
+            state.next_offset - state.snapshot >= max(self.every, seldom)
             or state.bytes_since >= self.bytes
             or time.time() - state.snapshot_time >= self.seconds
         )
@@ -167,17 +302,12 @@ class SnapshotPolicy:
 class Ledger:
     """One partition of a stream with optimistic concurrency control.
 
-    Attributes:
-        stream: the stream.
-        state: what is known of it.
-        give_up_after: seconds for which a broker that is away is waited for; None: without end.
-
     Concurrency: one call at a time, but `hides_messages`.
     """
 
     def __init__(
         self,
-        publisher: StreamPublisher,
+        publisher: LedgerPublisher,
         api: LiftbridgeApi,
         stream: Stream,
         partition: int,
@@ -193,8 +323,7 @@ class Ledger:
         self._end = StreamEnd(publisher, api, stream, partition)
         self._writer_id = secrets.token_hex(8)
         self._attempt_number = 0
-        self._attempts_read = SettledAttempts()
-        self._limit: int | None = None
+        self._attempts_read = AttemptAssembler()
         self._checks_offsets = False
         # Whether something was sent whose fate is unknown: the end has to be looked up first.
         self._unsure = False
@@ -203,99 +332,26 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        """The bytes of the largest message, as far as is known."""
-        own = self._publisher.message_limit
-        return own if self._limit is None else min(self._limit, own)
+        return self._publisher.message_limit
 
     async def read(self, *, look_only: bool = False) -> None:
-        """Read all positions into `state`.
+        """Read all positions into `state`. With `look_only` nothing is appended.
 
-        Arguments:
-            look_only: append nothing. Messages that a broker hides after a crash are not read; that
-                is a warning. Without it, a message is appended where need be, and another one is
-                sent that the stream has to refuse.
-
-        Raises:
-            StreamError: the stream is missing, read-only, has no concurrency control, or holds only
-                what no relay wrote. Nothing is appended then.
-            StreamGapError: messages that are needed are gone.
-            BrokerUnavailableError, PublishError: no broker answered for `give_up_after` seconds.
+        Messages that a broker hides after a crash are then not read; that is a warning. Without it,
+        a message is appended where need be, and one is sent that the stream has to refuse.
         """
         read = partial(self._read, look_only=look_only)
         await retry(read, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry)
 
-    async def write(self, rows: list[Row]) -> None:
+    async def write(self, rows: list[Row], *, is_snapshot: bool = False) -> None:
         """Write the rows as one attempt, which is complete in the stream when this returns.
 
         Raises:
-            RelayFencedError: another relay wrote to the stream. So does each further write, until
-                the stream is read again.
-            MessageTooLargeError: a row is too large; `index` says which. Nothing counts of the
-                attempt, and another one may be written.
-            StreamError: it is longer than readers keep. Nothing is written.
-            StreamGapError: the broker lost messages that it had acked.
+            RelayFencedError: another relay wrote to the stream. So does each further write.
+            MessageTooLargeError: nothing counts of the attempt, and another one may be written.
             PublishError, BrokerUnavailableError: no success for `give_up_after` seconds. The
                 attempt may be complete or not.
         """
-        await self._write(rows, is_snapshot=False)
-
-    async def write_positions(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, is_snapshot: bool = False
-    ) -> None:
-        """Write positions, in as many messages as the limit of the broker asks for."""
-        while True:
-            rows = positions_rows(feed, positions, self.limit)
-            try:
-                return await self._write(rows, is_snapshot=is_snapshot)
-            except MessageTooLargeError:
-                # NATS behind the broker, or the broker, takes less than was known.
-                if len(rows) >= len(positions) or self.limit <= _SMALLEST_LIMIT:
-                    raise
-                self._limit = self.limit // 2
-
-    async def write_snapshot_if_due(self, feed: FeedKey) -> bool:
-        """Write all positions again when it is time; return whether it was."""
-        if not self._snapshots.is_due(self.state):
-            return False
-        await self.write_snapshot(feed, self.state.positions)
-        return True
-
-    async def write_snapshot(self, feed: FeedKey, positions: Mapping[int, Position]) -> None:
-        """Write all positions, after which nothing before them is needed."""
-        await self.write_positions(feed, positions, is_snapshot=True)
-
-    async def skip_to_end(self) -> None:
-        """Forget what is left of a stream whose positions are gone, and go on at its end."""
-        await self._require_checked_offsets()
-        end = await self._end.extend()
-        self.state = StreamState(end.next, end.next)
-        self._attempts_read, self._unsure, self._fenced = SettledAttempts(), False, None
-
-    def raise_if_lost(self) -> None:
-        """Raise `StreamGapError` when the broker lost messages that it had acked."""
-        self.state.raise_if_lost(self.stream.name)
-
-    async def hides_messages(self) -> bool:
-        """Whether readers can't see the newest messages, as far as a broker answers at once."""
-        return not self._unsure and await self._end.hides(self.state.next_offset)
-
-    async def reveal(self) -> bool:
-        """Append a message without content, so that readers see all before it, if need be."""
-        # The next write finds out that its offset was taken, also when no ack comes.
-        return await self._end.reveal(self.state.next_offset)
-
-    async def takes(self, size: int) -> bool:
-        """Whether the broker takes a value of so many bytes. Nothing is stored.
-
-        Raises:
-            PublishError, BrokerUnavailableError: no broker answered for `give_up_after` seconds.
-        """
-        ask = partial(self._end.takes, size)
-        return await retry(ask, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry)
-
-    # ------------------------------------------------------------------ writing
-
-    async def _write(self, rows: list[Row], *, is_snapshot: bool) -> None:
         if self._fenced is not None:
             raise self._fenced
         size = sum(message_bytes(row.value, row.key, row.headers) for row in rows)
@@ -317,7 +373,8 @@ class Ledger:
                 return
             start, self._unsure = self.state.next_offset, True
             await self._publish(rows, attempt, is_snapshot=is_snapshot)
-            self.state.wrote(len(rows))
+            self.state.next_offset += len(rows)
+            self.state.lost_from = None
 
         await retry(
             look_up_and_write, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry
@@ -326,9 +383,42 @@ class Ledger:
         state = self.state
         if is_snapshot:
             state.snapshot, state.snapshot_time = start, time.time()
-            state.bytes_since, state.version = 0, VERSION
+            state.bytes_since = 0
         else:
             state.bytes_since += size
+
+    async def write_positions(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, is_snapshot: bool = False
+    ) -> None:
+        """Write positions; after a snapshot, of all, nothing before it is needed."""
+        rows = positions_rows(feed, positions, self.limit)
+        await self.write(rows, is_snapshot=is_snapshot)
+
+    async def write_snapshot_if_due(self, feed: FeedKey) -> bool:
+        if not self._snapshots.is_due(self.state):
+            return False
+        await self.write_positions(feed, self.state.positions, is_snapshot=True)
+        return True
+
+    async def skip_to_end(self) -> None:
+        """Forget what is left of a stream whose positions are gone, and go on at its end."""
+        await self._require_checked_offsets()
+        end = await self._end.find(extend=True)
+        self.state = StreamState(end.next, end.next)
+        self._attempts_read, self._unsure, self._fenced = AttemptAssembler(), False, None
+
+    async def hides_messages(self) -> bool:
+        """Whether readers can't see the newest messages, as far as a broker answers at once."""
+        return not self._unsure and await self._end.hides(self.state.next_offset)
+
+    async def reveal(self) -> bool:
+        """Append a message without content, so that readers see all before it, if need be."""
+        # The next write finds out that its offset was taken, also when no ack comes.
+        return (await self._end.find(self.state.next_offset)).appended
+
+    async def takes(self, size: int) -> bool:
+        ask = partial(self._end.takes, size)
+        return await retry(ask, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry)
 
     async def _publish(self, rows: list[Row], attempt: str, *, is_snapshot: bool) -> None:
         offset = self.state.next_offset
@@ -380,7 +470,7 @@ class Ledger:
     # ------------------------------------------------------------------ reading
 
     async def _read(self, *, look_only: bool) -> None:
-        self._attempts_read = SettledAttempts()
+        self._attempts_read = AttemptAssembler()
         # Nothing may be appended to a stream that turns out to be no ledger.
         end = await self._end.visible()
         snapshot = await self._look_for_snapshot(end)
@@ -389,13 +479,21 @@ class Ledger:
             seen, end = end, await self._end.find()
             if snapshot is None:
                 # Are they gone, or is the broker slow? What is appended can be read for certain.
-                end = await self._end.extend()
+                end = await self._end.find(extend=True)
             if snapshot is None or seen != end:
                 snapshot = await self._find_snapshot(end, _READ_TIMEOUT)
         elif snapshot is None:
             raise self._emptied(end.next)
         elif end.newest + 1 < end.next:
-            self._warn_of_hidden(end)
+            logger.warning(
+                "stream %s: the messages from offset %d to %d can't be read before its relay "
+                "starts, which is usual after a crash of the broker. The positions are those "
+                "before them",
+                self.stream.name,
+                end.newest + 1,
+                end.next - 1,
+                extra={"stream": self.stream.name, "offset": end.newest + 1},
+            )
         self.state = StreamState(snapshot, snapshot)
         first = True
         async with aclosing(self._attempts_until(end)) as attempts:
@@ -408,20 +506,9 @@ class Ledger:
         self._unsure, self._fenced = False, None
 
     async def _require_checked_offsets(self) -> None:
-        """Raise `StreamError` unless the stream checks offsets. Asks once, by a message."""
         if not self._checks_offsets:
             await self._end.require_concurrency_control()
             self._checks_offsets = True
-
-    def _warn_of_hidden(self, end: EndOffsets) -> None:
-        logger.warning(
-            "stream %s: the messages from offset %d to %d can't be read before its relay starts, "
-            "which is usual after a crash of the broker. The positions are those before them",
-            self.stream.name,
-            end.newest + 1,
-            end.next - 1,
-            extra={"stream": self.stream.name, "offset": end.newest + 1},
-        )
 
     def _apply(self, saved: SavedPositions) -> None:
         state = self.state
@@ -431,14 +518,12 @@ class Ledger:
         if saved.key is not None:
             state.key = FeedKey(saved.key.url, saved.key.name, saved.key.filters)
             state.named = True
-        state.version = saved.version
         for partition, position in saved.decoded().items():
             known = state.positions.get(partition)
             if known is None or known.revision <= position.revision:
                 state.positions[partition] = position
 
     async def _look_for_snapshot(self, end: EndOffsets) -> int | None:
-        """Return what `_find_snapshot` does; None when no message comes within seconds."""
         try:
             return await self._find_snapshot(end, _FIRST_TIMEOUT)
         except NoMessageError:
@@ -449,15 +534,10 @@ class Ledger:
 
         The last complete attempt of a relay says it. The search reads a growing part of the
         stream's end until it finds one.
-
-        Raises:
-            NoMessageError: no message came within `timeout` seconds.
-            StreamGapError: the beginning of the stream is gone, and the rest does not say it.
-            StreamError: no relay wrote any of the messages.
         """
         size, start = 1, end.newest
         while end.newest >= 0:
-            attempts, found = SettledAttempts(), None
+            attempts, found = AttemptAssembler(), None
             first: int | None = None
             foreign: int | None = None
             has_begun = False
@@ -499,12 +579,7 @@ class Ledger:
         )
 
     async def _find_complete(self, tried: str) -> bool:
-        """Read on to the end of the stream; True when the attempt `tried` is complete there.
-
-        Raises:
-            RelayFencedError: another relay completed an attempt.
-            StreamError: the stream is missing, read-only, or incomplete.
-        """
+        """Read on to the end of the stream; True when the attempt `tried` is complete there."""
         found, end = False, await self._end.find(self.state.next_offset)
         self.state.check_end(end.next, self.stream.name)
         async with aclosing(self._attempts_until(end)) as attempts:
@@ -521,7 +596,6 @@ class Ledger:
         return found
 
     async def _attempts_until(self, end: EndOffsets) -> AsyncGenerator[Attempt, None]:
-        """Return the complete attempts between the offset read last and the end of the stream."""
         state = self.state
         messages = self._messages(state.next_offset, end.newest, _READ_TIMEOUT)
         async with aclosing(messages):

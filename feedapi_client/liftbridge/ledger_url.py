@@ -7,7 +7,7 @@ is the same over TLS. The query may hold ``partition``, ``replicas`` (of a new s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,9 @@ import grpc
 
 from feedapi_client.arguments import environment_value
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
-from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.envelope import AckPolicy, BytesLike
+from feedapi_client.liftbridge.messages_pb2 import Ack
+from feedapi_client.liftbridge.stream_model import ANY_OFFSET, REPLICATION_LIMIT, Stream
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 
 # Messages leave out what looks like a URL: it may hold a password.
@@ -35,80 +35,83 @@ def open_ledger(
     """Return the store that a URL names, to be opened; with `create` a missing stream is created.
 
     Raises:
-        ValueError: it is no such URL, or a file or a variable that it names is missing.
+        ValueError: it is no such URL, or a file or a variable that it names is missing. The text
+            quotes nothing of the URL.
     """
-    return _open(LedgerAddress.parse(url), create=create)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerAddress:
-    """Where a ledger is, and how its broker is spoken to."""
-
-    brokers: tuple[str, ...]
-    stream: Stream
-    partition: int
-    replicas: int
-    credentials: grpc.ChannelCredentials | None
-    token: str | None
-
-    @classmethod
-    def parse(cls, url: str) -> LedgerAddress:
-        """Read a URL. Raises ValueError, whose text quotes nothing of it."""
-        parts = urlsplit(url)
-        brokers = tuple(each for each in parts.netloc.split(",") if each)
-        name = unquote(parts.path.lstrip("/"))
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        partition, replicas = options.get("partition", "0"), options.get("replicas", "1")
-        numbers = partition.isdecimal() and replicas.isdecimal()
-        if not brokers or not name or not numbers or "@" in parts.netloc:
-            raise ValueError(f"the positions of a relay are at {_FORM}")
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise ValueError(f"{', '.join(map(repr, unknown))} is no option of {_FORM}")
-        secure = parts.scheme == "liftbridges"
-        if not secure and options.keys() - {"partition", "replicas"}:
-            raise ValueError("certificates and tokens need the scheme liftbridges")
-        number, token = int(partition), options.get("token_env")
-        if token is not None:
-            token = environment_value(token, "token_env")
-        return cls(
-            brokers,
-            Stream(name, partitions=number + 1),
-            number,
-            int(replicas),
-            _credentials(options) if secure else None,
-            token if secure else None,
+    parts = urlsplit(url)
+    brokers = tuple(each for each in parts.netloc.split(",") if each)
+    name = unquote(parts.path.lstrip("/"))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    partition, replicas = options.get("partition", "0"), options.get("replicas", "1")
+    numbers = partition.isdecimal() and replicas.isdecimal()
+    if not brokers or not name or not numbers or "@" in parts.netloc:
+        raise ValueError(f"the positions of a relay are at {_FORM}")
+    if unknown := sorted(options.keys() - _OPTIONS):
+        raise ValueError(f"{', '.join(map(repr, unknown))} is no option of {_FORM}")
+    credentials = token = None
+    if parts.scheme == "liftbridges":
+        credentials = grpc.ssl_channel_credentials(
+            *(content_of(options.get(file)) for file in ("ca", "cert_key", "cert"))
         )
+        if (variable := options.get("token_env")) is not None:
+            token = environment_value(variable, "token_env")
+    elif options.keys() - {"partition", "replicas"}:
+        raise ValueError("certificates and tokens need the scheme liftbridges")
+    stream = Stream(name, partitions=int(partition) + 1)
+    api = LiftbridgeApi(brokers, timeout=_SECONDS, credentials=credentials, token=token)
+    return _open(api, stream, int(partition), int(replicas) if create else 0)
 
 
 @asynccontextmanager
-async def _open(address: LedgerAddress, *, create: bool) -> AsyncIterator[StreamCursorStore]:
-    access = {"credentials": address.credentials, "token": address.token}
-    async with (
-        LiftbridgeApi(address.brokers, timeout=_SECONDS, **access) as api,  # type: ignore[arg-type]
-        LiftbridgeGrpcPublisher(
-            address.brokers,
-            ack_policy=AckPolicy.ALL,
-            **access,  # type: ignore[arg-type]
-        ) as publisher,
-    ):
-        if create:
+async def _open(
+    api: LiftbridgeApi, stream: Stream, partition: int, new_replicas: int
+) -> AsyncIterator[StreamCursorStore]:
+    async with api:
+        if new_replicas:
             await api.create_stream(
-                address.stream, concurrency_control=True, replication_factor=address.replicas
+                stream, concurrency_control=True, replication_factor=new_replicas
             )
         yield StreamCursorStore(
-            publisher,
+            _SingleCalls(api),
             api,
-            address.stream,
-            partition=address.partition,
+            stream,
+            partition=partition,
             give_up_after=_SECONDS,
             look_only=True,
         )
 
 
-def _credentials(options: Mapping[str, str]) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        *(content_of(options.get(name)) for name in ("ca", "cert_key", "cert"))
-    )
+@dataclass(frozen=True)
+class _SingleCalls:
+    """Publishes with a call of the gRPC API for each message: commands write a few of them."""
+
+    api: LiftbridgeApi
+    message_limit: int = REPLICATION_LIMIT
+
+    async def publish_many(
+        self,
+        stream: Stream | str,
+        values: Sequence[BytesLike],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        headers_each: Sequence[Mapping[str, bytes]] | None = None,
+        ack_policy: AckPolicy | None = None,  # noqa: ARG002 - always all
+        expected_offset: int = ANY_OFFSET,
+    ) -> list[Ack | None]:
+        return [
+            await self.api.publish(
+                stream if isinstance(stream, str) else stream.name,
+                bytes(value),
+                key=keys[i] if keys else None,
+                partition=partition or 0,
+                headers={**(headers or {}), **(headers_each[i] if headers_each else {})},
+                ack_policy=AckPolicy.ALL,
+                expected_offset=expected_offset + i,
+            )
+            for i, value in enumerate(values)
+        ]
 
 
 def content_of(file: str | None) -> bytes | None:

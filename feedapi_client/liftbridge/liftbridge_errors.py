@@ -30,9 +30,6 @@ Check = Literal[
     "length", "magic", "version", "header length", "checksum header", "checksum", "type", "payload"
 ]
 
-TOO_LARGE_TEXTS = ("max replication size", "maximum payload")
-"""What the broker says of a message that is too large, and NATS behind it."""
-
 
 class LiftbridgeError(FeedError):
     """Root of the errors of `feedapi_client.liftbridge`."""

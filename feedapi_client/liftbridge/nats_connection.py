@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import anyio
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 _sleep = asyncio.sleep
 _CONNECTED_POLL = 0.02
 _CLOSE_SECONDS = 1.0
-_SILENT_SECONDS = 1.0
-"""Seconds of waiting for a connection after which it is told."""
 _LONGEST_PAUSE = 30.0
 """Seconds between two log-ins that are refused: an outage is over at any moment, these are not."""
 _REFUSAL = re.compile(r"authorization violation|authentication (?:expired|revoked)")
 _DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"\s]+)\"")
+_REFUSED = "the server refuses the user, the password or the token"
+_NOT_TRUSTED = "the certificate of the server is not trusted"
 
 
 async def connect(
@@ -39,37 +39,24 @@ async def connect(
     *,
     timeout: float,
     options: Mapping[str, Any],
-    on_error: Callable[[Exception], object],
     on_reconnect: Callable[[], Awaitable[None]],
     on_closed: Callable[[], Awaitable[None]],
 ) -> Client:
-    """Connect to one of the servers. The client reconnects for ever.
-
-    Raises:
-        BrokerUnavailableError: no server could be reached within `timeout` seconds, or one refuses
-            the credentials, or its certificate is not trusted.
-        LiftbridgeError: the credentials need a package that is not installed, or their file can't
-            be read, or is none.
-    """
+    """Connect to one of the servers. The client reconnects for ever."""
     urls = [servers] if isinstance(servers, str) else list(servers)
-    _check_files(options.get("user_credentials"))
-    problems = _Problems(len(urls), on_error)
+    _check_file(options.get("user_credentials"))
+    problems = _Problems(len(urls))
 
     async def reconnected() -> None:
         problems.refusals = 0
         await on_reconnect()
 
     client, connected = Client(), False
-    places = ", ".join(map(_place, urls))
-    where = f"no connection to NATS at {places}"
+    where = f"no connection to NATS at {', '.join(map(_place, urls))}"
     try:
         with anyio.move_on_after(timeout) as attempt:
 
             async def give_up() -> None:
-                with anyio.move_on_after(_SILENT_SECONDS) as silent:
-                    await problems.final.wait()
-                if silent.cancelled_caught:
-                    logger.warning("waiting for NATS at %s, at most %g s", places, timeout)
                 await problems.final.wait()
                 attempt.cancel()
 
@@ -110,24 +97,18 @@ async def connect(
                 await client.close()
 
 
-def _check_files(credentials: Any) -> None:
+def _check_file(file: Any) -> None:
     """Raise `LiftbridgeError` for a file that nats-py 2.16 would try for ever, or read for ever."""
-    files = credentials if isinstance(credentials, tuple) else [credentials]
-    for file in files:
-        if not isinstance(file, str | Path):
-            continue
-        try:
-            content = Path(file).read_bytes()
-        except OSError as error:
-            raise LiftbridgeError(
-                f"user_credentials (--nats-creds): {file}: {error.strerror}"
-            ) from error
-        for part in (b"NATS USER JWT", b"USER NKEY SEED") if file is credentials else ():
-            if b"BEGIN " + part not in content:
-                raise LiftbridgeError(
-                    f"user_credentials (--nats-creds): {file} is no file of credentials: it has no "
-                    f"line BEGIN {part.decode()}"
-                )
+    if not isinstance(file, str | Path):
+        return
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise LiftbridgeError(
+            f"user_credentials (--nats-creds): {file}: {error.strerror}"
+        ) from error
+    if b"BEGIN NATS USER JWT" not in content or b"BEGIN USER NKEY SEED" not in content:
+        raise LiftbridgeError(f"user_credentials (--nats-creds): {file} is no file of credentials")
 
 
 def _credentials(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
@@ -140,48 +121,23 @@ def _credentials(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, s
 
 
 class _Problems:
-    """What nats-py reports, while it connects and later.
+    """What nats-py reports. `final` is set when all servers refuse the client."""
 
-    Arguments:
-        servers: number of servers, each of which is asked in turn.
-        on_error: called with each problem.
-
-    Attributes:
-        text: the last problem.
-        final: set when no further attempt to connect can succeed.
-        refusals: since the client was connected last.
-    """
-
-    def __init__(self, servers: int, on_error: Callable[[Exception], object]) -> None:
-        self.text = "no answer"  # the same one is told once
+    def __init__(self, servers: int) -> None:
+        self.text = "no answer"
         self.final = asyncio.Event()
-        self._servers = servers
-        self._on_error = on_error
-        self._in_row = 0
         self.refusals = 0
+        self._servers = servers
 
     async def note(self, error: Exception) -> None:
-        """Take note of a problem. nats-py waits for it before it goes on."""
-        self._on_error(error)
-        # Without the error's text, which may quote a server's URL.
-        kind = type(error).__name__
-        logger.info("NATS reported %s", kind, extra={"error": kind})
         if self.text != _text(error):
-            logger.warning("NATS: %s", _text(error), extra={"error": kind})
+            logger.warning("NATS: %s", _text(error), extra={"error": type(error).__name__})
         self.text = _text(error)
-        if self.text not in (_REFUSED, _NOT_TRUSTED):
-            self._in_row = 0
-            return
-        self._in_row += 1
-        self.refusals += 1
-        if self._in_row >= self._servers:
-            self.final.set()
-        if self.refusals >= self._servers:  # whatever the other servers say
-            await _sleep(min(_LONGEST_PAUSE, 2.0 ** min(9, self.refusals - self._servers)))
-
-
-_REFUSED = "the server refuses the user, the password or the token"
-_NOT_TRUSTED = "the certificate of the server is not trusted"
+        if self.text in (_REFUSED, _NOT_TRUSTED):
+            self.refusals += 1
+            if self.refusals >= self._servers:
+                self.final.set()
+                await _sleep(min(_LONGEST_PAUSE, 2.0 ** min(9, self.refusals - self._servers)))
 
 
 def _text(error: BaseException) -> str:
@@ -208,28 +164,28 @@ def cause(client: Client) -> str:
     return "" if client.last_error is None else f": {_text(client.last_error)}"
 
 
+def denial(client: Client) -> str:
+    """Return the permission that the server said last is missing; nothing without."""
+    denied = _DENIED.search(_said(client))
+    return f" NATS: no permission for the {denied[1]} to {denied[2]}." if denied else ""
+
+
 def check_inbox(client: Client, inbox: str) -> None:
-    """Raise `LiftbridgeError` when the server refuses the subscription to an inbox."""
-    if "maximum subscriptions" in str(client.last_error).lower():  # the connection ends in a moment
+    """Raise an error when the server refuses the subscription to an inbox: no ack would come."""
+    said = _said(client)
+    if "maximum subscriptions" in said:  # the connection ends in a moment
         raise BrokerUnavailableError(f"NATS{cause(client)}")
-    denied = denied_subject(client.last_error, "subscription")
-    if denied and denied.startswith(inbox.lower()):
+    denied = _DENIED.search(said)
+    if denied and denied[1] == "subscription" and denied[2].startswith(inbox.lower()):
         raise LiftbridgeError(
             f"the user may not subscribe to its inbox {inbox}, where acks come to: give it the "
-            f"permission to subscribe to {inbox_subjects(inbox)}, or set an inbox that it may "
+            f"permission to subscribe to {inbox.rpartition('.')[0]}.>, or set an inbox that it may "
             "subscribe to, with options={'inbox_prefix': ...} of the publisher"
         )
 
 
-def inbox_subjects(inbox: str) -> str:
-    """Return the subjects of all inboxes with the same prefix, as a permission names them."""
-    return f"{inbox.rpartition('.')[0]}.>"
-
-
-def denied_subject(error: Exception | None, what: Literal["publish", "subscription"]) -> str:
-    """Return the subject that a permission is missing for, in small letters; else nothing."""
-    found = _DENIED.search(str(error or "").lower())
-    return found[2] if found is not None and found[1] == what else ""
+def _said(client: Client) -> str:
+    return str(client.last_error or "").lower()
 
 
 async def wait_until_connected(client: Client, deadline: float) -> bool:
@@ -237,11 +193,7 @@ async def wait_until_connected(client: Client, deadline: float) -> bool:
 
     nats-py buffers what is published while it reconnects, without a deadline and up to a small
     limit. Messages wait here instead.
-
-    Raises:
-        BrokerUnavailableError: the client is closed.
     """
-    # A poll, because the callbacks of a client that the caller connected belong to the caller.
     while not client.is_connected:
         if client.is_closed:
             raise BrokerUnavailableError(f"the connection to NATS is closed{cause(client)}")
@@ -257,19 +209,13 @@ async def flush(client: Client) -> None:
     nats-py's own flush writes its PING ahead of the data that is still buffered, so only a second
     flush comes behind that data. Without the second one, a message can reach the server before the
     subscription that it is for.
-
-    Raises:
-        nats.errors.Error: as nats-py's flush.
     """
     await client.flush()
     await client.flush()
 
 
 class MessageWriter:
-    """Publishes the messages of one call, one by one.
-
-    `batch_size` is the number of messages to add before the connection is checked again.
-    """
+    """Publishes the messages of one call; `batch_size` of them between looks at the connection."""
 
     batch_size = 1
 
@@ -277,21 +223,14 @@ class MessageWriter:
         self._client = client
 
     async def add(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Publish a message, or keep it until `flush`. `reply` is where NATS replies to.
-
-        Raises:
-            BrokerUnavailableError: nats-py refused it.
-            ValueError: the subject is not valid.
-        """
+        """Publish a message, or keep it until `flush`. `reply` is where NATS replies to."""
         try:
             await self._client.publish(subject, data, reply=reply)
-        except nats.errors.BadSubjectError as error:
-            raise ValueError(f"{subject!r} is no NATS subject") from error
         except nats.errors.Error as error:
             raise unavailable(error, self._client) from error
 
     async def flush(self) -> None:
-        """Publish the messages that were kept. Raises `BrokerUnavailableError`."""
+        """Publish the messages that were kept."""
 
 
 def unavailable(error: Exception, client: Client) -> BrokerUnavailableError:

@@ -8,16 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.headers import (
-    CURSOR,
-    FORMAT,
-    PARTITION,
-    number_header,
-    text_header,
-)
+from feedapi_client.liftbridge.headers import CURSOR, FORMAT, PARTITION, number_header, text_header
 from feedapi_client.liftbridge.liftbridge_errors import StreamError, StreamGapError
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.stream_format import Attempt, MessageFormat, SettledAttempts
+from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, MessageFormat
 from feedapi_client.liftbridge.subscription import Start, Until
 from feedapi_client.model import Event, make_event
 from feedapi_client.protocol.text import printable
@@ -92,7 +86,7 @@ class RelayReader:
 
     async def batches(self) -> AsyncGenerator[RelayedBatch, None]:
         """Return the batches from the start on."""
-        attempts = SettledAttempts()
+        attempts = AttemptAssembler()
         following = self._start if isinstance(self._start, int) else None
         returned_to = 0
         async with aclosing(_with_pauses(self._messages(), attempts)) as messages:
@@ -117,7 +111,6 @@ class RelayReader:
         )
 
     def _check_complete(self, following: int | None, message: Message) -> None:
-        """Raise `StreamGapError` when messages are missing before this one."""
         if following is not None and message.offset > following:
             raise StreamGapError(
                 f"the messages from offset {following} to {message.offset - 1} are missing: "
@@ -138,9 +131,8 @@ class RelayReader:
 
 
 async def _with_pauses(
-    messages: AsyncGenerator[Message, None], attempts: SettledAttempts
+    messages: AsyncGenerator[Message, None], attempts: AttemptAssembler
 ) -> AsyncGenerator[Message | None, None]:
-    """Return the messages, and None where an attempt waits and no message follows at once."""
     following: asyncio.Task[Message] | None = None
     try:
         while True:
@@ -168,11 +160,7 @@ async def _next(messages: AsyncGenerator[Message, None]) -> Message:
 
 
 def _batch_of(attempt: Attempt, stream: str) -> RelayedBatch | None:
-    """Return the batch of a complete attempt; None when it has none, or one of no partition.
-
-    Raises:
-        StreamError: it is in a format of a newer version.
-    """
+    """Return the batch of a complete attempt; None when it has none, or one of no partition."""
     first, last = attempt.messages[0], attempt.messages[-1]
     keys: tuple[bytes, ...] = ()
     if attempt.format == MessageFormat.BATCH:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.api import LiftbridgeApi
@@ -28,14 +29,15 @@ from feedapi_client.liftbridge.liftbridge_errors import (
     MessageTooLargeError,
     RelayFencedError,
 )
-from feedapi_client.liftbridge.oversized import OnOversized, OversizedEvents
-from feedapi_client.liftbridge.stream_format import MessageFormat
-from feedapi_client.liftbridge.stream_name import Stream, check_publishable
-from feedapi_client.liftbridge.stream_publisher import StreamPublisher
-from feedapi_client.liftbridge.stream_rows import OutgoingBatch, message_bytes
+from feedapi_client.liftbridge.message_publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.stream_format import MessageFormat, OutgoingBatch, message_bytes
+from feedapi_client.liftbridge.stream_model import Stream, check_publishable
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 from feedapi_client.model import Batch, Event
+from feedapi_client.notifications import EventQuarantined
 from feedapi_client.protocol.text import printable
+from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
+from feedapi_client.quarantine.record import quarantined
 from feedapi_client.runtime.loop import beside
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ _LOOK_SECONDS = 5.0
 
 Key = Callable[[Event], bytes | None]
 Headers = Callable[[Event], Mapping[str, bytes]]
+OnOversized = Literal["raise", "skip", "quarantine"] | QuarantineStore
+"""What a relay does with an event that is too large for a message."""
 
 
 @dataclass(slots=True)
@@ -56,7 +60,7 @@ class RelayProgress:
         events: the events of these batches that were published.
         retries: how often events had to be published again.
         put_aside: events that were too large, and were skipped or quarantined.
-        recovered: messages that were published again, because the broker lost them after its ack.
+        recovered: messages that were published again, because the broker lost some after its ack.
     """
 
     batches: int = 0
@@ -79,8 +83,8 @@ class Relay:
     message (`Limits.max_batch_bytes`).
 
     With any other store it is at least once. A batch whose acks do not all come is published again
-    from the first message that has none. So are messages of the last 30 seconds that the broker
-    lost after it had acked them, and those that followed them.
+    from the first message that has none. Where the broker lost messages after it had acked them,
+    those of the last 30 seconds are published again.
 
     A broker that is away is waited for as long as a feed that is away: for
     `RetryPolicy.give_up_after` of the consumer.
@@ -110,7 +114,7 @@ class Relay:
     def __init__(
         self,
         consumer: FeedConsumer,
-        publisher: StreamPublisher,
+        publisher: LiftbridgePublisher,
         stream: Stream | str | None = None,
         *,
         key: Key | None = None,
@@ -128,7 +132,17 @@ class Relay:
         self._stream = _stream(stream, self._store)
         self._key = key
         self._headers = headers
-        self._oversized = OversizedEvents(on_oversized, consumer)
+        if isinstance(on_oversized, str) and on_oversized not in ("raise", "skip", "quarantine"):
+            raise ValueError(
+                "on_oversized is 'raise', 'skip', 'quarantine' or a QuarantineStore, "
+                f"not {on_oversized!r}"
+            )
+        self._skips = on_oversized == "skip"
+        self._quarantine: QuarantineStore | None = None
+        if on_oversized == "quarantine":
+            self._quarantine = quarantine_beside(consumer.store)
+        elif not isinstance(on_oversized, str):
+            self._quarantine = on_oversized
         # The bytes of the smallest message that the broker found too large.
         self._refused = math.inf
         self._fenced: RelayFencedError | None = None
@@ -166,7 +180,8 @@ class Relay:
 
         Cancellation: nothing is committed that is not acked.
         """
-        await self._oversized.prepare()
+        if self._quarantine is not None:
+            await self._quarantine.prepare()
         if self._store is None:
             await self._publishing.check_stream()
             look: Callable[[], Awaitable[object]] = self._publishing.look_for_losses
@@ -234,46 +249,31 @@ class Relay:
                 return False
             self._learn(outgoing.message_bytes(error.index))
             return True
-        # All are in one message: ask for each size, by halves.
-        fits, refused = 0, len(sizes)
-        while fits < refused:
-            middle = (fits + refused) // 2
-            if await self._store.takes(sizes[middle]):
-                fits = middle + 1
-            else:
-                refused = middle
-        if refused == len(sizes):
-            return False
-        self._learn(sizes[refused])
-        return True
+        # All are in one message: ask for each size, the largest first.
+        fits = list(sizes)
+        while fits and not await self._store.takes(fits[-1]):
+            self._learn(fits.pop())
+        return len(fits) < len(sizes)
 
     def _learn(self, refused: int) -> None:
-        """Remember that the broker found a message of so many bytes too large."""
         self._refused = min(self._refused, refused)
 
     def _outgoing(self, batch: Batch) -> OutgoingBatch:
         key, headers = self._key, self._headers
-        outgoing = OutgoingBatch(
+        return OutgoingBatch(
             batch.partition,
             batch.cursor,
             [event.raw for event in batch.events],
             () if key is None else [key(event) for event in batch.events],
             () if headers is None else [headers(event) for event in batch.events],
         )
-        _check_bytes("key", (each for each in outgoing.keys if each is not None))
-        _check_bytes("headers", (value for each in outgoing.headers for value in each.values()))
-        return outgoing
 
     async def _without_oversized(
         self, batch: Batch, outgoing: OutgoingBatch, error: MessageTooLargeError | None = None
     ) -> OutgoingBatch:
-        """Put the events aside that are too large.
+        """Put the events aside that are too large, or raise `MessageTooLargeError`.
 
-        Arguments:
-            error: that of the broker; without it nothing of the batch was sent.
-
-        Raises:
-            MessageTooLargeError: the policy is to stop.
+        `error` is that of the broker; without it nothing of the batch was sent.
         """
         limit = self._publisher.message_limit
         room = min(limit - len(CURSOR) - len(batch.cursor), self._refused - 1)
@@ -299,8 +299,40 @@ class Relay:
         error: MessageTooLargeError,
     ) -> None:
         places = [outgoing.place(index) for index in indices]
-        await self._oversized.put_aside(batch, places, error)
+        if self._quarantine is None and not self._skips:
+            raise self._stop(batch, places[0], error)
+        if self._quarantine is not None:
+            key, cursor = self._consumer.key, batch.cursor
+            await self._quarantine.add(
+                [quarantined(key, batch.events[place], cursor, place, error) for place in places]
+            )
+        feed = self._consumer.feed
+        for place in places:
+            logger.warning(
+                "feed %s, partition %d: %s is %s: it is too large for a message",
+                feed,
+                batch.partition,
+                _place(batch, place),
+                "skipped" if self._quarantine is None else "quarantined",
+                extra={"feed": feed, "partition": batch.partition},
+            )
+            if self._quarantine is not None:
+                told = EventQuarantined(batch.partition, type(error).__qualname__)
+                self._consumer._listeners.tell(told, error)
         self.progress.put_aside += len(places)
+
+    def _stop(self, batch: Batch, place: int, error: MessageTooLargeError) -> MessageTooLargeError:
+        stopped = MessageTooLargeError(
+            f"feed {self._consumer.feed}, partition {batch.partition}: {_place(batch, place)} is "
+            "too large for a message. Raise the limits of the broker "
+            "(clustering.replication.max.bytes), of NATS (max_payload) and of the publisher "
+            "(max_message_bytes=, --max-message-bytes), or let the relay skip or quarantine such "
+            "events: on_oversized= (--oversized)",
+            stream=error.stream,
+            correlation_id=error.correlation_id,
+        )
+        stopped.index = place
+        return stopped
 
     def _batch_too_large(self, batch: Batch, error: MessageTooLargeError) -> MessageTooLargeError:
         return MessageTooLargeError(
@@ -330,28 +362,20 @@ class Relay:
         self.progress.events += events
 
 
-def _check_bytes(argument: str, values: Iterable[object]) -> None:
-    """Raise TypeError for a value of the application's function that no message can hold."""
-    for value in values:
-        if not isinstance(value, bytes):
-            raise TypeError(
-                f"{argument} of the relay returned {type(value).__name__}, and a message holds "
-                "bytes: encode it"
-            )
+def _place(batch: Batch, place: int) -> str:
+    size = len(batch.events[place].raw)
+    cursor = printable(batch.cursor, 200)
+    return f"event number {place} of those up to cursor '{cursor}' ({size:,} bytes)"
 
 
 def _longest(outgoing: OutgoingBatch) -> int:
-    """Return the bytes of the longest message, at most."""
     value = max(outgoing.values, key=len, default=b"")
     key = max((key or b"" for key in outgoing.keys), key=len, default=b"")
     return message_bytes(value, key)
 
 
-def _check_batch_size(consumer: FeedConsumer, publisher: StreamPublisher) -> None:
-    """Raise ValueError when a batch of the consumer may not fit into a message.
-
-    Otherwise the relay would fail later, at the first batch that is too large.
-    """
+def _check_batch_size(consumer: FeedConsumer, publisher: LiftbridgePublisher) -> None:
+    """Raise ValueError when a batch of the consumer may not fit into a message."""
     batch, message = consumer.limits.max_batch_bytes, publisher.message_limit
     # Without a known limit the broker decides.
     if publisher.max_message_bytes is not None and batch > message * 3 // 4:

@@ -10,8 +10,8 @@ is complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import msgspec
@@ -19,8 +19,10 @@ import msgspec
 from feedapi_client.liftbridge.headers import (
     ATTEMPT,
     COUNT,
+    CURSOR,
     FORMAT,
     INDEX,
+    PARTITION,
     POSITIONS,
     SNAPSHOT,
     number_header,
@@ -32,8 +34,6 @@ from feedapi_client.model import FeedKey, Position, Status
 
 
 class MessageFormat(StrEnum):
-    """What one message holds."""
-
     BATCH = "batch"
     """A whole batch: its payloads, one a line."""
     EVENTS = "events"
@@ -47,7 +47,14 @@ MOST_BYTES = 1 << 29
 MESSAGE_BYTES = 1 << 10
 """What a message counts beside its value, key and headers: its object takes that (1.2 kB)."""
 VERSION = 1
-"""The version of what a ledger holds. 0 had neither a version nor the name of its feed."""
+"""The version of what a ledger holds."""
+_OVERHEAD = 320
+"""Bytes that a message needs at most beside its value, its key and its own headers: the envelope,
+the inbox of its ack, and the headers that say where it belongs."""
+_HEADER_OVERHEAD = 16
+"""Bytes of a header beside its name and value."""
+_PART = 512 * 1024
+"""Bytes of a message of positions: less than the default limits of the broker and of NATS."""
 
 
 class LedgerFeed(msgspec.Struct, frozen=True):
@@ -59,14 +66,7 @@ class LedgerFeed(msgspec.Struct, frozen=True):
 
 
 class SavedPositions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of the header `POSITIONS`.
-
-    Attributes:
-        feed: the id of the feed's key.
-        positions: (cursor, status, revision) by partition.
-        version: `VERSION` of the writer.
-        key: the feed's key, in snapshots.
-    """
+    """The content of the header `POSITIONS`. `key` is there in snapshots."""
 
     feed: str
     positions: dict[str, tuple[str, Status, int]]
@@ -74,7 +74,6 @@ class SavedPositions(msgspec.Struct, frozen=True, omit_defaults=True):
     key: LedgerFeed | None = None
 
     def decoded(self) -> dict[int, Position]:
-        """Return the positions by partition."""
         return {
             int(text): Position(cursor, status, revision)
             for text, (cursor, status, revision) in self.positions.items()
@@ -91,48 +90,72 @@ class Attempt:
 
     @property
     def format(self) -> str:
-        """The format of its messages; a `MessageFormat` unless a newer version wrote them."""
         return text_header(self.messages[0], FORMAT)
 
     def saved_positions(self, stream: str) -> list[SavedPositions]:
-        """Return the positions that it saves.
-
-        Raises:
-            StreamError: they can't be decoded, or a newer version wrote them.
-        """
         found = [
             _decode(message.headers[POSITIONS], message.offset, stream)
             for message in self.messages
             if POSITIONS in message.headers
         ]
-        newest = max((saved.version for saved in found), default=0)
-        if newest > VERSION:
+        for version in {saved.version for saved in found} - {VERSION}:
             raise StreamError(
-                f"a newer version of feedapi-client wrote the positions at offset "
-                f"{self.messages[0].offset} (ledger format {newest}, this one reads up to "
-                f"{VERSION}): update feedapi-client here",
+                f"{'a newer' if version > VERSION else 'an unreleased'} version of feedapi-client "
+                f"wrote the positions at offset {self.messages[0].offset} (ledger format {version},"
+                f" this one reads {VERSION}): update feedapi-client, or use a new stream",
                 stream=stream,
             )
         return found
 
 
 class AttemptAssembler:
-    """Assembles a partition's messages, in the order of their offsets, into complete attempts.
+    """Assembles a partition's messages, in the order of their offsets, into attempts that stay.
 
     It keeps the messages of at most one attempt. A relay's messages have consecutive offsets, so a
     message of another attempt means that the one before stays incomplete.
+
+    A broker that is killed between its write to the log and the one to its index hands out the
+    offset of the last message a second time when it starts (seen on Liftbridge 1.9.0). Whoever
+    reads on gets two messages with one offset, and the second one counts: only that was acked. A
+    complete attempt is therefore held until the message after it is there, or its reader knows that
+    there is none. A relay that does not know whether an attempt was stored writes it again under
+    the same id. When both are there, the second one is ignored.
     """
 
     def __init__(self) -> None:
         self._id = ""
         self._messages: list[Message] = []
         self._bytes = 0
+        self._held: Attempt | None = None
+        self._last_id = ""
+
+    @property
+    def holds_one(self) -> bool:
+        return self._held is not None
 
     def feed(self, message: Message) -> Attempt | None:
-        """Return the attempt that `message` completes, if any.
+        """Return the attempt before `message`, if it was complete and is not taken back by it."""
+        if self._held is not None and message.offset <= self._held.messages[-1].offset:
+            self._held = None
+        settled = self.settle()
+        complete = self._complete(message)
+        if complete is not None and complete.id != self._last_id:
+            self._held = complete
+        return settled
 
-        A message that belongs to no attempt is ignored, and ends an incomplete attempt.
-        """
+    def settle(self) -> Attempt | None:
+        """Return the attempt that is held, when no message after it takes it back."""
+        settled, self._held = self._held, None
+        if settled is not None:
+            self._last_id = settled.id
+        return settled
+
+    def repeats(self, message: Message) -> bool:
+        """Whether the message belongs to the attempt that was returned last."""
+        return bool(self._last_id) and text_header(message, ATTEMPT) == self._last_id
+
+    def _complete(self, message: Message) -> Attempt | None:
+        """Return the attempt that `message` completes, if any. Foreign messages complete none."""
         found = place_in_attempt(message)
         if found is None:
             self._reset()
@@ -159,78 +182,6 @@ class AttemptAssembler:
         self._id, self._messages, self._bytes = "", [], 0
 
 
-class SettledAttempts:
-    """Complete attempts that stay.
-
-    A broker that is killed between its write to the log and the one to its index hands out the
-    offset of the last message a second time when it starts (seen on Liftbridge 1.9.0). Whoever
-    reads on gets two messages with one offset, and the second one counts: only that was acked. An
-    attempt is therefore kept until the message after it is there, or its reader knows that there is
-    none. A relay that does not know whether an attempt was stored writes it again under the same
-    id. When both are there, the second one is ignored.
-    """
-
-    def __init__(self) -> None:
-        self._assembler = AttemptAssembler()
-        self._held: Attempt | None = None
-        self._last_id = ""
-
-    @property
-    def holds_one(self) -> bool:
-        """Whether a complete attempt waits for the message after it."""
-        return self._held is not None
-
-    def feed(self, message: Message) -> Attempt | None:
-        """Return the attempt before `message`, if it was complete and is not taken back by it."""
-        if self._held is not None and message.offset <= self._held.messages[-1].offset:
-            self._held = None
-        settled = self.settle()
-        complete = self._assembler.feed(message)
-        if complete is not None and complete.id != self._last_id:
-            self._held = complete
-        return settled
-
-    def repeats(self, message: Message) -> bool:
-        """Whether the message belongs to the attempt that was returned last."""
-        return bool(self._last_id) and text_header(message, ATTEMPT) == self._last_id
-
-    def settle(self) -> Attempt | None:
-        """Return the attempt that is held, when no message after it takes it back."""
-        settled, self._held = self._held, None
-        if settled is not None:
-            self._last_id = settled.id
-        return settled
-
-
-def positions_header(
-    feed: FeedKey, positions: Mapping[int, Position], *, named: bool = False
-) -> dict[str, bytes]:
-    """Return the header that saves positions; with `named` it says whose they are, in full."""
-    key = LedgerFeed(feed.url, feed.name, feed.filters) if named else None
-    rows = {str(partition): _row(position) for partition, position in positions.items()}
-    return {POSITIONS: msgspec.json.encode(SavedPositions(feed.id, rows, VERSION, key))}
-
-
-def position_bytes(partition: int, position: Position) -> int:
-    """Return the bytes that a position takes in the header."""
-    return len(msgspec.json.encode({str(partition): _row(position)}))
-
-
-def _row(position: Position) -> tuple[str, Status, int]:
-    return position.cursor, position.status, position.revision
-
-
-def _decode(header: bytes, offset: int, stream: str) -> SavedPositions:
-    try:
-        saved = msgspec.json.decode(header, type=SavedPositions)
-        saved.decoded()
-        return saved
-    except ValueError as error:  # of msgspec, or of a partition that is no number
-        raise StreamError(
-            f"the positions at offset {offset} can't be decoded", stream=stream
-        ) from error
-
-
 def place_in_attempt(message: Message) -> tuple[str, int, int, int] | None:
     """Return attempt, index, count and snapshot of a message; None when no relay wrote it.
 
@@ -244,6 +195,158 @@ def place_in_attempt(message: Message) -> tuple[str, int, int, int] | None:
         return None
     if index is None or count is None or snapshot is None:
         return None
-    return (
-        (attempt, index, count, snapshot) if index < count and snapshot <= message.offset else None
-    )
+    if index >= count or snapshot > message.offset:
+        return None
+    return attempt, index, count, snapshot
+
+
+def _decode(header: bytes, offset: int, stream: str) -> SavedPositions:
+    try:
+        saved = msgspec.json.decode(header, type=SavedPositions)
+        saved.decoded()
+        return saved
+    except ValueError as error:  # of msgspec, or of a partition that is no number
+        raise StreamError(
+            f"the positions at offset {offset} can't be decoded", stream=stream
+        ) from error
+
+
+# ------------------------------------------------------------------ what is written
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBatch:
+    """The events to write together with their batch's cursor: the transaction of `save`.
+
+    Attributes:
+        partition: the partition of the feed.
+        cursor: the feed's cursor after the batch.
+        values: the payloads.
+        keys: the keys of the messages, with format ``"events"``.
+        headers: additional headers of the messages, with format ``"events"``.
+        places: the place of each event in the feed's batch, where some of it were left out.
+    """
+
+    partition: int
+    cursor: str
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] = ()
+    headers: Sequence[Mapping[str, bytes]] = ()
+    places: Sequence[int] = ()
+
+    def place(self, index: int) -> int:
+        return self.places[index] if self.places else index
+
+    def without(self, indices: Collection[int]) -> OutgoingBatch:
+        """Return the batch without the events at these indices."""
+        return self._only([i for i in range(len(self.values)) if i not in indices])
+
+    def starting_at(self, index: int) -> OutgoingBatch:
+        """Return the batch with only the events from this index on."""
+        return self._only(range(index, len(self.values)))
+
+    def message_bytes(self, index: int) -> int:
+        return message_bytes(
+            self.values[index],
+            self.keys[index] if self.keys else None,
+            self.headers[index] if self.headers else None,
+        )
+
+    def _only(self, kept: Sequence[int]) -> OutgoingBatch:
+        return replace(
+            self,
+            values=[self.values[i] for i in kept],
+            keys=[self.keys[i] for i in kept] if self.keys else (),
+            headers=[self.headers[i] for i in kept] if self.headers else (),
+            places=[self.place(i) for i in kept],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    value: bytes
+    key: bytes | None
+    headers: dict[str, bytes]
+
+
+def message_bytes(
+    value: bytes, key: bytes | None = None, headers: Mapping[str, bytes] | None = None
+) -> int:
+    """Return the bytes that a message takes on the wire, at most."""
+    own = sum(len(name) + len(each) + _HEADER_OVERHEAD for name, each in (headers or {}).items())
+    return len(value) + len(key or b"") + own + _OVERHEAD
+
+
+def batch_rows(
+    feed: FeedKey,
+    positions: Mapping[int, Position],
+    batch: OutgoingBatch,
+    format: MessageFormat,
+    limit: int,
+    *,
+    named: bool,
+) -> list[Row]:
+    """Return the messages that hold the events of a batch and save the positions.
+
+    No message that holds positions beside an event is longer than `limit` bytes because of them.
+    With `named` they say whose positions these are, in full.
+    """
+    saved = _positions_header(feed, positions, named=named)
+    shared = {
+        PARTITION: str(batch.partition).encode(),
+        CURSOR: batch.cursor.encode(),
+        FORMAT: format.encode(),
+    }
+    if format is MessageFormat.BATCH:
+        return [Row(b"\n".join(batch.values), None, shared | saved)]
+    keys = batch.keys or [None] * len(batch.values)
+    extra = batch.headers or [{}] * len(batch.values)
+    rows = [
+        Row(value, key, {**own, **shared})
+        for value, key, own in zip(batch.values, keys, extra, strict=True)
+    ]
+    last = rows[-1]
+    if message_bytes(last.value, last.key, last.headers | saved) > limit:
+        return rows + positions_rows(feed, positions, limit)
+    last.headers.update(saved)
+    return rows
+
+
+def positions_rows(feed: FeedKey, positions: Mapping[int, Position], limit: int) -> list[Row]:
+    """Return messages of at most `limit` bytes that save positions and hold no event.
+
+    A single position that is longer has a message of its own.
+    """
+    room = min(_PART, limit) - _OVERHEAD - len(str(feed))
+    parts: list[dict[int, Position]] = [{}]
+    size = 0
+    for partition, position in positions.items():
+        own = len(msgspec.json.encode(_row(position))) + len(str(partition)) + 4
+        if parts[-1] and size + own > room:
+            parts.append({})
+            size = 0
+        parts[-1][partition] = position
+        size += own
+    return [
+        Row(
+            b"",
+            None,
+            {
+                FORMAT: MessageFormat.POSITIONS.encode(),
+                **_positions_header(feed, part, named=True),
+            },
+        )
+        for part in parts
+    ]
+
+
+def _positions_header(
+    feed: FeedKey, positions: Mapping[int, Position], *, named: bool
+) -> dict[str, bytes]:
+    key = LedgerFeed(feed.url, feed.name, feed.filters) if named else None
+    rows = {str(partition): _row(position) for partition, position in positions.items()}
+    return {POSITIONS: msgspec.json.encode(SavedPositions(feed.id, rows, VERSION, key))}
+
+
+def _row(position: Position) -> tuple[str, Status, int]:
+    return position.cursor, position.status, position.revision

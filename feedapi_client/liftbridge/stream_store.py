@@ -23,15 +23,14 @@ from feedapi_client.liftbridge.liftbridge_errors import (
     StreamError,
     StreamGapError,
 )
-from feedapi_client.liftbridge.stream_format import MessageFormat
-from feedapi_client.liftbridge.stream_name import Stream
-from feedapi_client.liftbridge.stream_options import (
+from feedapi_client.liftbridge.message_publisher import LedgerPublisher
+from feedapi_client.liftbridge.stream_format import MessageFormat, OutgoingBatch, batch_rows
+from feedapi_client.liftbridge.stream_model import (
     SNAPSHOT_BYTES,
     SNAPSHOT_MESSAGES,
     SNAPSHOT_SECONDS,
+    Stream,
 )
-from feedapi_client.liftbridge.stream_publisher import StreamPublisher
-from feedapi_client.liftbridge.stream_rows import OutgoingBatch, batch_rows
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_replaces, in_place_of
 from feedapi_client.stores.moving import check_moves, moved_positions
@@ -70,7 +69,7 @@ class StreamCursorStore:
 
     def __init__(
         self,
-        publisher: StreamPublisher,
+        publisher: LedgerPublisher,
         api: LiftbridgeApi,
         stream: Stream | str,
         *,
@@ -102,7 +101,6 @@ class StreamCursorStore:
         self._saved_at = time.monotonic()
 
     def wait_for_server(self, seconds: float | None) -> None:
-        """Take over the consumer's patience, where the store has none of its own."""
         if self._own_patience is None:
             self._ledger.give_up_after = seconds
 
@@ -166,7 +164,7 @@ class StreamCursorStore:
                 self._loaded_feed = feed
                 raise
             except (PublishError, BrokerUnavailableError) as error:
-                self._ledger.raise_if_lost()
+                self._ledger.state.raise_if_lost(self.stream.name)
                 raise StoreError(
                     f"the batch could not be written: {error}", feed=feed.url
                 ) from error
@@ -212,11 +210,7 @@ class StreamCursorStore:
             return await self._ledger.write_snapshot_if_due(feed)
 
     async def takes(self, size: int) -> bool:
-        """Whether the broker takes a message with a value of so many bytes. Nothing is stored.
-
-        Raises:
-            LiftbridgeError: no broker answered in time.
-        """
+        """Whether the broker takes a message with a value of so many bytes. Nothing is stored."""
         async with self._lock:
             return await self._ledger.takes(size)
 
@@ -229,44 +223,24 @@ class StreamCursorStore:
             )
 
     def _of_another_feed(self, feed: FeedKey) -> StreamError:
-        key = self._ledger.state.key
-        if key is not None and key.feed_name and key.name == feed.name:
-            return StreamError(
-                f"it holds the positions of {key}, not of {feed}. If that is the same feed, give "
-                f"its name: feed_name={key.feed_name!r}, or --feed-name {key.feed_name}. Otherwise "
-                "give each relay a stream of its own",
-                stream=self.stream.name,
-            )
-        whose = "another feed, name or set of filters" if key is None else str(key)
+        whose = self._ledger.state.key or "another feed, name or set of filters"
         return StreamError(
-            f"it holds the positions of {whose}, not of {feed}. If the feed moved, stop the relay "
-            "and run 'feedapi cursors move OLD_URL NEW_URL --store liftbridge://HOST:PORT/STREAM' "
-            "(feed_name= keeps them wherever a feed moves). Otherwise give each relay a stream of "
-            "its own",
+            f"it holds the positions of {whose}, not of {feed}. If that is the same feed, give its "
+            "name (feed_name=, --feed-name), or stop the relay and run 'feedapi cursors move "
+            "OLD_URL NEW_URL --store liftbridge://HOST:PORT/STREAM'. Otherwise give each relay a "
+            "stream of its own",
             stream=self.stream.name,
         )
 
     # ------------------------------------------------------------------ for operators
 
     async def feeds(self) -> list[FeedKey]:
-        """Return the key of the positions; none for a stream without positions.
-
-        Raises:
-            StreamError: an older version wrote the stream, and its relay has not run since.
-        """
+        """Return the key of the positions; none for a stream without positions."""
         async with self._lock:
             if self._loaded_feed is None:
                 await self._ledger.read(look_only=self._look_only)
             state = self._ledger.state
-            if not state.positions:
-                return []
-            if state.key is None:
-                raise StreamError(
-                    "an older version of feedapi-client wrote the positions, without the name of "
-                    "their feed: start its relay once, which converts them",
-                    stream=self.stream.name,
-                )
-            return [state.key]
+            return [state.key] if state.positions and state.key is not None else []
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """Delete the positions of the partitions, or of all."""
@@ -329,7 +303,7 @@ class StreamCursorStore:
 
     async def _replace_all(self, feed: FeedKey, positions: Mapping[int, Position]) -> None:
         try:
-            await self._ledger.write_snapshot(feed, positions)
+            await self._ledger.write_positions(feed, positions, is_snapshot=True)
         except LiftbridgeError as error:
             if isinstance(error, StreamError):
                 raise

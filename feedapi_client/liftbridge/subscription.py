@@ -1,15 +1,24 @@
-"""One subscription to a partition, which lives through restarts of brokers and new leaders."""
+"""One subscription to a partition, which lives through restarts of brokers and new leaders.
+
+Brokers that lose two leaders within seconds may lose messages that all replicas had, and that were
+read and acked (seen on Liftbridge 1.9.0: a follower that can't reach its new leader truncates its
+log to its high watermark, which is behind the leader's, and may be the next leader). Their offsets
+are given to the next messages. A subscription that only asked for the next offset would miss those.
+So a later call begins with the oldest message that is remembered, and compares. Two messages with
+one offset differ in the time at which a leader received them, in nanoseconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any, Literal, Protocol
 
 import grpc
 import grpc.aio
@@ -21,20 +30,21 @@ from feedapi_client.liftbridge.brokers import (
     NotServedError,
     StreamMissingError,
 )
-from feedapi_client.liftbridge.group_membership import GroupMembership
 from feedapi_client.liftbridge.liftbridge_errors import (
     BrokerUnavailableError,
+    StreamGapError,
     StreamPausedError,
     StreamReadonlyError,
 )
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.metadata import PartitionMetadata
-from feedapi_client.liftbridge.metadata import partition_metadata as decode_partition
-from feedapi_client.liftbridge.returned import LookBackError, ReturnedMessages
+from feedapi_client.liftbridge.stream_model import PartitionMetadata
+from feedapi_client.liftbridge.stream_model import partition_metadata as decode_partition
 
-Start = int | Literal["earliest", "latest", "new"] | datetime | timedelta
+logger = logging.getLogger(__name__)
+
+Start = int | Literal["earliest", "latest", "new"] | datetime
 """Where a subscription starts: at an offset, the oldest message, the newest stored message, the
-next one to be stored, the first message stored at a time, or so long ago."""
+next one to be stored, or the first message stored at a time."""
 Until = int | Literal["latest"] | datetime
 """Where a subscription ends, inclusive: an offset, the newest message at its start, or the newest
 message that was stored at a time."""
@@ -46,51 +56,52 @@ _ENDS = {
     grpc.StatusCode.INVALID_ARGUMENT: ("Stop offset is before start offset",),
 }
 _METHOD = "/proto.API/Subscribe"
-# A subscription that stood so many seconds counts as a success: the next failure is a new one.
+_REMEMBERED = 2048
+"""Messages that are remembered at least, to be compared after a failure; at most twice as many."""
 _STEADY = 5.0
-# Seconds after which a partition that is not served is looked at again.
+"""Seconds after which a subscription counts as a success: the next failure is a new one."""
 _PAUSED_AGAIN = 0.2
+"""Seconds after which a partition that is not served is looked at again."""
+
+
+class Member(Protocol):
+    """A member of a consumer group, whose epoch changes."""
+
+    group: str
+    consumer_id: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSubscription:
-    """What to subscribe to. The arguments of `LiftbridgeApi.subscribe`.
-
-    Attributes:
-        member: on behalf of which member of a consumer group. The broker ends the subscription when
-            another member with a newer epoch subscribes.
-    """
-
     stream: str
     partition: int = 0
     start: Start = "earliest"
     until: Until | None = None
     idle_timeout: float | None = None
     resume: bool = False
-    from_replica: bool = False
-    member: GroupMembership | None = None
+    member: Member | None = None
 
     def request(self) -> api_pb2.SubscribeRequest:
-        """Return the broker's request. `start` is no longer ``"latest"`` or ``"new"``."""
         request = api_pb2.SubscribeRequest(
             stream=self.stream,
             partition=self.partition,
             startPosition=api_pb2.EARLIEST,
             resume=self.resume,
-            readISRReplica=self.from_replica,
         )
         if isinstance(self.start, int):
             request.startPosition, request.startOffset = api_pb2.OFFSET, self.start
         elif isinstance(self.start, datetime):
             request.startPosition = api_pb2.TIMESTAMP
-            request.startTimestamp = nanoseconds(self.start)
+            request.startTimestamp = _nanoseconds(self.start)
         if self.member is not None:
             request.consumer.groupId = self.member.group
             request.consumer.consumerId = self.member.consumer_id
+            # The broker ends the subscription when another member comes with a newer one.
             request.consumer.groupEpoch = self.member.epoch
         if isinstance(self.until, datetime):
             request.stopPosition = api_pb2.STOP_TIMESTAMP
-            request.stopTimestamp = nanoseconds(self.until)
+            request.stopTimestamp = _nanoseconds(self.until)
         return request
 
     def precedes(self, message: Message) -> bool:
@@ -100,20 +111,12 @@ class StreamSubscription:
         """
         if isinstance(self.start, int):
             return message.offset < self.start
-        return isinstance(self.start, datetime) and message.timestamp < nanoseconds(self.start)
+        return isinstance(self.start, datetime) and message.timestamp < _nanoseconds(self.start)
 
-    def ends_before(self, offset: int) -> bool:
-        """Whether the message with this offset comes after the end."""
-        return isinstance(self.until, int) and offset > self.until
-
-    def may_come_twice(self, message: Message) -> bool:
-        """Whether this is the last message, and another one with its offset may follow.
-
-        A broker that is killed between its write to the log and the one to its index hands out the
-        offset of the last message a second time. Whoever reads on gets both. Only the second one
-        was acked, and a subscription that starts at the offset gets that one alone.
-        """
-        return message.offset == self.until and self.start != self.until
+    def is_over(self) -> bool:
+        if not isinstance(self.until, int):
+            return False
+        return self.until < 0 or (isinstance(self.start, int) and self.start > self.until)
 
 
 class Subscriber:
@@ -123,25 +126,21 @@ class Subscriber:
         self._brokers = brokers
         self._first = self._wanted = wanted
         self._confirmed_at = math.inf
-        self._returned = ReturnedMessages(wanted.stream)
+        # Offset and time of the newest messages that were returned, in their order.
+        self._returned: dict[tuple[int, int], None] = {}
+        self._forgot_some = False
         self._ended = False
 
     async def messages(self) -> AsyncGenerator[Message, None]:
-        """Return the messages, without end or to the end that was asked for."""
         backoff = self._brokers.backoff(give_up_after=self._brokers.timeout)
         self._first = self._wanted = await self._brokers.retry(self._resolve)
-        while not self._at_end():
+        while not self._wanted.is_over():
             try:
                 async with aclosing(self._new_messages()) as messages:
                     async for message in messages:
                         yield message
                         backoff.reset()
-            except LookBackError:
-                self._returned.compare_all()
             except (BrokerUnavailableError, StreamMissingError) as error:
-                # A call for the last message alone is for the second one with its offset.
-                if self._wanted.start != self._wanted.until:
-                    self._returned.compare_newest()
                 if time.monotonic() - self._confirmed_at > _STEADY:
                     backoff.reset()
                 if isinstance(error, NotServedError) and not self._wanted.resume:
@@ -156,59 +155,71 @@ class Subscriber:
 
         It ends where the subscription does, or where the last message has to be asked for alone.
         """
-        wanted, self._ended = self._wanted, True
-        self._returned.begin_call()
-        async with aclosing(self._session()) as messages:
+        wanted, self._ended, before = self._wanted, True, None
+        # A broker that is killed between its write to the log and the one to its index hands out
+        # the offset of the last message a second time. Whoever reads on gets both. Only the second
+        # one was acked, and a call that starts at the offset gets that one alone.
+        alone = wanted.start == wanted.until
+        if self._returned and not alone:
+            oldest = next(iter(self._returned))[0]
+            wanted = replace(wanted, start=oldest)
+        async with aclosing(self._session(wanted)) as messages:
             async for message in messages:
-                if self._is_old(message):
+                offset = message.offset
+                is_second, before = offset == before, offset
+                if wanted.precedes(message) if alone else self._is_old(message, is_second):
                     continue
-                if wanted.ends_before(message.offset):
+                if isinstance(wanted.until, int) and offset > wanted.until:
                     return
-                if wanted.may_come_twice(message):
-                    self._wanted = replace(wanted, start=message.offset)
-                    self._returned.compare_from, self._ended = None, False
+                if offset == wanted.until and not alone:
+                    self._wanted, self._ended = replace(wanted, start=offset), False
                     return
-                self._returned.add(message)
-                self._wanted = replace(wanted, start=message.offset + 1)
+                self._remember(message)
+                self._wanted = replace(wanted, start=offset + 1)
                 yield message
-                if self._at_end():
+                if self._wanted.is_over():
                     return
 
-    def _is_old(self, message: Message) -> bool:
+    def _is_old(self, message: Message, is_second: bool) -> bool:
         """Whether the message was returned before, or comes before the start."""
-        if self._returned:
-            return self._returned.includes(message)
-        return self._first.precedes(message)
-
-    async def _next_call(self) -> StreamSubscription:
-        """Return what to ask for: in later calls from a message on that was returned.
-
-        It has to be one that can be read, or the call would wait for a message above it.
-        """
-        returned, wanted = self._returned, self._wanted
-        if returned.compare_from is None:
-            return wanted
-        found = await partition_metadata(
-            self._brokers, wanted.stream, wanted.partition, resume=wanted.resume
+        if not self._returned:
+            return self._first.precedes(message)
+        oldest, newest = next(iter(self._returned))[0], next(reversed(self._returned))[0]
+        if message.offset > newest:
+            return False
+        if (message.offset, message.timestamp) in self._returned or message.offset < oldest:
+            return True
+        if is_second:  # of two messages with one offset, which come in one call
+            return False
+        if self._forgot_some and message.offset == oldest:
+            raise StreamGapError(
+                f"the broker lost messages that were read, from offset {oldest} or less on: read "
+                "again from an earlier offset",
+                stream=self._wanted.stream,
+                offset=oldest,
+            )
+        logger.warning(
+            "stream %s: the broker lost messages that were read, from offset %d on, and stored "
+            "others there",
+            self._wanted.stream,
+            message.offset,
+            extra={"stream": self._wanted.stream, "offset": message.offset},
         )
-        # After the broker lost messages its high watermark may be above the newest one.
-        readable = min(found.high_watermark, found.newest_offset)
-        return replace(wanted, start=returned.compare_up_to(readable))
+        kept = [each for each in self._returned if each[0] < message.offset]
+        self._returned = dict.fromkeys(kept)
+        return False
+
+    def _remember(self, message: Message) -> None:
+        self._returned[message.offset, message.timestamp] = None
+        if len(self._returned) > 2 * _REMEMBERED:
+            self._returned = dict.fromkeys(list(self._returned)[-_REMEMBERED:])
+            self._forgot_some = True
 
     async def _raise_if_paused(self) -> None:
         await partition_metadata(self._brokers, self._wanted.stream, self._wanted.partition)
 
-    def _at_end(self) -> bool:
-        start, until = self._wanted.start, self._wanted.until
-        if not isinstance(until, int):
-            return False
-        return until < 0 or (isinstance(start, int) and start > until)
-
     async def _resolve(self) -> StreamSubscription:
-        """Turn what is relative to the present into what stays the same in later calls."""
         wanted = self._wanted
-        if isinstance(wanted.start, timedelta):
-            wanted = replace(wanted, start=datetime.now(UTC) - wanted.start)
         if wanted.start not in ("latest", "new") and wanted.until != "latest":
             return wanted
         newest = (
@@ -222,10 +233,8 @@ class Subscriber:
             wanted = replace(wanted, start=max(newest, 0))
         return replace(wanted, start=newest + 1) if wanted.start == "new" else wanted
 
-    async def _session(self) -> AsyncGenerator[Message, None]:
-        """Return the messages of one call, to the end that the broker says."""
+    async def _session(self, wanted: StreamSubscription) -> AsyncGenerator[Message, None]:
         self._confirmed_at = math.inf
-        wanted = await self._next_call()
         call = await _open(self._brokers, wanted)
         try:
             await _confirm(self._brokers, wanted.stream, call)
@@ -246,11 +255,7 @@ class Subscriber:
 async def partition_metadata(
     brokers: Brokers, stream: str, partition: int, *, resume: bool = False
 ) -> PartitionMetadata:
-    """Return the state of a partition, including its offsets, from its leader.
-
-    Raises:
-        StreamPausedError: it is paused, and `resume` is false.
-    """
+    """Return the state of a partition from its leader. Raises `StreamPausedError`."""
     try:
         return await _ask_leader(brokers, stream, partition)
     except NotServedError:
@@ -296,10 +301,7 @@ async def _wake(brokers: Brokers, stream: str, partition: int) -> None:
 
 
 async def _open(brokers: Brokers, wanted: StreamSubscription) -> Any:
-    if wanted.from_replica:
-        address = await brokers.replica(wanted.stream, wanted.partition)
-    else:
-        address = await brokers.leader(wanted.stream, wanted.partition)
+    address = await brokers.leader(wanted.stream, wanted.partition)
     subscribe = brokers.channel(address).unary_stream(
         _METHOD,
         request_serializer=api_pb2.SubscribeRequest.SerializeToString,
@@ -335,8 +337,7 @@ async def _read(brokers: Brokers, stream: str, call: Any, timeout: float | None)
     return message
 
 
-def nanoseconds(moment: datetime) -> int:
-    """Return a time as the broker has it. A time without a zone is local."""
+def _nanoseconds(moment: datetime) -> int:
     return int(moment.timestamp() * 1_000_000) * 1000
 
 

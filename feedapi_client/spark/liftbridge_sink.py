@@ -34,8 +34,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
 from feedapi_client.liftbridge.headers import BATCH, QUERY, ROW
-from feedapi_client.liftbridge.stream_name import check_publishable
-from feedapi_client.liftbridge.until_acked import publish_until_acked
+from feedapi_client.liftbridge.message_publisher import publish_until_acked
+from feedapi_client.liftbridge.stream_model import check_publishable
 from feedapi_client.spark.source_options import OptionError
 
 _NATS = "nats://127.0.0.1:4222"

@@ -37,14 +37,13 @@ from rich.table import Table
 from feedapi_client import FeedConsumer, Limits
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
-    LiftbridgeGrpcPublisher,
     LiftbridgePublisher,
     Message,
     Relay,
     StreamCursorStore,
     encode,
 )
-from feedapi_client.liftbridge import nats_publisher as publisher_module
+from feedapi_client.liftbridge import message_publisher as publisher_module
 from feedapi_client.liftbridge.envelope import decode_message
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests import components
@@ -218,13 +217,6 @@ async def throughput(events: int, rounds: int, window: int) -> Table:
     return results.table(loops, ["bare publish", "bare publish, acked"])
 
 
-async def grpc_acked(address: str, payloads: list[bytes], window: int) -> Measurement:
-    watch = Stopwatch()
-    async with LiftbridgeGrpcPublisher(address, max_in_flight=window, ack_timeout=60) as publisher:
-        await publisher.publish_many(STREAM, payloads, headers=HEADERS)
-    return watch.stop(len(payloads))
-
-
 async def go_acked(program: str, address: str, payloads: list[bytes], window: int) -> Measurement:
     """Let go-liftbridge publish as many messages of the same size. Its CPU time is not measured."""
     size = len(payloads[0])
@@ -269,7 +261,6 @@ async def real_throughput(events: int, rounds: int, window: int, program: str | 
             loops[f"Relay, exactly once, {format}"] = partial(
                 relay_to_ledger, server.url, broker.address, feed, format
             )
-        loops["LiftbridgeGrpcPublisher"] = partial(grpc_acked, broker.address, payloads, window)
         if program is not None:
             loops[GO] = partial(go_acked, program, broker.address, payloads, window)
         results = Results()

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgePublisher
-from feedapi_client.liftbridge import nats_publisher as publisher_module
+from feedapi_client.liftbridge import message_publisher as publisher_module
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests.conftest import BROKER_CRASH

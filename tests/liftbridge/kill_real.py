@@ -33,13 +33,10 @@ from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from feedapi_client.testing.publisher import SplitMethod
 from tests import warm
-from tests.http.certificates import self_signed
 from tests.liftbridge.broker import (
     FAILOVER_SECONDS,
     FAILOVER_SETTINGS,
     in_sync_leader,
-    tls_settings,
-    trusting,
 )
 from tests.liftbridge.helpers import eventually
 from tests.liftbridge.relay_program import LOST
@@ -113,17 +110,14 @@ class Feed:
 class KillRun:
     """One run: a feed, NATS, brokers, a relay in a process of its own, and a reader."""
 
-    def __init__(
-        self, mode: str, what: str, seed: int, way: str = "nats", *, tls: bool = False
-    ) -> None:
-        self.mode, self.what, self.way, self.tls = mode, what, way, tls
+    def __init__(self, mode: str, what: str, seed: int) -> None:
+        self.mode, self.what = mode, what
         self.feed = Feed(seed)
         self.random = self.feed.random
         self.nats = NatsServer()
         self.found: list[int] = []
         self.batches: list[tuple[int, int]] = []
         self.relays_told = self.readers_told = 0
-        self.certificate: list[str] = []
 
     async def run(self, kills: int) -> Outcome:
         """Kill so many times, let everything catch up, and return what the reader got."""
@@ -132,15 +126,17 @@ class KillRun:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             url = stack.enter_context(self.feed.publisher.serve())
             stack.enter_context(self.nats)
-            await self._start_broker(stack, Path(folder), nodes)
+            self.server = stack.enter_context(
+                LiftbridgeServer(self.nats.url, nodes=nodes, settings=FAILOVER_SETTINGS)
+            )
+            self.api = await stack.enter_async_context(LiftbridgeApi(self.server.addresses))
             await self.api.create_stream(
                 "s", concurrency_control=self.mode != "at-least-once", replication_factor=nodes
             )
             addresses = ",".join(self.server.addresses)
             store = str(Path(folder) / "cursors.db")
             self.command = [sys.executable, "-m", "tests.liftbridge.relay_program", self.mode]
-            self.command += [url, self.nats.url, addresses, store, ACK_TIMEOUT, self.way]
-            self.command += self.certificate
+            self.command += [url, self.nats.url, addresses, store, ACK_TIMEOUT]
             self._start_relay()
             stack.callback(self._kill_relay)
             reader = asyncio.create_task(self._follow())
@@ -154,20 +150,6 @@ class KillRun:
                 reader.cancel()
                 await asyncio.wait([reader])
             return Outcome(list(range(self.feed.count)), await self._plain(), self._kept())
-
-    async def _start_broker(self, stack: AsyncExitStack, folder: Path, nodes: int) -> None:
-        settings, credentials = FAILOVER_SETTINGS, None
-        if self.tls:
-            certificate = self_signed(folder, "127.0.0.1")
-            self.certificate = [str(certificate.path), str(certificate.key)]
-            settings = {**settings, **tls_settings(certificate)}
-            credentials = trusting(certificate, shown=True)
-        self.server = stack.enter_context(
-            LiftbridgeServer(self.nats.url, nodes=nodes, settings=settings, credentials=credentials)
-        )
-        self.api = await stack.enter_async_context(
-            LiftbridgeApi(self.server.addresses, credentials=credentials)
-        )
 
     async def _plain(self) -> list[int]:
         """Return all events in the stream, those of interrupted attempts, too."""
@@ -304,16 +286,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=MODES, default="events")
     parser.add_argument("--what", choices=WHAT, default="broker-kill")
-    parser.add_argument("--way", choices=("nats", "grpc"), default="nats")
-    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    run = KillRun(options.mode, options.what, seed, options.way, tls=options.tls)
+    run = KillRun(options.mode, options.what, seed)
     outcome = anyio.run(run.run, options.kills)
     print(
-        f"mode {options.mode} over {options.way}{' and TLS' if options.tls else ''}, seed {seed}, "
+        f"mode {options.mode}, seed {seed}, "
         f"{options.kills} times {options.what}: "
         f"{len(outcome.published)} events, lost {len(outcome.lost())}, "
         f"repeated {repeated(outcome.plain)}, in order: {Outcome.in_order(outcome.kept)}, "

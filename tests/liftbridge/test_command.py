@@ -263,7 +263,7 @@ ONCE = ("--exactly-once", "events")
         ([URL, *STORE, *API, "--api-ca", "/no/such/file"], "can't be read"),
         ([URL, *STORE, *API, "--api-token-env", "NAME"], "a token is a secret"),
         ([URL, *STORE, *API, "--api-tls", "--api-token-env", "NO_SUCH"], "NO_SUCH is not set"),
-        ([URL, *API, *ONCE, "--stream-option", "compact=true"], "without compact"),
+        ([URL, *API, *ONCE, "--stream-option", "compact=true"], "neither compacted"),
         ([URL, *STORE, "--stream-option", "replicas=1"], "there is no replicas; there are: group,"),
         ([URL, *STORE, "--stream-option", "compact=yes"], "compact takes bool, not 'yes'"),
         (

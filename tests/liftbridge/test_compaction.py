@@ -43,7 +43,7 @@ async def compacted(broker: Broker) -> list[int]:
 
 
 async def test_a_reader_refuses_a_stream_that_was_compacted(broker: Broker) -> None:
-    await broker.api.create_stream(broker.name, concurrency_control=True, options=COMPACTED)
+    await broker.api.create_stream(broker.name, options=COMPACTED)
     await write_with_keys(broker)
     await compacted(broker)
     with pytest.raises(StreamGapError, match="compaction"):

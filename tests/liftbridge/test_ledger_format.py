@@ -66,7 +66,7 @@ async def restore(broker: Broker, file: str, *changes: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("version", range(VERSION + 1))
+@pytest.mark.parametrize("version", range(1, VERSION + 1))
 async def test_a_ledger_of_every_version_is_read_and_written_on(
     broker: Broker, version: int, format: str
 ) -> None:
@@ -76,7 +76,6 @@ async def test_a_ledger_of_every_version_is_read_and_written_on(
     await store.save(KEY, {0: counted("c", 3)}, transaction=outgoing(3, cursor="c"))
     found = [[event.json()["n"] for event in batch.events] for batch in await batches(broker)]
     assert found == [[1, 2], [3]]
-    # A ledger of an older version was converted by that, and names its feed now.
     assert await store_of(broker).feeds() == [KEY]
 
 
@@ -87,16 +86,6 @@ async def test_the_newest_golden_copy_is_what_is_written(broker: Broker, format:
     await write(store)
     written = of_one_writer(await broker.messages(), store)
     assert written == json.loads((_GOLDEN / f"ledger-{VERSION}-{format}.json").read_text())
-
-
-async def test_the_keys_of_a_ledger_of_version_0_are_not_guessed(broker: Broker) -> None:
-    await restore(broker, "ledger-0-batch.json")
-    with pytest.raises(StreamError, match="start its relay once, which converts them"):
-        await store_of(broker).feeds()
-    # A command that is told both URLs needs no name.
-    new = FeedKey("http://elsewhere/feed")
-    assert await store_of(broker).move({KEY: new})
-    assert set(await store_of(broker).load(new)) == {0, 7}
 
 
 @pytest.mark.parametrize("format", FORMATS)

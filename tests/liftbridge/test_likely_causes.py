@@ -51,14 +51,8 @@ async def test_a_stream_with_another_number_of_partitions(
     broker: Broker, feed: Publisher, told: int
 ) -> None:
     await broker.create(partitions=4)
-    with pytest.raises(StreamError, match=rf"has 4 partitions.* told {told}.*partitions=4"):
+    with pytest.raises(StreamError, match=rf"has 4 partitions.* told {told} .*--partitions 4"):
         await relay(feed, broker, Stream(broker.name, partitions=told), broker.api)
-
-
-async def test_a_stream_with_another_subject(broker: Broker, feed: Publisher) -> None:
-    await broker.create(subject=f"{broker.name}-subject")
-    with pytest.raises(StreamError, match=f"attached to the subject {broker.name}-subject"):
-        await relay(feed, broker, broker.name, broker.api)
 
 
 @pytest.mark.parametrize("credentials", ["", "app:wrong@"])
@@ -80,7 +74,9 @@ async def test_nats_that_does_not_run_says_so() -> None:
             pass
 
 
-@pytest.mark.parametrize("name", ["wild.*", "deep.>", "a b", "a/b", ".a", "a.", "a..b", "", "\n"])
+@pytest.mark.parametrize(
+    "name", ["wild.*", "deep.>", "a b", "a/b", ".a", "a.", "a..b", "", "\n", "x" * 256]
+)
 def test_names_that_bring_a_broker_down_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="stream"):
         Stream(name)
@@ -88,7 +84,11 @@ def test_names_that_bring_a_broker_down_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "partitions"),
-    [("x.>", 2), (">", 2), ("x.>.y", 1), ("a b", 1), ("a..b", 1), (".a", 1), ("a.", 1), ("a\n", 1)],
+    [
+        ("x.>", 2),
+        (">", 2),
+        *((each, 1) for each in ("x.>.y", "a b", "a..b", ".a", "a\n", "x" * 2049)),
+    ],
 )
 def test_subjects_that_bring_a_broker_down_are_refused(subject: str, partitions: int) -> None:
     with pytest.raises(ValueError, match="can't be the subject"):
@@ -119,19 +119,6 @@ async def test_a_stream_on_several_subjects_is_created(
     stream = Stream(broker.name, f"{broker.name}.{subject}", partitions)
     await broker.api.create_stream(stream)
     assert (await broker.api.metadata(broker.name)).stream == stream
-
-
-@pytest.mark.parametrize("name", ["x" * 256, "ä" * 128])
-def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
-    Stream(name[:-1])
-    with pytest.raises(ValueError, match="at most 255 bytes of UTF-8"):
-        Stream(name)
-
-
-def test_a_subject_that_ends_the_brokers_connection_is_refused() -> None:
-    Stream("s", "x" * 2048)
-    with pytest.raises(ValueError, match="at most 2,048 bytes of UTF-8"):
-        Stream("s", "x" * 2049)
 
 
 async def test_a_stream_with_the_longest_name_and_subject_is_stored(broker: Broker) -> None:

@@ -52,7 +52,7 @@ async def test_a_live_subscription_returns_what_is_stored_at_the_offsets_of_lost
 async def test_a_subscription_that_read_too_many_lost_messages_says_so(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedapi_client.liftbridge.returned._REMEMBERED", 2)
+    monkeypatch.setattr("feedapi_client.liftbridge.subscription._REMEMBERED", 2)
     await broker.create()
     await broker.publisher.publish_many(broker.name, [b"x"] * 9)
     async with aclosing(broker.api.subscribe(broker.name)) as messages:

@@ -16,7 +16,6 @@ import pytest
 
 from feedapi_client import FeedConsumer, FetchOptions
 from feedapi_client.liftbridge import (
-    LiftbridgeGrpcPublisher,
     MessageTooLargeError,
     OutgoingBatch,
     Relay,
@@ -216,17 +215,10 @@ async def test_a_broker_below_nats_gets_a_batch_once_more_and_no_oftener(
         assert await broker.newest() < 2 * 75 + 10
 
 
-@pytest.mark.parametrize("way", ["nats", "grpc"])
-async def test_positions_are_divided_by_the_limit_that_nats_has(
-    limited: Any, name: str, way: str
-) -> None:
-    async with (
-        open_broker(limited(*SMALL_NATS), name) as broker,
-        LiftbridgeGrpcPublisher(broker.address) as over_grpc,
-    ):
-        publisher = broker.publisher if way == "nats" else over_grpc
+async def test_positions_are_divided_by_the_limit_that_nats_has(limited: Any, name: str) -> None:
+    async with open_broker(limited(*SMALL_NATS), name) as broker:
         await broker.create(once=True)
-        store = StreamCursorStore(publisher, broker.api, name, snapshot_every=1)
+        store = StreamCursorStore(broker.publisher, broker.api, name, snapshot_every=1)
         await store.load(KEY)
         positions = {partition: Position("c" * 1100) for partition in range(400)}
         await store.save(KEY, positions)
@@ -234,14 +226,6 @@ async def test_positions_are_divided_by_the_limit_that_nats_has(
             positions[7] = positions[7].advance(f"d{revision}")
             await store.save(KEY, {7: positions[7]})
         assert await store_of(broker).load(KEY) == positions
-
-
-async def test_a_snapshot_of_long_cursors_fits_into_messages(broker: Broker) -> None:
-    store = await open_ledger(broker)
-    positions = {partition: Position(f"{partition:04}" * 275) for partition in range(1300)}
-    await store.save(KEY, positions)
-    assert await store_of(broker).load(KEY) == positions
-    assert await relayed(broker) == []
 
 
 async def test_an_event_that_fits_only_without_its_position_is_followed_by_it(

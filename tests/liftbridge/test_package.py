@@ -17,7 +17,6 @@ import feedapi_client.liftbridge as package
 from feedapi_client.errors import FeedError, FencedError
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
-    LiftbridgeGrpcPublisher,
     LiftbridgePublisher,
     messages_pb2,
 )
@@ -79,7 +78,7 @@ def test_the_generated_code_requires_no_version_of_the_runtime() -> None:
     assert "runtime_version" not in (ROOT / PROTO).with_name("messages_pb2.py").read_text()
 
 
-@pytest.mark.parametrize("client", [LiftbridgePublisher, LiftbridgeApi, LiftbridgeGrpcPublisher])
+@pytest.mark.parametrize("client", [LiftbridgePublisher, LiftbridgeApi])
 def test_on_trio_the_error_says_that_asyncio_is_needed(client: Any) -> None:
     async def enter() -> None:
         with pytest.raises(LiftbridgeError, match="asyncio"):

@@ -17,25 +17,20 @@ from typing import Any
 import anyio
 import nats
 import pytest
-from nats.aio.client import Client
 
-from feedapi_client import FeedConsumer, MemoryCursorStore
+from feedapi_client import FeedConsumer
 from feedapi_client.liftbridge import (
-    AckPolicy,
     AckTimeoutError,
     BrokerUnavailableError,
     LiftbridgeError,
     LiftbridgePublisher,
-    PublishError,
     Relay,
     Stream,
     nats_connection,
 )
-from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import NatsServer, free_port
 from tests.liftbridge.acker import Acker
-from tests.liftbridge.helpers import SAFETY_NET, eventually
-from tests.liftbridge.middle import man_in_the_middle
+from tests.liftbridge.helpers import SAFETY_NET
 
 pytestmark = [
     pytest.mark.anyio,
@@ -80,36 +75,15 @@ def users(tmp_path: Path) -> Any:
     return serve
 
 
-@pytest.fixture(params=["own connection", "caller's connection"])
-def opened(request: pytest.FixtureRequest) -> Any:
-    """Open a publisher in either way."""
-
-    @asynccontextmanager
-    async def opened(url: str, **given: Any) -> AsyncIterator[LiftbridgePublisher]:
-        if request.param == "own connection":
-            async with LiftbridgePublisher(url, **given) as publisher:
-                yield publisher
-            return
-        client = await nats.connect(url, error_cb=_silent)
-        async with closing(client), LiftbridgePublisher(client, **given) as publisher:
-            yield publisher
-
-    return opened
-
-
-async def _silent(_: Exception) -> None: ...
-
-
 @pytest.mark.parametrize("subscribe", ['"acks.>"', '"_INBOX.other.>"', '"_INBOX.*"'])
 async def test_a_user_that_may_not_subscribe_to_its_inbox_is_refused_when_the_publisher_opens(
-    users: Any, opened: Any, subscribe: str
+    users: Any, subscribe: str
 ) -> None:
     async with users('"orders"', subscribe) as (served, acker):
         with pytest.raises(
             LiftbridgeError, match=r"permission to subscribe to _INBOX\.>, or .*inbox_prefix"
         ):
-            async with opened(served.url()):
-                raise AssertionError("it opened")
+            await LiftbridgePublisher(served.url()).__aenter__()
         assert acker.values("orders") == []
 
 
@@ -120,93 +94,20 @@ async def test_an_inbox_that_the_user_may_subscribe_to_is_an_option(users: Any) 
             assert await publisher.publish("orders", b"x") is not None
 
 
-async def test_a_relay_of_such_a_user_stores_nothing(users: Any) -> None:
-    feed = Publisher(partitions=1)
-    feed.extend(0, [{"n": n} for n in range(20)])
-    async with users('"orders"', '"acks.>"') as (served, acker):
-        with feed.serve() as url, pytest.raises(LiftbridgeError, match="permission to subscribe"):
-            async with (
-                LiftbridgePublisher(served.url(), ack_timeout=0.1) as publisher,
-                FeedConsumer(url, store=MemoryCursorStore(), follow=False) as consumer,
-            ):
-                await Relay(consumer, publisher, "orders").run()
-        assert acker.values("orders") == []
-
-
-@pytest.mark.parametrize("count", [1, 300])
-async def test_a_user_that_may_not_publish_gets_an_error_that_no_attempt_repeats(
-    users: Any, count: int
+async def test_a_permission_to_publish_that_is_missing_is_named_at_the_deadline(
+    users: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with users('"other"', '"_INBOX.>"') as (served, acker):
-        async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
-            with pytest.raises(PublishError, match="permission to publish") as caught:
-                await publisher.publish_many("orders", [b"x"] * count)
-            assert type(caught.value) is PublishError  # not one that is tried again
-            assert "may not publish to orders" in str(caught.value)
-            assert publisher.in_flight == 0
-        assert acker.values("orders") == []
-
-
-async def test_a_partition_that_may_not_be_published_to_is_named(users: Any) -> None:
     async with users('"orders"', '"_INBOX.>"') as (served, acker):
-        async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
-            stream = Stream("orders", partitions=2)
-            await publisher.publish(stream, b"x", partition=0)
-            with pytest.raises(PublishError, match=r"may not publish to orders\.1"):
+        async with LiftbridgePublisher(served.url(), ack_timeout=0.5) as publisher:
+            stream, refused = (
+                Stream("orders", partitions=2),
+                r"no permission .*publish to orders\.1",
+            )
+            with pytest.raises(AckTimeoutError, match=refused):
                 await publisher.publish(stream, b"x", partition=1)
             await publisher.publish(stream, b"y", partition=0)
-        assert acker.values("orders") == [b"x", b"y"]
-
-
-async def test_a_partition_that_may_not_be_published_to_does_not_fail_messages_to_another(
-    users: Any,
-) -> None:
-    stream = Stream("orders", partitions=2)
-    async with (
-        users('"orders"', '"_INBOX.>"') as (served, _),
-        man_in_the_middle(served.url()) as middle,
-        LiftbridgePublisher(middle.url, ack_timeout=SAFETY_NET) as publisher,
-    ):
-        middle.acks = anyio.Event()  # the refusal comes before the ack
-        allowed = asyncio.ensure_future(publisher.publish(stream, b"x", partition=0))
-        await eventually(lambda: publisher.in_flight)
-        with pytest.raises(PublishError, match=r"may not publish to orders\.1.*partitions"):
-            await publisher.publish(stream, b"x", partition=1)
-        middle.acks.set()
-        assert await allowed is not None
-
-
-async def test_a_refusal_is_found_on_a_connection_of_the_caller_before_anything_is_sent_again(
-    users: Any,
-) -> None:
-    async with users('"other"', '"_INBOX.>"') as (served, _):
-        client = await nats.connect(served.url(), error_cb=_silent)
-        async with closing(client), LiftbridgePublisher(client) as publisher:
-            with pytest.raises(AckTimeoutError):
-                await publisher.publish("orders", b"x", timeout=0.2)
-            with pytest.raises(LiftbridgeError, match="permission to publish"):
-                await publisher.publish("orders", b"x")
-            assert publisher.stats.published == 1
-
-
-@asynccontextmanager
-async def closing(client: Client) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await client.close()
-
-
-async def test_a_refusal_is_an_error_for_messages_without_acks_and_plain_ones(
-    users: Any, opened: Any
-) -> None:
-    async with users('"other"', '"_INBOX.>"') as (served, _), opened(served.url()) as publisher:
-        with pytest.raises(LiftbridgeError, match="permission to publish"):
-            await publisher.publish_plain("Orders", b"x")
-        await publisher.publish("orders", b"x", ack_policy=AckPolicy.NONE)
-        await publisher._flush()
-        with pytest.raises(LiftbridgeError, match="permission to publish"):
-            await publisher.publish("orders", b"x", ack_policy=AckPolicy.NONE)
+        assert acker.values("orders") == [b"y"]
+    assert "refuses the publish to orders.1" in caplog.text
 
 
 # ---------------------------------------------------------------------- credentials
@@ -246,13 +147,6 @@ async def test_what_a_url_holds_may_be_percent_encoded(
     assert url not in caplog.text
 
 
-async def test_a_password_among_the_options_wins_over_that_of_the_url(users: Any) -> None:
-    async with users('"orders"', '"_INBOX.>"') as (served, _):
-        url = served.server.url.replace("//", "//token@")
-        async with LiftbridgePublisher(url, options={"user": "app", "password": "pw"}) as publisher:
-            assert await publisher.publish("orders", b"x")
-
-
 @pytest.mark.parametrize("option", ["user_credentials", "nkeys_seed", "nkeys_seed_str"])
 async def test_credentials_that_need_a_package_say_which(
     monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, tmp_path: Path, option: str
@@ -268,8 +162,8 @@ async def test_credentials_that_need_a_package_say_which(
     ("content", "message"),
     [
         (None, r"x\.creds: No such file or directory"),
-        (_JWT, r"x\.creds is no file of credentials: it has no line BEGIN USER NKEY SEED"),
-        (_SEED, r"x\.creds is no file of credentials: it has no line BEGIN NATS USER JWT"),
+        (_JWT, r"x\.creds is no file of credentials"),
+        (_SEED, r"x\.creds is no file of credentials"),
     ],
 )
 async def test_credentials_in_a_file_that_is_none_are_no_outage(
@@ -278,7 +172,7 @@ async def test_credentials_in_a_file_that_is_none_are_no_outage(
     file = tmp_path / "x.creds"
     if content is not None:
         file.write_text(content)
-    for given in (file, str(file)) if content else (file, (str(file), str(file))):
+    for given in (file, str(file)):
         with pytest.raises(LiftbridgeError, match=message):
             await LiftbridgePublisher(_NOWHERE, options={"user_credentials": given}).__aenter__()
 
@@ -302,13 +196,10 @@ async def test_a_limit_of_the_server_is_named(tmp_path: Path, limit: str, told: 
     config = tmp_path / "nats.conf"
     config.write_text(limit)
     with NatsServer("-c", str(config)) as server:
-        client = await nats.connect(server.url, error_cb=_silent)
-        async with closing(client):
-            if "subscriptions" in limit:
-                with pytest.raises(BrokerUnavailableError, match=told):
-                    await LiftbridgePublisher(client).__aenter__()
-            with pytest.raises(BrokerUnavailableError, match=told):
-                await LiftbridgePublisher(server.url, connect_timeout=2).__aenter__()
+        client = await nats.connect(server.url)
+        with pytest.raises(BrokerUnavailableError, match=told):
+            await LiftbridgePublisher(server.url, connect_timeout=2).__aenter__()
+        await client.close()
     gc.collect()
 
 
@@ -383,13 +274,11 @@ async def test_credentials_that_end_later_are_named(said: str) -> None:
     "subject", ["orders.*", "orders.>", ">", "*", "orders..eu", ".a", "a.", "a b"]
 )
 async def test_a_subject_that_nothing_can_be_published_to_is_refused(
-    opened: Any, nats_server: NatsServer, subject: str
+    nats_server: NatsServer, subject: str
 ) -> None:
-    async with opened(nats_server.url) as publisher:
+    async with LiftbridgePublisher(nats_server.url) as publisher:
         with pytest.raises(ValueError, match=r"can't be|can be published"):
             await publisher.publish(subject, b"x")
-        with pytest.raises(ValueError, match="no subject that can be published to"):
-            await publisher.publish_plain(subject, b"x")
         if "*" in subject or ">" in subject:  # a stream can collect what many publish
             collecting = Stream("s", subject)
             with pytest.raises(ValueError, match="no subject that can be published to"):
@@ -397,49 +286,3 @@ async def test_a_subject_that_nothing_can_be_published_to_is_refused(
             with pytest.raises(ValueError, match="no subject that can be published to"):
                 Relay(FeedConsumer("http://x/feed"), publisher, collecting)
         assert publisher.stats.published == 0
-
-
-# ---------------------------------------------------------------------- leaving
-
-
-@pytest.mark.parametrize("state", ["drains", "is drained", "is closed"])
-async def test_leaving_never_hides_the_error_of_the_application(
-    nats_server: NatsServer, state: str
-) -> None:
-    client = await nats.connect(nats_server.url, error_cb=_silent)
-    handled = asyncio.Event()
-
-    async def handle(_: Any) -> None:
-        await handled.wait()
-
-    await client.subscribe("slow", cb=handle)
-    await client.publish("slow", b"x")
-    await client.flush()
-
-    async def application() -> None:
-        if state == "is closed":
-            await client.close()
-        else:
-            task = asyncio.ensure_future(client.drain())
-            await eventually(lambda: client.is_draining)
-            if state == "is drained":
-                handled.set()
-                await task
-        raise RuntimeError("of the application")
-
-    async def publishes() -> None:
-        async with LiftbridgePublisher(client):
-            await application()
-
-    async with closing(client):
-        with pytest.raises(RuntimeError, match="of the application"):
-            await publishes()
-        handled.set()
-
-
-async def test_a_connection_that_is_closed_already_is_one_line(nats_server: NatsServer) -> None:
-    client = await nats.connect(nats_server.url)
-    await client.close()
-    with pytest.raises(BrokerUnavailableError, match="ConnectionClosedError"):
-        async with LiftbridgePublisher(client):
-            pass

@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
-import nats
 import pytest
 
-from feedapi_client import FeedConsumer
 from feedapi_client.liftbridge import (
     AckPolicy,
     AckTimeoutError,
@@ -23,10 +21,7 @@ from feedapi_client.liftbridge import (
     LiftbridgeError,
     LiftbridgePublisher,
     nats_connection,
-    relay,
 )
-from feedapi_client.liftbridge.at_least_once import AcknowledgedPublishing
-from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import NatsServer, free_port
 from tests.faults.server import Gate
 from tests.liftbridge.acker import Acker
@@ -121,17 +116,15 @@ async def test_a_timeout_while_nats_is_away_says_that_the_message_was_not_sent()
 
 
 async def test_a_failed_connection_is_an_error_without_credentials(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And while it is waited for, it is said what for."""
-    monkeypatch.setattr(nats_connection, "_SILENT_SECONDS", 0.0)
     place = f"127.0.0.1:{free_port()}"
     publisher = LiftbridgePublisher(f"nats://user:secret@{place}", connect_timeout=0.3)
     with pytest.raises(BrokerUnavailableError) as caught:
         await publisher.__aenter__()
     assert "secret" not in f"{caught.value} {caplog.text}"
     assert "127.0.0.1:" in str(caught.value)
-    assert f"waiting for NATS at {place}, at most 0.3 s" in caplog.messages
+    assert "NATS: " in caplog.text
 
 
 async def lose_a_cancellation() -> None:
@@ -148,28 +141,6 @@ async def test_a_cancellation_that_nats_py_loses_does_not_keep_a_publisher_waiti
     monkeypatch.setattr(nats_connection.Client, "connect", lambda *_, **__: lose_a_cancellation())
     with pytest.raises(BrokerUnavailableError, match=r"within 0\.01 s"):
         await LiftbridgePublisher("nats://127.0.0.1:1", connect_timeout=0.01).__aenter__()
-
-
-@pytest.mark.timeout(SAFETY_NET / 2)
-async def test_a_cancellation_that_nats_py_loses_does_not_keep_a_relay_from_its_end(
-    feedapi_publisher: Publisher, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looking = anyio.Event()
-
-    async def look(_: object) -> None:
-        looking.set()
-        await lose_a_cancellation()
-
-    monkeypatch.setattr(relay, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(AcknowledgedPublishing, "look_for_losses", look)
-    stream = await broker.create()
-    async with (
-        FeedConsumer(feedapi_publisher.url or "") as consumer,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(relay.Relay(consumer, broker.publisher, stream).run)
-        await looking.wait()
-        consumer.stop()
 
 
 @pytest.mark.parametrize("kind", ["silent", "no NATS server", "the user is refused"])
@@ -246,15 +217,6 @@ async def test_cancelling_a_publish_that_waits_for_room_leaves_room_for_others(
             await first
         await publisher.publish(stream, b"third")
     assert await broker.values() == [b"first", b"third"]
-
-
-async def test_a_callers_own_connection_stays_open(broker: Broker) -> None:
-    stream = await broker.create()
-    client = await nats.connect(broker.nats_url)
-    async with LiftbridgePublisher(client) as publisher:
-        await publisher.publish(stream, b"x")
-    assert client.is_connected
-    await client.close()
 
 
 async def test_using_a_publisher_that_is_not_open_is_an_error() -> None:

@@ -53,7 +53,7 @@ async def create_aged(broker: Broker) -> None:
     request = api_pb2.CreateStreamRequest(name=name, subject=name, partitions=1)
     request.replicationFactor = 1
     request.optimisticConcurrencyControl.value = True
-    _AGED.write_to(request, ledger=False)
+    _AGED.write_to(request)
     async with grpc.aio.insecure_channel(broker.address) as channel:
         await APIStub(channel).CreateStream(request)
 

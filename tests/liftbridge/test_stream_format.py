@@ -6,10 +6,7 @@ import pytest
 
 from feedapi_client.liftbridge import Message, StreamError
 from feedapi_client.liftbridge.headers import row_id
-from feedapi_client.liftbridge.stream_format import (
-    Attempt,
-    SettledAttempts,
-)
+from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler
 
 
 def message(offset: int, attempt: str, index: int = 0, count: int = 1) -> Message:
@@ -27,13 +24,13 @@ def message(offset: int, attempt: str, index: int = 0, count: int = 1) -> Messag
 
 def settled(*messages: Message) -> list[tuple[str, list[int]]]:
     """Return the ids and the offsets of the attempts that count."""
-    attempts = SettledAttempts()
+    attempts = AttemptAssembler()
     found = [attempts.feed(each) for each in messages] + [attempts.settle()]
     return [(a.id, [m.offset for m in a.messages]) for a in found if a is not None]
 
 
 def test_a_complete_attempt_counts_once_the_next_message_is_there() -> None:
-    attempts = SettledAttempts()
+    attempts = AttemptAssembler()
     assert attempts.feed(message(0, "a")) is None
     assert attempts.holds_one
     settled_attempt = attempts.feed(message(1, "b"))

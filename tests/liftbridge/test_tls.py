@@ -15,7 +15,6 @@ import pytest
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
     LiftbridgeError,
-    LiftbridgeGrpcPublisher,
     PublishError,
 )
 from feedapi_client.testing import Publisher
@@ -60,14 +59,9 @@ def mutual(nats_server: NatsServer, certificate: Certificate) -> Iterator[Liftbr
 async def write_and_read(
     address: str, name: str, credentials: grpc.ChannelCredentials, token: str | None = None
 ) -> None:
-    async with (
-        LiftbridgeApi(address, credentials=credentials, token=token) as api,
-        LiftbridgeGrpcPublisher(
-            address, credentials=credentials, token=token, ack_timeout=SAFETY_NET
-        ) as publisher,
-    ):
+    async with LiftbridgeApi(address, credentials=credentials, token=token) as api:
         await api.create_stream(name)
-        await publisher.publish(name, b"x")
+        await api.publish(name, b"x", timeout=SAFETY_NET)
         assert [message.value async for message in api.subscribe(name, until=0)] == [b"x"]
 
 
@@ -94,11 +88,8 @@ async def test_without_the_token_the_answer_is_an_error_at_once_that_does_not_sh
             with pytest.raises(LiftbridgeError, match="UNAUTHENTICATED") as caught:
                 await call
             assert token is None or token not in str(caught.value)
-    async with LiftbridgeGrpcPublisher(
-        guarded.address, credentials=credentials, token=token
-    ) as publisher:
         with pytest.raises(PublishError):
-            await publisher.publish("s", b"x")
+            await api.publish("s", b"x")
 
 
 async def test_a_certificate_that_is_not_trusted_is_an_error_at_once(

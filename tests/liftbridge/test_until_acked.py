@@ -12,16 +12,13 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client import FeedConsumer, RetryPolicy
 from feedapi_client.liftbridge import (
     AckTimeoutError,
     LiftbridgePublisher,
     NoStreamError,
-    Relay,
     Stream,
 )
-from feedapi_client.liftbridge.until_acked import publish_until_acked
-from feedapi_client.testing import Publisher
+from feedapi_client.liftbridge.message_publisher import publish_until_acked
 from feedapi_client.testing.liftbridge import NatsServer
 from tests.liftbridge.acker import Acker
 from tests.liftbridge.broker import Broker
@@ -86,20 +83,6 @@ async def test_a_stream_with_fewer_partitions_gets_no_message_twice(
     found = await stored(broker)
     assert set(found.values()) == {1}
     assert len(found) == 4
-
-
-async def test_a_relay_to_a_stream_with_fewer_partitions_stores_no_message_twice(
-    feed: Publisher, broker: Broker
-) -> None:
-    await broker.create(partitions=2)
-    retry = RetryPolicy(give_up_after=0.5)
-    async with FeedConsumer(feed.url or "", follow=False, retry=retry) as consumer:
-        relay = Relay(
-            consumer, broker.publisher, four(broker), key=lambda event: b"%d" % event.json()["n"]
-        )
-        with pytest.raises(NoStreamError, match="fewer partitions"):
-            await relay.run()
-    assert set((await stored(broker)).values()) <= {1}
 
 
 async def test_only_the_first_of_the_messages_is_sent_until_an_ack_has_come(

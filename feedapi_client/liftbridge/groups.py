@@ -1,21 +1,24 @@
-"""Reading streams together with the other members of a consumer group."""
+"""Reading streams together with the other members of a consumer group, and cluster cursors."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import secrets
+import time
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Literal
 
 import anyio
+from gufo.liftbridge import api_pb2
 
-from feedapi_client.liftbridge.brokers import Brokers
-from feedapi_client.liftbridge.cluster_cursors import ClusterCursors
-from feedapi_client.liftbridge.group_membership import Assignments, GroupMembership
+from feedapi_client.liftbridge.brokers import Brokers, StreamMissingError
 from feedapi_client.liftbridge.liftbridge_errors import (
+    BrokerUnavailableError,
     LiftbridgeError,
     StreamError,
     StreamReadonlyError,
@@ -31,13 +34,174 @@ from feedapi_client.liftbridge.subscription import (
 logger = logging.getLogger(__name__)
 
 GroupStart = Literal["earliest", "new"] | datetime
+_CURSORS = "__cursors"
 _AHEAD = 64
 """Number of messages of a partition that are read before they are asked for."""
 _CLOSE_SECONDS = 10.0
 _READONLY_AGAIN = 1.0
 """Seconds after which a read-only partition is looked at again."""
+_NANOSECONDS = 1e9
+_HEARTBEATS = 3
+"""How often a member asks for its assignments within the time after which it is thrown out."""
+_LONGEST_HEARTBEAT = 3.0
+# What a coordinator says to somebody whom it has thrown out.
+_EXPELLED = ("not a member", "group does not exist")
 
 _Queue = asyncio.Queue["tuple[_Reader, Message] | Exception"]
+
+
+class ClusterCursors:
+    """The cursors of a cluster. They are messages in a stream of its own, which has partitions."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def set(self, stream: str, cursor_id: str, offset: int, partition: int) -> None:
+        async def once() -> None:
+            kept_in = _kept_in(cursor_id, stream, partition, await self._partitions())
+            await self._set(kept_in, stream, cursor_id, offset, partition)
+
+        await self._brokers.retry(once)
+
+    async def fetch(self, stream: str, cursor_id: str, partition: int) -> int | None:
+        """Return the offset stored under a name; None when there is none.
+
+        A broker that starts answers with a cursor from before its newest ones, or with none, until
+        something is appended to its stream of cursors, and remembers that answer. So that is looked
+        at first, and a cursor is stored that nobody uses.
+        """
+        request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
+
+        async def once() -> int | None:
+            count = await self._partitions()
+            kept_in = _kept_in(cursor_id, stream, partition, count)
+            found = await partition_metadata(self._brokers, _CURSORS, kept_in, resume=True)
+            if found.high_watermark < found.newest_offset:
+                names = (f"feedapi-no-op-{n}" for n in itertools.count())
+                unused = next(
+                    each for each in names if _kept_in(each, _CURSORS, 0, count) == kept_in
+                )
+                await self._set(kept_in, _CURSORS, unused, 0, 0)
+            leader = await self._brokers.leader(_CURSORS, kept_in)
+            response = await self._brokers.call(stream, "FetchCursor", request, [leader])
+            return int(response.offset) if response.offset >= 0 else None
+
+        return await self._brokers.retry(once)
+
+    async def _partitions(self) -> int:
+        try:
+            cluster = await self._brokers.metadata([_CURSORS])
+        except StreamMissingError as error:
+            if self._brokers.has_seen(_CURSORS):
+                raise
+            raise LiftbridgeError(
+                "the broker keeps no cursors: it needs the setting cursors.stream.partitions"
+            ) from error
+        return cluster.streams[_CURSORS].stream.partitions
+
+    async def _set(
+        self, kept_in: int, stream: str, cursor_id: str, offset: int, partition: int
+    ) -> None:
+        request = api_pb2.SetCursorRequest(
+            stream=stream, partition=partition, cursorId=cursor_id, offset=offset
+        )
+        leader = await self._brokers.leader(_CURSORS, kept_in)
+        await self._brokers.call(stream, "SetCursor", request, [leader])
+
+
+def _kept_in(cursor_id: str, stream: str, partition: int, count: int) -> int:
+    # As the broker computes it.
+    return zlib.crc32(f"{cursor_id},{stream},{partition}".encode()) % count
+
+
+class GroupMembership:
+    """One member of a consumer group, as the brokers see it.
+
+    The broker lets the member with the newest `epoch` of assignments read a partition.
+    """
+
+    def __init__(self, brokers: Brokers, group: str, name: str, streams: Sequence[str]) -> None:
+        self.group = group
+        self.consumer_id = ""
+        self.epoch = 0
+        self.heartbeat = _LONGEST_HEARTBEAT
+        self._brokers = brokers
+        self._name = name
+        self._streams = list(streams)
+        self._coordinator = ""
+        self._coordinator_timeout = 0.0
+        self._answered_at = 0.0
+
+    async def join(self) -> None:
+        await self._brokers.retry(self._join)
+
+    async def leave(self) -> None:
+        """Leave the group, if a broker answers. Otherwise the group notices it after a while."""
+        request = api_pb2.LeaveConsumerGroupRequest(groupId=self.group, consumerId=self.consumer_id)
+        with suppress(LiftbridgeError):
+            await self._brokers.call(self.group, "LeaveConsumerGroup", request)
+
+    async def assignments(self) -> set[tuple[str, int]]:
+        """Return what to read. Who does not ask often is thrown out, and joins again."""
+        return await self._brokers.retry(self._ask)
+
+    async def _join(self) -> None:
+        # A missing stream is not named by the answer to a request to join.
+        await self._brokers.metadata(self._streams)
+        # Another id each time: one that is still known, after a lost answer, would be refused.
+        self.consumer_id = f"{self._name}{secrets.token_hex(8)}"
+        request = api_pb2.JoinConsumerGroupRequest(
+            groupId=self.group, consumerId=self.consumer_id, streams=self._streams
+        )
+        response = await self._brokers.call(self.group, "JoinConsumerGroup", request)
+        self._coordinator, self.epoch = response.coordinator, int(response.epoch)
+        timeout = int(response.consumerTimeout) / _NANOSECONDS
+        self.heartbeat = min(timeout / _HEARTBEATS, _LONGEST_HEARTBEAT)
+        self._coordinator_timeout = int(response.coordinatorTimeout) / _NANOSECONDS
+        self._answered_at = time.monotonic()
+
+    async def _ask(self) -> set[tuple[str, int]]:
+        request = api_pb2.FetchConsumerGroupAssignmentsRequest(
+            groupId=self.group, consumerId=self.consumer_id, epoch=self.epoch
+        )
+        try:
+            brokers = (await self._brokers.metadata(self._streams)).brokers
+            if self._coordinator not in brokers:
+                raise BrokerUnavailableError(f"its coordinator {self._coordinator} is gone")
+            address = brokers[self._coordinator].address
+            response = await self._brokers.call(
+                self.group, "FetchConsumerGroupAssignments", request, [address]
+            )
+        except LiftbridgeError as error:
+            await self._recover(error)
+            raise BrokerUnavailableError(f"consumer group {self.group}: {error}") from error
+        self.epoch = int(response.epoch)
+        self._answered_at = time.monotonic()
+        return {
+            (assigned.stream, partition)
+            for assigned in response.assignments
+            for partition in assigned.partitions
+        }
+
+    async def _recover(self, error: LiftbridgeError) -> None:
+        if any(text in str(error) for text in _EXPELLED):
+            await self._join()
+            return
+        if time.monotonic() - self._answered_at > self._coordinator_timeout:
+            # When most members say that it does not answer, there is another one.
+            request = api_pb2.ReportConsumerGroupCoordinatorRequest(
+                groupId=self.group,
+                consumerId=self.consumer_id,
+                coordinator=self._coordinator,
+                epoch=self.epoch,
+            )
+            with suppress(LiftbridgeError):
+                await self._brokers.call(self.group, "ReportConsumerGroupCoordinator", request)
+        cluster = await self._brokers.metadata(self._streams, [self.group])
+        if (found := cluster.groups.get(self.group)) is None:
+            await self._join()
+        else:
+            self._coordinator, self.epoch = found.coordinator, found.epoch
 
 
 class GroupConsumer:
@@ -90,12 +254,7 @@ class GroupConsumer:
             self._run(self._save_often(self._checkpoint_seconds))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         readers, self._readers = self._readers, {}
         tasks = [*self._tasks, *(reader.task for reader in readers.values())]
         for task in tasks:
@@ -163,7 +322,7 @@ class GroupConsumer:
             self._assign(await self._membership.assignments())
             await asyncio.sleep(self._membership.heartbeat)
 
-    def _assign(self, assigned: Assignments) -> None:
+    def _assign(self, assigned: set[tuple[str, int]]) -> None:
         # Without an await: no subscription may begin with the new epoch for an old assignment.
         revoked = [self._readers.pop(key) for key in set(self._readers) - assigned]
         for reader in revoked:
@@ -193,11 +352,7 @@ class GroupConsumer:
 
 
 class _Reader:
-    """One assigned partition.
-
-    Attributes:
-        handled: the offset of the newest message that the application has handled.
-    """
+    """One assigned partition. `handled` is the newest offset that the application has handled."""
 
     task: asyncio.Task[None]
 
@@ -218,7 +373,6 @@ class _Reader:
         self._cursor_id = f"__group:{membership.group}"
 
     async def run(self, start: GroupStart, queue: _Queue) -> None:
-        """Read on from the checkpoint, without end. A read-only partition may become writable."""
         stream, partition = self.key
         following = await self._first(start)
         while True:
@@ -239,7 +393,10 @@ class _Reader:
         checkpoint = await self._cursors.fetch(stream, self._cursor_id, partition)
         if checkpoint is None and start != "new":
             return start
-        newest = await self._newest_offset()
+        found = await self._brokers.retry(
+            lambda: partition_metadata(self._brokers, stream, partition, resume=True)
+        )
+        newest = found.newest_offset
         if checkpoint is None:
             # Another member that goes on before the first checkpoint must not skip anything.
             checkpoint = self.handled = newest
@@ -253,14 +410,7 @@ class _Reader:
             )
         return checkpoint + 1
 
-    async def _newest_offset(self) -> int:
-        found = await self._brokers.retry(
-            lambda: partition_metadata(self._brokers, *self.key, resume=True)
-        )
-        return found.newest_offset
-
     async def save(self) -> None:
-        """Write the checkpoint down if it is another one than before."""
         stream, partition = self.key
         offset = self.handled
         if offset is not None and offset >= 0 and offset != self._saved:
