@@ -44,8 +44,6 @@ SHARED_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Chain(InputPartition):
-    """The partitions that one task of a batch read reads, one after the other."""
-
     targets: list[Target]
     info: FeedInfo
     fetch: FetchOptions
@@ -55,12 +53,6 @@ class Chain(InputPartition):
 
 
 class FeedReader(DataSourceReader):
-    """Reader of one batch read.
-
-    The end of an open partition is fixed when the first action on the DataFrame starts. All scans
-    of it see that end, also those of later actions, for an hour.
-    """
-
     def __init__(self, options: SourceOptions, dataframe: str = "") -> None:
         self.options = options
         self._dataframe = dataframe or uuid.uuid4().hex
@@ -85,7 +77,6 @@ class FeedReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a chain. Raises `FeedError`, `OptionError`."""
         if not isinstance(partition, Chain):
             return  # a feed without partitions: Spark runs one task that has nothing to read
         connection = FeedConnection(self.options, partition.fetch, partition.info)
@@ -97,11 +88,7 @@ class FeedReader(DataSourceReader):
 
 
 class _Seen(msgspec.Struct):
-    """A feed as it was when an action started.
-
-    `starts` has the cursors of partitions that are read from their present end on, `ends` where
-    open partitions end.
-    """
+    """A feed when an action started. `starts`: of partitions that are read from their end on."""
 
     info: FeedInfo
     starts: dict[int, str]
@@ -142,7 +129,6 @@ def _read_note(connection: FeedConnection, note: Path) -> _Seen:
 
 
 def _look(options: SourceOptions, connection: FeedConnection) -> _Seen:
-    """Discover, and ask for the ends."""
     info = connection.info
     if options.partitions is not None:
         check_partitions(options, info)
@@ -163,11 +149,7 @@ def _look(options: SourceOptions, connection: FeedConnection) -> _Seen:
 def chains(
     options: SourceOptions, connection: FeedConnection, info: FeedInfo, starts: Mapping[int, str]
 ) -> list[list[Target]]:
-    """Return what to read, cut into lineage chains.
-
-    A partition is in the chain of its parent if that has no other child. Chains may be read at the
-    same time: column `depth` says what came first. Raises `FeedError`.
-    """
+    """A partition is in the chain of its parent if that has no other child."""
     planner = _planner(options, connection)
     for action in planner.discover(info, ends=starts):
         if isinstance(action, Fail):
@@ -255,7 +237,6 @@ def rows(
     sequence: int,
     batches: list[CheckpointedEvents],
 ) -> pa.RecordBatch:
-    """Return the events of the batches as rows. `sequence` is the number of the first event."""
     events = [event for batch in batches for event in batch.events]
     builder = RowBuilder(
         target.partition,

@@ -39,14 +39,7 @@ _NOT_SENDABLE = (
 
 
 class Credentials(httpx.Auth):
-    """What options authEnv, headerEnv.NAME and authCallable send with each request.
-
-    A request that is refused (401, 403) is repeated once with what the function returns then, if
-    that is something else: a query outlives its tokens.
-
-    Raises:
-        OptionError: they can't be had in this process, or not be sent. It never holds a value.
-    """
+    """What options authEnv, headerEnv.NAME and authCallable send with each request."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._fixed = {
@@ -70,7 +63,6 @@ class Credentials(httpx.Auth):
     def sync_auth_flow(
         self, request: httpx.Request
     ) -> Generator[httpx.Request, httpx.Response, None]:
-        """See `httpx.Auth`."""
         request.headers.update(self._fixed)
         if isinstance(self._given, httpx.Auth):
             return self._given.sync_auth_flow(request)
@@ -79,14 +71,12 @@ class Credentials(httpx.Auth):
     def async_auth_flow(
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """See `httpx.Auth`."""
         request.headers.update(self._fixed)
         if isinstance(self._given, httpx.Auth):
             return self._given.async_auth_flow(request)
         return super().async_auth_flow(request)
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """See `httpx.Auth`."""
         request.headers.update({**self._fixed, **_headers_of(self._given)})
         response = yield request
         if self._function is None or response.status_code not in (401, 403):
@@ -102,7 +92,6 @@ class Credentials(httpx.Auth):
 
 
 def _headers_of(given: object) -> dict[str, str]:
-    """Return the headers that a function has returned, none for an `httpx.Auth`."""
     if isinstance(given, httpx.Auth):
         return {}
     if isinstance(given, Mapping):
@@ -150,10 +139,6 @@ class SharedClient:
 def kept_client(
     url: str, limits: Limits, ca_file: str | None, _headers_and_credentials: Any
 ) -> SharedClient:
-    """Return the client of this process for these options. Those used last are kept.
-
-    Raises `OptionError` where this process has no such file.
-    """
     return SharedClient(BlockingIO(url, limits=limits, verify=_trusted(ca_file)))
 
 
@@ -165,10 +150,7 @@ def _trusted(ca_file: str | None) -> ssl.SSLContext | None:
 
 
 def client_of_event_loop(options: SourceOptions) -> httpx.AsyncClient | None:
-    """Return a client for the event loop of the caller, who closes it. Raises `OptionError`.
-
-    None where the options ask for nothing of their own: connections of ours cost less.
-    """
+    """None where the options ask for nothing of their own: connections of ours cost less."""
     own = options.headers, options.header_env, options.auth_env, options.auth_callable
     if not any((*own, options.ca_file)):
         return None
@@ -196,14 +178,7 @@ def _client_of(options: SourceOptions) -> SharedClient:
 
 
 class FeedConnection:
-    """Client, last discovery and fetch options of a feed. Thread-safe.
-
-    Arguments:
-        fetch, info: what the driver resolved. Without them, `discover` resolves them.
-
-    Raises:
-        OptionError: the credentials are not available in this process.
-    """
+    """Client, last discovery and fetch options, or what the driver resolved. Thread-safe."""
 
     def __init__(
         self,
@@ -224,32 +199,25 @@ class FeedConnection:
 
     @property
     def url(self) -> str:
-        """URL of the feed for messages, without secrets."""
         return self.client.feed
 
     @property
     def info(self) -> FeedInfo:
-        """The last discovery; discovers first if there was none."""
         return self._info or self.discover()
 
     @property
     def fetch_options(self) -> FetchOptions:
-        """What a fetch asks for, filters included. Their names are known after a discovery."""
         if not self._resolved:
             self.discover()
         return self.client.options
 
     def client_for(self, page_size: int | None) -> SyncFeedClient:
-        """Return the client, or one that asks for pages of this size."""
         if page_size is None:
             return self.client
         return self._client(replace(self.fetch_options, page_size_hint=page_size))
 
     def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
-        """Discover, unless another thread did so since the caller got `seen`.
-
-        Raises `FeedError`, and `OptionError` for an option that matches several filters.
-        """
+        """Discover, unless another thread did so since the caller got `seen`."""
         with self._lock:
             if seen is not None and self._info is not seen and self._info is not None:
                 return self._info
@@ -263,10 +231,7 @@ class FeedConnection:
             return info
 
     def restore(self, info: FeedInfo) -> None:
-        """Take the last discovery of an earlier driver, unless there was one since.
-
-        The feed need not answer for that. Raises `OptionError` as `discover`.
-        """
+        """Take the last discovery of an earlier driver: the feed need not answer for that."""
         if self._resolved:
             return  # and a discovery in the background may hold the lock for long
         with self._lock:

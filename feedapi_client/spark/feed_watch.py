@@ -73,13 +73,7 @@ _COUNTED = {
 
 
 class FeedWatch:
-    """Watches the feed of a query from a state on; None: of a new query.
-
-    Its methods are called from Spark's thread.
-
-    Arguments:
-        follow: whether it goes on at the end of the feed. False is over there.
-    """
+    """Watches the feed of a query from a state on; None: of a new one. For Spark's thread."""
 
     def __init__(
         self,
@@ -100,7 +94,6 @@ class FeedWatch:
         self._uncommitted: set[int] = set()
         """Partitions whose results are taken, and not in the store yet."""
         self._committed = asyncio.Event()
-        """Set when there is none any more, or never will be."""
         self._unsettled = True
         self._slow: set[int] = set()
         """Partitions whose answer was waited for in vain."""
@@ -109,7 +102,6 @@ class FeedWatch:
         self._report: dict[str, Any] = {}
         self._report_until = -math.inf
         self.selected = None if state is None else state.selected
-        """What is read: more may have been selected since (`State.selected`)."""
         self.changed = True
         """Whether lineage or selection may have changed since `state` was last called."""
         self._loop = asyncio.new_event_loop()
@@ -124,7 +116,6 @@ class FeedWatch:
 
     @property
     def over(self) -> bool:
-        """Whether the end of the feed was reached (without `follow`), or an error came."""
         return self._over
 
     def ready(self, timeout: float) -> list[int]:
@@ -165,7 +156,6 @@ class FeedWatch:
         return self._call(self._state())
 
     def reading(self) -> set[int]:
-        """Return the partitions that are not at their present end."""
         return self._call(self._reading())
 
     def report(self) -> dict[str, Any]:
@@ -190,7 +180,6 @@ class FeedWatch:
             self._loop.call_soon_threadsafe(self._closing.set)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in the event loop: what is looked at there does not change meanwhile."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     # ------------------------------------------------------------------ in the event loop
@@ -300,7 +289,6 @@ class FeedWatch:
         return replace(limits, max_poll_interval=longest, stall_timeout=_NEVER)
 
     async def _read(self, partition: int, cursor: str) -> Reached:
-        """Let the partition wait until an epoch has read it: see `FeedConsumer.delegate`."""
         found: asyncio.Future[Reached] = self._loop.create_future()
         with self._news:
             self._waiting[partition] = cursor, found

@@ -39,18 +39,11 @@ returns what it got where that fails."""
 
 
 class FixedEnd:
-    """Recognizes the end of one partition in what a read of it brings.
-
-    Arguments:
-        cursor: of the end.
-        look: see `Look`.
-        cut: whether the read is to end there exactly, in the middle of a batch where that must be.
-    """
+    """Recognizes the end of a partition. `cut`: end exactly there, also within a batch."""
 
     def __init__(self, cursor: str, look: Look, *, cut: bool) -> None:
         self.cursor = cursor
         self.reached = False
-        """Whether the read is at its end, or behind it."""
         self.passed = False
         """Whether it is behind it."""
         self._look, self._cut = look, cut
@@ -77,22 +70,13 @@ class FixedEnd:
         return self._near
 
     def response_over(self) -> bool:
-        """Count a response. After 1, 2, 4 ... of them the next batch is a reason to look again.
-
-        Returns:
-            whether the end may still come: False long after what is behind it has come.
-        """
+        """Return False long after what is behind the end has come."""
         self._responses += 1
         self._due |= self._responses & (self._responses - 1) == 0
         return self._seen_at is None or self._responses <= 4 * self._seen_at + _PATIENCE
 
     def take(self, batch: CheckpointedEvents, start: str) -> CheckpointedEvents | None:
-        """Return the batch, or what of it comes before the end; None if nothing does.
-
-        Arguments:
-            batch: what the read brings next.
-            start: the cursor before it.
-        """
+        """Return what of the batch is before the end, if anything. `start`: cursor before it."""
         if batch.cursor == self.cursor:
             self.reached = True
             return batch
@@ -131,14 +115,12 @@ class FixedEnd:
             self._following = []  # and look again
 
     def _has_come(self, prints: list[int]) -> bool:
-        """Whether the events behind the end have come, with these."""
         self._unseen.difference_update(prints)
         if self._seen_at is None and self._watched and not self._unseen:
             self._seen_at = max(1, self._responses)
         return self._seen_at is not None
 
     def _before_end(self, batch: CheckpointedEvents, prints: list[int]) -> int | None:
-        """Return how many events of the batch come before the end, if it lies there."""
         for at, first in enumerate(prints):
             if first != self._following[0]:
                 continue
@@ -165,7 +147,6 @@ class FixedEnd:
 
 
 def _agree(some: list[int], others: list[int]) -> bool:
-    """Whether both begin with the same, as far as the shorter one goes."""
     return all(one == other for one, other in zip(some, others, strict=False))
 
 
@@ -175,5 +156,4 @@ def _checkpoints(batches: list[CheckpointedEvents]) -> dict[int, str]:
 
 
 def fingerprints(batches: Iterable[CheckpointedEvents]) -> list[int]:
-    """Return a number for each event that tells payloads apart."""
     return [zlib.crc32(event._payload) for batch in batches for event in batch.events]

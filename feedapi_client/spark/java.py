@@ -100,7 +100,6 @@ def ensure_java() -> Java:
 
 
 def _version(program: str) -> int:
-    """Return the feature version of a Java, 0 for a program that is none."""
     try:
         done = subprocess.run(  # noqa: S603 - a Java of this machine
             [program, "-version"], capture_output=True, text=True, check=False, timeout=60
@@ -112,10 +111,7 @@ def _version(program: str) -> int:
 
 
 def _home_without_vector(wheel: str) -> Path:
-    """Return a home whose ``java`` leaves out the module that the wheel's Java does not have.
-
-    It lies in the user's cache, one for each Java. Several processes may make it at once.
-    """
+    """In the user's cache, one for each Java. Several processes may make it at once."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(wheel.encode()).hexdigest()[:12]
     folder = cache / "feedapi-client" / f"java-{digest}" / "bin"

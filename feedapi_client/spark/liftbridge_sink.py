@@ -100,7 +100,6 @@ class SinkOptions:
     attempts: int = 10
 
     def servers(self) -> list[str]:
-        """Return the URLs of NATS. Raises `OptionError` when `nats_env` is not set."""
         urls = os.environ.get(self.nats_env, "") if self.nats_env else self.nats
         if not urls:
             raise OptionError(
@@ -139,11 +138,6 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of one task and wait for all acks.
-
-        Raises:
-            LiftbridgeError: a row could not be published. Spark retries the task.
-        """
         asyncio.run(self._publish(iterator))
         return WriterCommitMessage()
 
@@ -184,10 +178,7 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
 def _by_partition(
     batch: pa.RecordBatch,
 ) -> Iterator[tuple[int | None, Sequence[int], pa.RecordBatch]]:
-    """Yield the rows of each partition of the stream, and their positions in the batch.
-
-    The partition is None where the keys choose it.
-    """
+    """Yield rows and their positions by partition; None where the keys choose it."""
     if "partition" not in batch.schema.names:
         yield None, range(batch.num_rows), batch
         return
@@ -231,7 +222,7 @@ def _fits(found: T.DataType, kinds: tuple[type[T.DataType], ...]) -> bool:
 
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:
-    """Return the options. Raises `OptionError`, which never quotes a value of ``nats``."""
+    """Raises `OptionError`, which never quotes a value of ``nats``."""
     options = {name.lower(): value for name, value in given.items()}
     unknown = sorted(options.keys() - _PARSERS.keys() - _OPTIONS_OF_SPARK)
     if unknown:

@@ -120,13 +120,11 @@ class FeedQueryListener(StreamingQueryListener):
 
 
 def _attributes(field: str) -> dict[str, str]:
-    """Return what tells the fields of one gauge apart."""
     state = "caught_up" if field == "caughtUp" else field
     return {"feedapi.partition.state": state} if field in _STATES else {}
 
 
 def _reports(progress: StreamingQueryProgress) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield events and report of each source that is a feed."""
     for source in progress.sources:
         try:
             report = json.loads(source.latestOffset or "null")

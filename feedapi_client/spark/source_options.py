@@ -78,11 +78,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel", d
     """
 
     url: str
-    """Of the feed."""
     feed_name: str | None = None
     """What a checkpoint knows the feed by, in place of its URL."""
     starting_cursors: Start = "first"
-    """"first", "last" or the cursors of partitions."""
     ending_cursors: Cursors = {}
     """Where a batch read ends in some partitions."""
     partitions: Partitions | None = None
@@ -159,7 +157,6 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel", d
 
 
 def _common(options: SourceOptions, kind: type[Limits | RetryPolicy]) -> dict[str, Any]:
-    """Return the values of the fields that both have."""
     own = SourceOptions.__struct_fields__
     return {f.name: getattr(options, f.name) for f in fields(kind) if f.name in own}
 
@@ -178,14 +175,7 @@ _SPELLING = {name.lower(): name for name in OPTION_NAMES}
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Return the validated options of one read or stream.
-
-    ``path`` (the argument of ``load``) means ``url``.
-
-    Raises:
-        OptionError: every problem, in one line. No value is quoted: it may be a secret. It is a
-            `UrlOptionError`, and so a `NegotiationError`, when the URL is impossible.
-    """
+    """Raises `OptionError` with every problem, in one line. It quotes no value: a secret, maybe."""
     if "provider" in given:  # a property that Spark gives to a table of its catalog
         raise OptionError(
             "feedapi source: Spark reads a table of a catalog without its options: in place of "
@@ -224,7 +214,6 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 def _add(
     option: str, text: str, field: FieldInfo, values: dict[str, Any], problems: list[str]
 ) -> None:
-    """Add the value of an option, or what is wrong with it."""
     try:
         read = _READERS.get(field.name, str)
         value = msgspec.convert(read(text), field.type, strict=False)
@@ -238,7 +227,6 @@ def _add(
 
 
 def _description(kind: Any) -> str | None:
-    """Return what a type's annotation says of its values, also of one that may be None."""
     for part in (kind, *get_args(kind)):
         for meta in getattr(part, "__metadata__", ()):
             return meta.description  # type: ignore[no-any-return]

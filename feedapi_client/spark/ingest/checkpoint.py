@@ -39,15 +39,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class QueryCheckpoint:
-    """What a checkpoint says.
-
-    Arguments:
-        query: id of the query, None when none ran with it. Spark writes it before the first
-            micro-batch and never changes it.
-        begun, committed: the last micro-batches that were, -1 before the first.
-        outputs: the tables that the query writes to.
-        resumed: the run where it begins.
-    """
+    """What a checkpoint says; -1: no micro-batch. Spark never changes the id of the query."""
 
     query: str | None
     begun: int
@@ -57,11 +49,7 @@ class QueryCheckpoint:
 
 
 def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
-    """Return what a checkpoint says; nothing where there is none.
-
-    Raises:
-        IngestError: nobody knows its query, or a note is damaged, or of a newer version.
-    """
+    """Raises `IngestError` where nobody knows its query, or a note is damaged, or newer."""
     query: str | None = None
     last = {"offsets": -1, "commits": -1}
     notes: dict[str, dict[str, Any]] = {"outputs": {}, "resumed": {}}
@@ -90,11 +78,7 @@ def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
 
 
 def contents(spark: SparkSession, pattern: str, names: str) -> dict[str, str]:
-    """Return the texts of the files that match, also in sub-folders, by their paths.
-
-    Arguments:
-        names: others are copies of an editor, and the like.
-    """
+    """Return texts of files by path, also in sub-folders. Other `names` are copies of an editor."""
     options = {**READING, "recursiveFileLookup": "true", "pathGlobFilter": names}
     files = spark.read.format("binaryFile").options(**options)
     # Spark logs a warning with a stack trace for a single path that does not exist. Spark Connect
@@ -109,7 +93,6 @@ def contents(spark: SparkSession, pattern: str, names: str) -> dict[str, str]:
 
 
 def checked_note(line: str, path: str) -> dict[str, Any]:
-    """Return a note. Raises `IngestError` for a damaged one, or one of a newer version."""
     try:
         note: dict[str, Any] = json.loads(line)
         newer = note["version"] > VERSION
@@ -123,7 +106,6 @@ def checked_note(line: str, path: str) -> dict[str, Any]:
 
 
 def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:
-    """Write a note of `QueryCheckpoint`, in place of the one before."""
     line = json.dumps({"version": VERSION, **content})
     rows = spark.createDataFrame([(line,)], "value STRING").coalesce(1).write.mode("overwrite")
     path = f"{checkpoint.rstrip('/')}/feedapi/{name}"

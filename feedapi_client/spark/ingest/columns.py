@@ -52,7 +52,6 @@ _SECONDS = (-62135596800, 253402300799)
 
 
 def payload_schema(job: Ingest) -> T.StructType | None:
-    """Return the schema of the payload, None without one. Raises `IngestError` for a wrong one."""
     if job.schema is None:
         return None
     try:
@@ -91,18 +90,12 @@ class Rows:
         return F.col(_REASON) if self._steps else F.lit(None)
 
     def parse(self, batch: DataFrame) -> DataFrame:
-        """Return events with what `tables` needs."""
         for step in self._steps:
             batch = batch.withColumns(step)
         return batch.drop(_SENT, _KEYS)
 
     def tables(self, parsed: DataFrame) -> dict[str, DataFrame]:
-        """Return the rows of each table: output, and of bronze and rejected those that there are.
-
-        - output: the typed events, or every event without a schema.
-        - bronze: every event as sent.
-        - rejected: the events that don't fit the schema, with the reason.
-        """
+        """Output: typed events, or all without a schema. Rejected: those that do not fit."""
         event = [*map(F.col, EVENT), _data()]
         now = F.current_timestamp().alias(INGESTED_AT)
         fits = F.lit(True) if self._job.rejected is None else F.col(_REASON).isNull()

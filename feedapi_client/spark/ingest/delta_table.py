@@ -48,7 +48,6 @@ class DeltaTable(Table):
     """One table. Other queries and commands may write to it at the same time."""
 
     def check(self, spark: SparkSession, who: Identity, schema: T.StructType | None) -> None:
-        """As `Table.check`. The table is made, or gets new columns."""
         super().check(spark, who, schema)
         if schema is not None:
             none = identified(spark.createDataFrame([], schema), who, 0)
@@ -66,7 +65,6 @@ class DeltaTable(Table):
         return ".".join([str(found.catalog), *(found.namespace or ()), found.name]).lower()
 
     def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
-        """Become an owner, and align the columns, before any table is written."""
         spark, named = rows.sparkSession, identified(rows, who, number)
 
         def prepare() -> None:
@@ -81,7 +79,6 @@ class DeltaTable(Table):
             self.check_ahead(who, number, self._last_batch(spark, who, after=number))
 
     def _write_none(self, none: DataFrame, who: Identity) -> None:
-        """Do all that a micro-batch does, without a row: Delta says what it would not take."""
         self._align(none, who)
 
     def _cure(self, spark: SparkSession, message: str) -> str:
@@ -91,7 +88,6 @@ class DeltaTable(Table):
         return f'. spark.sql("CREATE SCHEMA {schema}") makes it{forgotten(spark)}'
 
     def _align(self, rows: DataFrame, who: Identity) -> None:
-        """Make the table, or add columns that are new, by writing none of the rows."""
         spark, fields = rows.sparkSession, [T.StructField(f.name, f.dataType) for f in rows.schema]
         names = "".join(_names_in(rows.schema))
         options = {**self.job.writer_options, "mergeSchema": "true"}
@@ -108,7 +104,6 @@ class DeltaTable(Table):
         none.partitionBy(*map(quoted, self.partition_by)).saveAsTable(self.name)
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> None:
-        """Write a micro-batch, unless it is there."""
         named = identified(rows, who, number)
         options = {**self.job.writer_options, **_transaction(who, number)}
         self._commit(rows.sparkSession, who, named.writeTo(self.name).options(**options).append)
@@ -125,7 +120,6 @@ class DeltaTable(Table):
     def batches(
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]
     ) -> DataFrame | None:
-        """Return the rows of these micro-batches of the query, None when there are none."""
         if not numbers or not self._exists(spark):
             return None
         batch = column(who.column("batch")).between(min(numbers), max(numbers))
@@ -145,7 +139,6 @@ class DeltaTable(Table):
         return spark.catalog.tableExists(self.name)
 
     def owners(self, spark: SparkSession, who: Identity) -> dict[str, int]:
-        """Return the owners, which properties of the table tell."""
         prefix = self._property(who, "")
         found = [
             (int(value), name.removeprefix(prefix))
@@ -155,7 +148,6 @@ class DeltaTable(Table):
         return {name: number for number, name in sorted(found)}
 
     def _add_owner(self, spark: SparkSession, who: Identity, name: str) -> None:
-        """Note the query or run. Raises `IngestError` where another query did so meanwhile."""
         number = 1 + max(self.owners(spark, who).values(), default=0)
         self._set_properties(spark, {self._property(who, name): str(number)})
         owners = self.owners(spark, who)
@@ -216,7 +208,6 @@ class GoldTable(DeltaTable):
     """
 
     def may_add(self, who: Identity) -> bool:
-        """Whether it goes on where the query before it ended."""
         return who.run is not None
 
     def refuse_new_query(
@@ -225,7 +216,6 @@ class GoldTable(DeltaTable):
         writer: str = "",  # noqa: ARG002
         undo: str = "",
     ) -> None:
-        """Raise: a table has the events of one query in their order."""
         raise IngestError(
             f"{self.name} holds the latest state from another query: the order of its events "
             "and of this query's can't be compared. Give the checkpoint of that query, or "
@@ -238,8 +228,6 @@ class GoldTable(DeltaTable):
         self._merge(none, who)
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> None:
-        """Bring the table up to date with a micro-batch of `output`, unless it is."""
-
         def merge() -> None:
             with _settings(rows.sparkSession, who, number):
                 self._merge(identified(rows, who, number), who)
@@ -327,7 +315,6 @@ def _settings(spark: SparkSession, who: Identity, number: int) -> Iterator[None]
 
 
 def retry_conflicts(write: Callable[[], object], attempts: int = _ATTEMPTS) -> None:
-    """Write, and write again after a conflict with another writer of the table."""
     # PySpark 4.2 passes Delta's exceptions on as py4j's, not as a PySparkException.
     backoff = Backoff(
         attempts=attempts,
@@ -356,10 +343,8 @@ def _names_in(kind: T.DataType) -> Iterator[str]:
 
 
 def column(name: str) -> Column:
-    """Return the column of that name, which may hold dots and spaces."""
     return F.col(quoted(name))
 
 
 def quoted(name: str) -> str:
-    """Return the name of a column as SQL takes it, whatever is in it."""
     return "`{}`".format(name.replace("`", "``"))

@@ -20,7 +20,6 @@ FORMATS = (*FILE_FORMATS, "delta")
 CORRUPT = "_corrupt"
 
 TABLES = ("output", "bronze", "rejected", "gold")
-"""Arguments of `Ingest`."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 _COLON = rf"file://[^/]|(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:"

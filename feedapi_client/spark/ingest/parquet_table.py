@@ -47,7 +47,6 @@ from feedapi_client.spark.source import is_connect
 from feedapi_client.spark.staging import harmless, listed, newer_format, open_store
 
 VERSION = 1
-"""Of the format of columns and decisions."""
 _ATTEMPTS = "_feedapi/attempts"
 _COMMITS = "_feedapi/commits"
 _COLUMNS = "_feedapi/columns"
@@ -62,13 +61,10 @@ _COPIES = 16
 
 
 class _LocalFolder:
-    """A folder in a file system that is mounted here. All paths are relative to it."""
-
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def names(self, path: str) -> set[str]:
-        """Return the names of files and folders directly below; none where there is nothing."""
         with suppress(FileNotFoundError):
             return set(os.listdir(self._root / path))
         return set()
@@ -91,7 +87,6 @@ class _LocalFolder:
             new.unlink(missing_ok=True)
 
     def read(self, path: str) -> str:
-        """Return what a file says."""
         return (self._root / path).read_text("utf-8")
 
     def publish(self, attempt: str, final: str) -> bool:
@@ -109,7 +104,6 @@ class _LocalFolder:
         return target.exists()
 
     def delete(self, path: str) -> None:
-        """Delete a file or folder if it exists."""
         with suppress(FileNotFoundError):
             if (self._root / path).is_dir():
                 shutil.rmtree(self._root / path)
@@ -162,7 +156,7 @@ Folder = _LocalFolder | _StoreFolder
 
 
 def open_folder(location: str) -> Folder:
-    """Return a table's folder. Raises `IngestError` where Python can't reach the file system."""
+    """Raises `IngestError` where Python can't reach the file system."""
     uri = as_url(location)
     scheme, _, path = uri.partition(":")
     if scheme == "file":
@@ -180,7 +174,6 @@ class WrittenFiles(msgspec.Struct, frozen=True):
     """What one attempt wrote to one table: paths in its folder, which may move."""
 
     table: str
-    """Which of the pipeline's tables: output, bronze or rejected."""
     attempt: str
     final: str
 
@@ -195,8 +188,6 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Decisions:
-    """What counts of a query's micro-batches, noted in the folder of `output`."""
-
     def __init__(self, tables: Mapping[str, ParquetTable], who: Identity) -> None:
         self._tables = tables
         self._who = who
@@ -204,12 +195,10 @@ class Decisions:
         self._prefix = f"{_COMMITS}/{who.query}"
 
     def last(self) -> int:
-        """Return the last micro-batch that was decided on, -1 before the first."""
         numbers = filter(str.isdecimal, self._folder.names(self._prefix))
         return max(map(int, numbers), default=-1)
 
     def find(self, number: int) -> Decision | None:
-        """Return what was decided on a micro-batch."""
         if _named(number) not in self._folder.names(self._prefix):
             return None
         text = self._folder.read(f"{self._prefix}/{_named(number)}")
@@ -246,7 +235,6 @@ class Decisions:
 
     @staticmethod
     def _delete(folder: Folder, path: str, last: int) -> None:
-        """Delete what is named by micro-batches up to the last one, which are done."""
         for name in folder.names(path):
             number = name.removesuffix(_DONE)
             if number.isdecimal() and int(number) <= last:
@@ -269,7 +257,6 @@ class ParquetTable(Table):
 
     @cached_property
     def folder(self) -> Folder:
-        """The folder, for what Spark has no function for."""
         return open_folder(self.name)
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
@@ -303,7 +290,6 @@ class ParquetTable(Table):
                 )
 
     def prepare(self, rows: DataFrame, who: Identity, number: int) -> None:  # noqa: ARG002
-        """Become an owner, before any table is written."""
         spark = rows.sparkSession
         if self._prepared != rows.schema:
             self._compare(spark, rows.schema, who)
@@ -314,7 +300,6 @@ class ParquetTable(Table):
             self.is_owner(self.owners(spark, who), who)
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> WrittenFiles:
-        """Write an attempt of a micro-batch. Readers see it when it is published."""
         attempt = f"{_ATTEMPTS}/{who.query}/{number}/{uuid.uuid4().hex}"
         writer = rows.write.options(**self.job.writer_options, **WRITING)
         writer.partitionBy(*self.partition_by).parquet(f"{self.name}/{attempt}")
@@ -332,7 +317,6 @@ class ParquetTable(Table):
         spark: SparkSession,  # noqa: ARG002
         who: Identity,
     ) -> dict[str, int]:
-        """Return the owners, one file each."""
         folder = _owners(who)
         numbers = sorted(map(int, filter(str.isdecimal, self.folder.names(folder))))
         return {self.folder.read(f"{folder}/{number}"): number for number in numbers}
@@ -360,7 +344,6 @@ class ParquetTable(Table):
     def batches(
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]
     ) -> DataFrame | None:
-        """Return the rows of these micro-batches of the query, None when there are none."""
         if not numbers:
             return None
         some = ",".join(map(str, numbers))
@@ -377,7 +360,6 @@ class ParquetTable(Table):
         return rows
 
     def _compare(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
-        """Raise `IngestError` when files of both could not be read as one table."""
         _, noted = _columns(spark, self.name)
         if not noted:
             return
@@ -413,7 +395,6 @@ class ParquetTable(Table):
 
 
 def _folder_of(who: Identity) -> str:
-    """Return the folder of a query's micro-batches within the table."""
     return f"{who.column('feed')}={in_folder(who.feed)}/{who.column('query')}={who.query}"
 
 
@@ -422,7 +403,6 @@ def _owners(who: Identity) -> str:
 
 
 def _columns(spark: SparkSession, folder: str) -> tuple[int, dict[str, Any]]:
-    """Return the number of the last note of a folder, and what it says; -1, and nothing."""
     texts = {
         int(name): (text, path)
         for path, text in contents(spark, f"{folder}/{_COLUMNS}", "*").items()

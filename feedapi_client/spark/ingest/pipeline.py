@@ -37,7 +37,6 @@ from feedapi_client.spark.source import register
 from feedapi_client.spark.source_options import parse_options
 
 _COUNTED = "feedapi"
-"""The name of what Spark counts."""
 _LAST_EVENT = 10.0
 """Seconds that Spark's last event of a query may take. From a stopped context none comes."""
 
@@ -57,7 +56,6 @@ class BatchWriter:
         self._rows: Rows | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Write a micro-batch, unless it is there."""
         tables = self._tables = self._tables or self._find_tables(batch.sparkSession)
         if not self.job.is_files:
             self._write(tables, batch, number)
@@ -76,7 +74,6 @@ class BatchWriter:
         return Tables(self.job, Identity(self.job.feed_name, found.query, run=run))
 
     def _write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
-        """Write to all tables. Return what is to be published."""
         self._rows = self._rows or Rows(self.job, self.schema)
         several = len(tables) > 1 or self.job.transform is not None
         if several:
@@ -106,7 +103,6 @@ class BatchWriter:
         return [one for one in written if one is not None]
 
     def _transformed(self, output: DataFrame, number: int) -> DataFrame | None:
-        """Return what is written to `output`, if anything. Raises before anything is written."""
         if self.job.transform is None:
             return output
         try:
@@ -131,10 +127,9 @@ class _Counts(StreamingQueryListener):
         self.ended: set[str] = set()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Do nothing."""
+        pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Add what a trigger read, if Spark started a micro-batch."""
         progress = event.progress
         if "addBatch" in progress.durationMs:
             found = progress.observedMetrics.get(_COUNTED)
@@ -142,7 +137,6 @@ class _Counts(StreamingQueryListener):
             self.of_run[str(progress.runId)].update(counts, batches=1)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Note that all is counted."""
         self.ended.add(str(event.runId))
 
 
@@ -215,7 +209,6 @@ class Run:
         )
 
     def _check(self, rows: Rows) -> str | None:
-        """Check all that can be, and return the run that the query goes on from, if any."""
         job, spark = self.job, self.spark
         found = read_checkpoint(spark, job.checkpoint_location)
         who = Identity(job.feed_name, found.query, found.committed, found.begun)

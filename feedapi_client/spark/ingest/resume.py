@@ -28,11 +28,7 @@ from feedapi_client.spark.stream import ReadSoFar, seed
 def resume(
     spark: SparkSession, job: Ingest, columns: Mapping[str, StructType], who: Identity
 ) -> str:
-    """Let a new checkpoint begin where the tables end. Return the run that it begins with.
-
-    Arguments:
-        columns: to be written, by the roles of the tables, without those that a transform makes.
-    """
+    """Let a new checkpoint begin where the tables end. Return the run that it begins with."""
     if who.query is not None or is_connect(spark):
         raise IngestError(
             "--resume-from-table begins a new checkpoint: give a location that holds none, and "
@@ -73,11 +69,7 @@ def resume(
 def _end_with_bronze(
     spark: SparkSession, bronze: DataFrame, tables: Tables, queries: list[str]
 ) -> None:
-    """Check the other tables, and bring them to the end of bronze, which is written last.
-
-    Arguments:
-        queries: the owners of bronze, the newest one last.
-    """
+    """Bring the other tables to the end of bronze. `queries`: its owners, the newest one last."""
     last: dict[str, int] = dict(bronze.groupBy("query").agg(F.max("batch")).collect())
     newest = next((query for query in reversed(queries) if query in last), None)
     # Those before it that bronze has no row of have expired there. Those behind it wrote none.
@@ -95,12 +87,7 @@ def _end_with_bronze(
 
 
 def read_so_far(rows: DataFrame, who: Identity, queries: list[str]) -> dict[int, ReadSoFar]:
-    """Return how far each partition was read, as a table of all events of the feed tells.
-
-    Arguments:
-        queries: in their order. The last one that read a partition tells: those before it may have
-            counted its events from another one on.
-    """
+    """Of the `queries`, in their order, the last one that read a partition tells how far."""
     names = ("partition", "cursor", "sequence", "depth", "query")
     partition, cursor, sequence, depth, query = (column(who.column(name)) for name in names)
     place = F.coalesce(F.array_position(F.array(*map(F.lit, queries)), query), F.lit(0))
