@@ -17,7 +17,7 @@ from feedapi_client.arguments import check_function, check_instance
 from feedapi_client.errors import FeedError, ProtocolError, RequestRefusedError
 from feedapi_client.http.io import AsyncHTTP, AsyncIO
 from feedapi_client.http.transport import Endpoint, Exchange
-from feedapi_client.lineage import graph
+from feedapi_client.lineage.graph import Graph
 from feedapi_client.model import Batch, Decoder, Event, FeedInfo
 from feedapi_client.options import (
     FetchOptions,
@@ -141,7 +141,7 @@ class FeedClient:
         Raises `LineageError` when the partitions make no valid graph, `ProtocolError` when the
         options select events in a way that the feed can't carry.
         """
-        graph.validate(info, feed=self.feed)
+        Graph(info.partitions, feed=self.feed)
         check_options(info, self.options, feed=self.feed)
 
     def open(

@@ -20,7 +20,7 @@ from feedapi_client.errors import (
     RequestRefusedError,
     StoreError,
 )
-from feedapi_client.lineage.planner import Action, State
+from feedapi_client.lineage.states import Action, State
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
 from feedapi_client.pace import limits_requests

@@ -20,7 +20,7 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.lineage.planner import State
+from feedapi_client.lineage.states import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.notifications import FetchEnded, FetchRetried, error_text
 from feedapi_client.options import default_decision

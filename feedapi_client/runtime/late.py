@@ -10,7 +10,7 @@ import anyio
 
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError
-from feedapi_client.lineage.planner import State
+from feedapi_client.lineage.states import State
 from feedapi_client.protocol.page import Outcome
 from feedapi_client.protocol.text import shown
 from feedapi_client.retry import Backoff
