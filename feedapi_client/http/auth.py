@@ -74,7 +74,6 @@ class TokenFile(httpx.Auth):
         return f"TokenFile({str(self._path)!r})"
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """See `httpx.Auth`."""
         value = request.headers[self._header] = self._value()
         response = yield request
         if response.status_code in _REFUSED and (now := self._value()) != value:
@@ -169,7 +168,6 @@ class OAuthClientCredentials(httpx.Auth):
     async def async_auth_flow(
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """See `httpx.Auth`."""
         token = ""
         for _ in range(2):
             async with self._lock:
@@ -184,7 +182,6 @@ class OAuthClientCredentials(httpx.Auth):
     def sync_auth_flow(
         self, request: httpx.Request
     ) -> Generator[httpx.Request, httpx.Response, None]:
-        """See `httpx.Auth`."""
         token = ""
         for _ in range(2):
             with self._thread_lock:
@@ -197,7 +194,6 @@ class OAuthClientCredentials(httpx.Auth):
                 return
 
     def _needs_token(self, refused: str) -> bool:
-        """Whether there is none that is not about to expire, other than the one refused."""
         return self._token in ("", refused) or time.monotonic() >= self._until
 
     def _request(self, request: httpx.Request) -> httpx.Request:
@@ -214,9 +210,8 @@ class OAuthClientCredentials(httpx.Auth):
         return httpx.Request("POST", self._url, data=fields, headers=headers, extensions=timeout)
 
     async def _take(self, response: httpx.Response, answer: HTTPXBody) -> None:
-        """Keep the token of an answer. Raises what its status means.
-
-        No more of it is read than a token may take, and its coding is not undone.
+        """Keep the token of an answer. Raises what its status means. No more of it is read than a
+        token may take, and its coding is not undone.
         """
         body, status = bytearray(), answer.status
         try:
@@ -256,9 +251,8 @@ class OAuthClientCredentials(httpx.Auth):
 
 
 def showing(context: ssl.SSLContext, cert: str, key: str | None) -> None:
-    """Let the clients of a context show a certificate, for mutual TLS.
-
-    Raises ValueError when the files hold no certificate and its key that can be read.
+    """Let the clients of a context show a certificate, for mutual TLS. Raises ValueError when the
+    files hold no certificate and its key that can be read.
     """
     try:
         context.load_cert_chain(cert, key, password=_no_password)
@@ -270,14 +264,12 @@ def showing(context: ssl.SSLContext, cert: str, key: str | None) -> None:
 
 
 def _no_password() -> str:
-    """Called for a key that needs a password: OpenSSL would ask the terminal."""
     raise ValueError("the key needs a password")
 
 
 def trusted(ca_file: str) -> ssl.SSLContext:
-    """Return a context that trusts the certificates of a file only, for `verify` of httpx.
-
-    Raises ValueError when the file holds no certificates that can be read.
+    """Return a context that trusts the certificates of a file only, for `verify` of httpx. Raises
+    ValueError when the file holds no certificates that can be read.
     """
     if not ca_file:  # would be the public ones
         raise ValueError("the name of the file is empty")

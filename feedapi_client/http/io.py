@@ -45,9 +45,8 @@ _LONGEST = 86_400.0
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not suspend, as those over `BlockingIO`.
-
-    Raises RuntimeError if it does.
+    """Run a coroutine that does not suspend, as those over `BlockingIO`. Raises RuntimeError if it
+    does.
     """
     try:
         coroutine.send(None)
@@ -59,7 +58,6 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def basic(user: str, password: str) -> str:
-    """The value of the header for basic authentication."""
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
@@ -74,12 +72,9 @@ _NEVER = Deadline(math.inf, math.inf)
 
 
 class _IO:
-    """Sends requests by the caller's client, or by one of its own.
-
-    `verify` says which certificates a client of its own trusts: by default the public ones.
-
-    Raises `NegotiationError` for a URL that can't be a feed's, TypeError for a client of another
-    kind.
+    """Sends requests by the caller's client, or by one of its own, which trusts the public
+    certificates, or those of `verify`. Raises `NegotiationError` for a URL that can't be a feed's,
+    TypeError for a client of another kind.
     """
 
     kinds: ClassVar[tuple[Any, Any]]
@@ -120,10 +115,8 @@ class _IO:
 
 
 class HTTPXBody:
-    """A response of httpx.
-
-    One that is in memory already, as those of `httpx.MockTransport` are, was decoded by httpx. Its
-    raw bytes can't be had again.
+    """A response of httpx. One that is in memory already, as those of `httpx.MockTransport` are,
+    was decoded by httpx; its raw bytes can't be had again.
     """
 
     iterates: ClassVar = ("aiter_raw", "aiter_bytes")
@@ -136,7 +129,6 @@ class HTTPXBody:
         self._chunks: Any = getattr(response, self.iterates[decoded])()
 
     async def read(self) -> bytes | None:
-        """Return the next chunk, None at the end."""
         self._under_way = False  # until there is a chunk: an exception ends the iteration
         chunk = await anext(self._chunks, None)
         self._under_way = chunk is not None
@@ -155,10 +147,9 @@ class HTTPXBody:
 
 
 async def abandon(chunks: AsyncIterator[bytes]) -> None:
-    """End a body that is not read to its end.
-
-    httpx iterates through a chain of generators. Closing the outermost leaves the others to the
-    garbage collector, which trio warns of. A read that is cancelled ends them all, in order.
+    """End a body that is not read to its end. httpx iterates through a chain of generators. Closing
+    the outermost leaves the others to the garbage collector, which trio warns of. A read that is
+    cancelled ends them all, in order.
     """
     with anyio.CancelScope(shield=True) as scope, suppress(Exception):
         scope.cancel()
@@ -167,8 +158,6 @@ async def abandon(chunks: AsyncIterator[bytes]) -> None:
 
 
 class BlockingBody(HTTPXBody):
-    """See `HTTPXBody`."""
-
     iterates: ClassVar = ("iter_raw", "iter_bytes")
 
     async def read(self) -> bytes | None:
@@ -182,10 +171,9 @@ class BlockingBody(HTTPXBody):
 
 
 class AsyncIO(_IO):
-    """On asyncio and trio. It uses connections of its own, unless httpx has to send its requests.
-
-    So it has to for a caller's client, through a proxy, and where somebody has replaced methods of
-    httpx: tests that answer its requests, tracers.
+    """On asyncio and trio, by connections of its own, unless httpx has to send the requests: for a
+    caller's client, through a proxy, and where somebody has replaced methods of httpx, as tests and
+    tracers do.
     """
 
     kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
@@ -255,7 +243,6 @@ class AsyncIO(_IO):
         return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:
-        """The timeout of one read, as httpx takes it."""
         return silence
 
 
@@ -277,8 +264,7 @@ class BlockingIO(_IO):
     async def aside(self, work: Callable[[], T], _size: int) -> T:
         return work()  # threads need none of this
 
-    async def others(self, since: float = math.inf) -> None:
-        """See `aside`."""
+    async def others(self, since: float = math.inf) -> None: ...
 
     async def attempt(
         self, call: Awaitable[T], silence: ReadTimeout, deadline: Deadline
@@ -296,18 +282,14 @@ class BlockingIO(_IO):
         return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:
-        """See `AsyncIO.read_timeout`. It also bounds the exchange as a whole."""
         return ReadTimeout(silence)
 
 
 class ReadTimeout:
-    """The read timeout of a request, which also ends its exchange at a deadline.
-
-    httpx has no such bound, and a blocking read can't be cancelled. A request's read timeout goes
-    to `socket.settimeout` before each read, which asks an object that is no float for an integer:
-    so each read gets what is left, in whole seconds.
-
-    `silence`: seconds that one read may take; None: any number.
+    """The read timeout of a request, which also ends its exchange at a deadline. httpx has no such
+    bound, and a blocking read can't be cancelled. A request's read timeout goes to
+    `socket.settimeout` before each read, which asks an object that is no float for an integer: so
+    each read gets what is left, in whole seconds.
     """
 
     def __init__(self, silence: float | None) -> None:
@@ -325,15 +307,12 @@ Body = HTTPXBody | WireBody
 
 
 def too_slow(seconds: float) -> httpx.ReadTimeout:
-    """The error of an exchange that goes on for too long although it is never silent."""
     return httpx.ReadTimeout(f"not complete after {seconds:g} s")
 
 
 def _trust(site: httpx.URL) -> ssl.SSLContext:
-    """What a client of our own trusts.
-
-    Another origin is refused, so TLS is never spoken for http: without a proxy. A context without
-    certificates saves the time to load them, some 20 ms.
+    """What a client of our own trusts. Another origin is refused, so TLS is never spoken for http:
+    without a proxy. A context without certificates saves the time to load them, some 20 ms.
     """
     plain = site.scheme == "http" and not getproxies().keys() - {"no"}
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else public_certificates()

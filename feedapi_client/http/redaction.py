@@ -43,12 +43,8 @@ _REASON = re.compile(r'("HTTP/[0-9.]++ [45][0-9]{2} )[^\n]++')
 
 
 class Secrets:
-    """What must not be shown of a feed in use: what its URL and the client hold, and what is sent.
-
-    Arguments:
-        site: scheme, host and port of the feed: httpx logs URLs that begin so, with their query.
-        fixed: of the URL and the proxy.
-        client: the `httpx.Client` or `httpx.AsyncClient`, whose parameters may change.
+    """What must not be shown of a feed in use: what its URL, the proxy and the client hold, and
+    what is sent. httpx logs URLs that begin with `site` with their query.
     """
 
     def __init__(self, site: str, fixed: Iterable[str], client: Any) -> None:
@@ -59,9 +55,8 @@ class Secrets:
         in_use.add(self)
 
     def note(self, request: httpx.Request, sent: httpx.Request, known: frozenset[str]) -> None:
-        """Remember what is sent with a request, by an auth perhaps, which may change it again.
-
-        `known`: the values of the query before that: the protocol's, or a redirect's.
+        """Remember what is sent with a request, by an auth perhaps, which may change it again;
+        `known` are the values of the query before that: the protocol's, or a redirect's.
         """
         texts = _headers(sent)
         texts.update(("", v) for v in query_values(query_of(sent)) if not decoded([v]) <= known)
@@ -73,7 +68,6 @@ class Secrets:
             recent.append(text)
 
     def texts(self) -> frozenset[str]:
-        """The texts that `hide` removes."""
         sent = set[tuple[str, str]]().union(*self._recent.copy().values())
         # A list, whatever other threads send.
         for request in [each for ref in self._sent.keyrefs() if (each := ref()) is not None]:
@@ -82,7 +76,6 @@ class Secrets:
         return self._fixed.union(params, *(header_secrets(value, name) for name, value in sent))
 
     def hide(self, text: str) -> str:
-        """A text that comes from outside, without the secrets."""
         return hide_secrets(text, self.texts())
 
 
@@ -91,7 +84,6 @@ def _headers(request: httpx.Request) -> set[tuple[str, str]]:
 
 
 def query_of(request: httpx.Request) -> str:
-    """The query of a request."""
     return request.url.query.decode("ascii", "replace")
 
 
@@ -109,10 +101,9 @@ def query_secrets(query: str) -> frozenset[str]:
 
 @lru_cache(256)
 def header_secrets(value: str, name: str = "authorization") -> frozenset[str]:
-    """What a publisher might echo of a header: words, values of cookies, a password.
-
-    The publisher may have chosen them: a cookie's value is one secret, however many words it has,
-    and no more of them are looked at than could be found in a text.
+    """What a publisher might echo of a header: words, values of cookies, a password. It may have
+    chosen them: a cookie's value is one secret, however many words it has, and no more of them are
+    looked at than could be found in a text.
     """
     value = value[:LONGEST_TEXT]
     if name == "cookie":
@@ -135,8 +126,6 @@ def decoded(texts: Iterable[str]) -> frozenset[str]:
 
 
 class _Redact(logging.Filter):
-    """Takes secrets of feeds in use out of records; other requests are left alone."""
-
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
         sites = tuple(each.site for each in list(in_use))

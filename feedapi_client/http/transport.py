@@ -62,9 +62,8 @@ _SOME_REDIRECT = 302
 
 
 class Endpoint:
-    """GET requests of one feed. Several tasks, or threads, may use it at once.
-
-    Raises `NegotiationError` for a URL that can't be a feed's.
+    """GET requests of one feed. Several tasks, or threads, may use it at once. Raises
+    `NegotiationError` for a URL that can't be a feed's.
     """
 
     def __init__(self, url: str, io: AsyncIO | BlockingIO) -> None:
@@ -96,16 +95,13 @@ class Endpoint:
 
     @property
     def feed(self) -> str:
-        """The feed's URL for messages."""
         return self._url.public
 
     async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
-        """Return status and body of a response, for negotiation.
-
-        Headers and body together may take `Limits.request_timeout`. Raises `AuthenticationError`,
-        `FeedUnavailableError`, `TornResponseError`, `ProtocolError` for a content coding that was
-        not asked for, and `NegotiationError` for a body over `max_bytes` or a redirect to another
-        origin.
+        """Return status and body of a response, for negotiation, within `Limits.request_timeout`.
+        Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, `ProtocolError`
+        for a content coding that was not asked for, and `NegotiationError` for a body over
+        `max_bytes` or a redirect to another origin.
         """
         exchange = Exchange(self, suffix, params, discovery=True)
         status, body = await exchange.discovery(max_bytes)
@@ -118,10 +114,7 @@ class Endpoint:
         return status, body
 
     def target(self, suffix: str, params: Params, where: dict[str, Any]) -> str:
-        """Path and query of a request.
-
-        Raises `ProtocolError` for a cursor that makes the URL too long.
-        """
+        """Path and query. Raises `ProtocolError` for a cursor that makes them too long."""
         self._used_in = self._used_in or OneProcess()
         self._used_in.check("the http client")  # its connections would be shared
         target = self._url.target(suffix, params, str(self.io.client.params or ""))
@@ -132,7 +125,6 @@ class Endpoint:
         return target
 
     async def send(self, exchange: Exchange) -> Body:
-        """Send a request, and return its response."""
         if (wire := self.io.wire) is not None:
             fresh = "Cache-Control: no-cache\r\n" if exchange.is_discovery else ""
             head = f"GET {exchange.target} HTTP/1.1\r\n{self._headers}{fresh}\r\n"
@@ -142,11 +134,9 @@ class Endpoint:
         return await self.io.send(request, auth)
 
     def _request(self, exchange: Exchange) -> httpx.Request:
-        """A request as httpx takes it.
-
-        Its timeouts are the client's own, unless they come after ours. An HTTP/2 connection that is
-        dead is used again and again where a request on it is only given up: httpx drops it once a
-        timeout of its own was over.
+        """A request as httpx takes it. Its timeouts are the client's own, unless they come after
+        ours. An HTTP/2 connection that is dead is used again and again where a request on it is
+        only given up: httpx drops it once a timeout of its own was over.
         """
         client: Any = self.io.client
         headers = {"Accept-Encoding": ACCEPT_ENCODING}
@@ -176,7 +166,6 @@ class Endpoint:
         return origin(url) == self._url.origin
 
     def unanswered(self, error: BaseException, where: dict[str, Any]) -> FeedError:
-        """Our error for what came out of the client before the response began."""
         asked = self._via
         if self.io.client.is_closed:
             closed = "the http client is closed: close it after the consumer"
@@ -223,19 +212,12 @@ class _Noting(httpx.Auth):
 
 
 class Exchange:
-    """One request, redirects included, up to the response that counts.
-
-    Entered it is a response of status 2xx, while that is open, and an asynchronous iterator of its
-    chunks. Entering raises what `Endpoint.get` does, and `RequestRefusedError` and `ProtocolError`
-    for the other statuses. Iterating raises `TornResponseError` when the body breaks off. Leaving
-    closes the connection if the body was not read to its end.
-
-    Arguments:
-        idle: seconds that the response may be silent, that its headers may take, or an error's
-            headers and body together; `Limits.request_timeout` for None.
-        discovery: whether an answer has to be new, and no cache's.
-
-    Raises what `Endpoint.target` does.
+    """One request, redirects included, up to the response that counts. Entered it is a response of
+    status 2xx, while that is open, and an asynchronous iterator of its chunks. Entering raises what
+    `Endpoint.get` does, and `RequestRefusedError` and `ProtocolError` for the other statuses.
+    Iterating raises `TornResponseError` when the body breaks off. Leaving closes the connection if
+    the body was not read to its end. The response may be silent for `idle` seconds, which its
+    headers may take too, or an error's headers and body together.
     """
 
     def __init__(
@@ -299,7 +281,6 @@ class Exchange:
         raise failed
 
     async def _chunk(self, body: Body) -> bytes | None:
-        """The next chunk of a body; None at its end."""
         self._chunks += 1
         if self._chunks % _IN_A_TURN == 0:
             await self._io.others()
@@ -332,10 +313,8 @@ class Exchange:
         raise AssertionError
 
     def _answer_in(self, error: Exception) -> httpx.Response:
-        """The answer that a hook of the caller's client has raised for.
-
-        Raises our error where there is none. httpx's own names the URL with its query, so that it
-        is not chained (R19).
+        """The answer that a hook of the caller's client has raised for. Raises our error where
+        there is none. httpx's own names the URL with its query, so that it is not chained (R19).
         """
         endpoint, url = self._endpoint, self._endpoint.url(self.target)
         if isinstance(error, FeedError):  # of an auth of ours
@@ -455,10 +434,8 @@ def _user_agent() -> str:
 
 
 def retry_after(value: str | None, now: str | None = None) -> float | None:
-    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), in either form.
-
-    `now` is the response's Date: taken together, the two do not depend on how the publisher's clock
-    differs from ours. Returns None without a header, or for one that can't be read.
+    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), in either form. The
+    Date of the response makes it independent of how the publisher's clock differs from ours.
     """
     try:
         seconds = float(value or "nan")

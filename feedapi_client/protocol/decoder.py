@@ -65,10 +65,8 @@ _DISCOVERY = (
 
 
 class Decoded(NamedTuple):
-    """Lines, decoded: each of `lines` is that of the record with the same index.
-
-    A record is an event, or a checkpoint; `checkpoints` holds the indices of these, `cursors` what
-    they say.
+    """Lines, decoded: each of `lines` is that of the record with the same index. A record is an
+    event, or a checkpoint; `checkpoints` holds the indices of these, `cursors` what they say.
     """
 
     lines: list[bytes]
@@ -78,9 +76,8 @@ class Decoded(NamedTuple):
 
 
 def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
-    """Cut bytes into what is decoded at a time, so that other tasks get their turn in between.
-
-    The parts are smaller while `decoder` has to look at each line.
+    """Cut bytes into what is decoded at a time, so that other tasks get their turn in between. The
+    parts are smaller while `decoder` has to look at each line.
     """
     start = 0
     while start < len(data):
@@ -95,10 +92,8 @@ def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
 
 class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events and errors; only
-    how many lines may say nothing depends on it.
-
-    `decoder` is what the events' `json()` uses. With `any_payload` a payload may be any JSON, which
-    the protocol forbids.
+    how many lines may say nothing depends on it. With `any_payload` a payload may be any JSON,
+    which the protocol forbids.
     """
 
     def __init__(
@@ -134,14 +129,12 @@ class PageDecoder:
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of the incomplete line."""
         return len(self._tail)
 
     def feed(self, data: bytes, receive: Callable[[Decoded], None]) -> None:
-        """Decode the next bytes of the response; `receive` gets what the lines say.
-
-        What is before a fault is received before its error is raised: `TornResponseError`,
-        `LineTooLongError`, `ProtocolError`. Not to be called after one.
+        """Decode the next bytes of the response; `receive` gets what the lines say. What is before
+        a fault is received before its error is raised: `TornResponseError`, `LineTooLongError`,
+        `ProtocolError`. Not to be called after one.
         """
         if self._nothing > 0:
             self._nothing -= _PAID
@@ -262,7 +255,6 @@ class PageDecoder:
 
     def _common_head(self, block: bytes, events: int) -> bytes:
         """Return how all events begin, up to the first byte of the payload; empty if they differ.
-
         First with the payload's first key: a longer needle is found faster, 5 % of the whole.
         """
         if not self._heads:
@@ -333,11 +325,10 @@ class PageDecoder:
             self._count(1)
 
     def _read(self, line: bytes, complete: bool) -> tuple[bytes, str | None, msgspec.Raw | None]:
-        """Return payload (empty without one), cursor and headers of a line.
-
-        What is not under the keys of the dialect is looked for without regard to case, and under
-        the key of the other dialects (R3). Go's JSON decoder finds keys so, and publishers in the
-        field were tried with nothing else. The discovery may also be of another dialect.
+        """Return payload (empty without one), cursor and headers of a line. What is not under the
+        keys of the dialect is looked for without regard to case, and under the key of the other
+        dialects (R3). Go's JSON decoder finds keys so, and publishers in the field were tried with
+        nothing else. The discovery may also be of another dialect.
         """
         given = self._members(line, complete)
         payload, cursor = given.get(self._dialect.payload_key), self._value(given, "cursor", line)
@@ -409,7 +400,6 @@ class PageDecoder:
 
     def _echoes(self, cursor: str | None, payload: bytes) -> bool:
         """Whether `_first` or `_last` only echoes the cursor asked with: that is no cursor (R3).
-
         Behind events it is a checkpoint that closes nothing (R13), and another one is an error.
         """
         if cursor != self.asked:
@@ -531,7 +521,6 @@ def _is_utf8(value: msgspec.Raw | bytes) -> bool:
 @lru_cache(maxsize=4096)  # of 2.5 KiB each; to make one takes as long as to decode 600 events
 def _decoder(line: type[Event], origin: EventOrigin | None) -> msgspec.json.Decoder[Any]:
     """Return the decoder of lines, whose events have this origin: to set it takes 30 ns for each.
-
     Without an origin it is the decoder of any partition.
     """
     if origin is None:

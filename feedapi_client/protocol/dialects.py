@@ -42,10 +42,9 @@ class TokenLine(Event, gc=False, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One row of the table `DIALECTS`.
-
-    `line` is what a line is decoded into, `suffix` follows the feed's path in a fetch, `address`
-    gives the parameters that say which partition and cursor, `select` those that say which events.
+    """A row of the table `DIALECTS`. `line` is what a line is decoded into, `suffix` follows the
+    feed's path in a fetch, `address` gives the parameters that say which partition and cursor,
+    `select` those that say which events.
     """
 
     name: DialectName
@@ -68,10 +67,8 @@ class Dialect:
         *,
         stream: bool | int = False,
     ) -> Params:
-        """Return the query of a fetch, not encoded yet.
-
-        `stream` (True, or milliseconds) asks for a response that stays open. Where the feed offers
-        none, a page is asked for.
+        """Return the query of a fetch, not encoded yet. `stream` (True, or milliseconds) asks for a
+        response that stays open; where the feed offers none, a page is asked for.
         """
         params = self.address(info, partition, cursor)
         if stream is not False and info.stream:
@@ -134,9 +131,8 @@ DIALECTS: dict[DialectName, Dialect] = {row.name: row for row in _ROWS}
 
 
 def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
-    """Raise `ProtocolError` when the feed can't carry the selection of events in `options`.
-
-    The feed would send other events than those that were selected.
+    """Raise `ProtocolError` when the feed can't carry the selection of events: it would send other
+    events than those.
     """
     dialect, by_type = DIALECTS[info.dialect], options.event_types or options.skip_event_types
     needs = ""

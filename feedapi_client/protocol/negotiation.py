@@ -72,21 +72,11 @@ def check_v1_partitions(v1_partitions: int | None) -> None:
 
 
 def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None = None) -> FeedInfo:
-    """Return what the feed is, by its response to an argument-less GET.
-
-    Redirects and what the transport deals with (401, 403, and statuses that are retried) don't come
-    here.
-
-    Arguments:
-        status, body: of the response.
-        feed: for messages.
-        v1_partitions: the number of partitions, in case the feed speaks dialect v1.
-
-    Raises:
-        NegotiationError: this is no feed, or a v1 feed without `v1_partitions`.
-        ProtocolError: a field of the discovery has a wrong type.
-        LineageError: a partition's id or lineage is impossible.
-        ValueError: `v1_partitions` is no possible number.
+    """Return what the feed is, by its response to an argument-less GET. Redirects and what the
+    transport deals with (401, 403, and statuses that are retried) don't come here. Raises
+    `NegotiationError`: this is no feed, or a v1 feed without `v1_partitions`; `ProtocolError`: a
+    field of the discovery has a wrong type; `LineageError`: a partition's id or lineage is
+    impossible; ValueError for an impossible `v1_partitions`.
     """
     check_v1_partitions(v1_partitions)
     if status == 400:
@@ -114,8 +104,6 @@ def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None 
 
 
 class _Discovery:
-    """Reads one discovery document."""
-
     def __init__(self, body: bytes, feed: str) -> None:
         self._body, self._feed = body, feed
 
@@ -226,17 +214,15 @@ class _Discovery:
 
 @cache
 def _without_fields(id: int) -> Partition:
-    """Return the partition of which a discovery says no more than its id.
-
-    Most are listed so, and again in each discovery. To make one takes a microsecond.
+    """Return the partition of which a discovery says no more than its id. Most are listed so, and
+    again in each discovery; to make one takes a microsecond.
     """
     return Partition(id)
 
 
 def _numbers(ids: list[Id]) -> list[int] | None:
-    """Return all ids as numbers; None if one is no id.
-
-    All at once: one by one it takes twice as long, and a feed may list 32,768.
+    """Return all ids as numbers; None if one is no id. All at once: one by one it takes twice as
+    long, and a feed may list 32,768.
     """
     texts = [id for id in ids if type(id) is str]
     digits = "".join(texts)

@@ -42,7 +42,6 @@ def passed_limit(partitions: int) -> int:
 
 class CheckpointedEvents(NamedTuple):
     """Events closed by a checkpoint, oldest first; `size` is what their lines took, in bytes.
-
     `marks` are the checkpoints among them, the last one included, where somebody asked for these:
     how many events are before each, and its cursor.
     """
@@ -68,21 +67,16 @@ class Outcome(Enum):
 
 
 class Finished(NamedTuple):
-    """The end of a complete response: the batches that its last line closed, and the outcome."""
-
     batches: list[CheckpointedEvents]
     outcome: Outcome
 
 
 class Progress:
-    """What the responses of one partition came to. Shared by all its readers, in turn.
-
-    Arguments:
-        limit: the number of responses in a row without progress that is an error (R13).
-        passed: how many passed cursors are remembered, as digests of about 100 bytes, at least 8.
-        doubted_for: the seconds over which an empty answer that leads away from where it began to
-            read, or from where the last events came, has to be repeated: a replica that lags may
-            name its own, older end. None: it is not doubted.
+    """What the responses of one partition came to. Shared by all its readers, in turn. After
+    `limit` responses in a row without progress there is an error, `passed` cursors are remembered,
+    as digests of about 100 bytes (R13). An empty answer that leads away from where it began to
+    read, or from where the last events came, has to be repeated for `doubted_for` seconds: a
+    replica that lags may name its own, older end. None: it is not doubted.
     """
 
     __slots__ = (
@@ -112,9 +106,8 @@ class Progress:
         """Whether empty answers were believed: this publisher's cursors move without events."""
 
     def asked(self, cursor: str, end: str | None = None) -> None:
-        """Note the cursor of a request.
-
-        To come back to the known `end` is always progress: nothing is asked for behind it.
+        """Note the cursor of a request. To come back to the known `end` is always progress: nothing
+        is asked for behind it.
         """
         passed, digest = self._passed, hash(cursor)
         if next(reversed(passed), None) != digest:  # what came after this cursor comes again
@@ -147,7 +140,6 @@ class Progress:
         return hash(cursor) not in recent[: self.empty + 1]
 
     def moved(self, cursor: str, *, events: bool) -> None:
-        """Count a response that moved the cursor; `events` says whether it also held events."""
         self.stuck = 0
         self.empty = 0 if events else self.empty + 1
         doubted = events and self._doubted_for is not None and not self._moving
@@ -173,7 +165,6 @@ class Progress:
         self.empty, self._moving = 0, False
 
     def at_end(self) -> None:
-        """Count a response that said that the cursor asked with is the present end."""
         self.stuck = self._moves = 0
 
     def not_moved(self) -> bool:
@@ -183,16 +174,13 @@ class Progress:
 
 
 class PageReader:
-    """Reads one response of one partition, by a decoder of its own.
-
-    Any chunking of the same bytes gives the same events, last cursor and outcome. What one chunk
-    closes is one batch, and `max_unclosed_bytes` applies to what is left after a chunk.
-
-    A checkpoint that repeats the cursor asked with, or one of those passed lately, closes nothing.
-    The events before it would come again, so they are held until another checkpoint follows (R13).
-
-    `closed` and `last_cursor` are what the discovery before the request listed; where events are
-    selected, `last_cursor` is another place, and None. Without `progress` a response stands alone.
+    """Reads one response of one partition, by a decoder of its own. Any chunking of the same bytes
+    gives the same events, last cursor and outcome. What one chunk closes is one batch, and
+    `max_unclosed_bytes` applies to what is left after a chunk. A checkpoint that repeats the cursor
+    asked with, or one of those passed lately, closes nothing. The events before it would come
+    again, so they are held until another checkpoint follows (R13). `closed` and `last_cursor` are
+    what the discovery before the request listed; where events are selected, `last_cursor` is
+    another place, and None. Without `progress` a response stands alone.
     """
 
     def __init__(
@@ -232,20 +220,17 @@ class PageReader:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of events that no checkpoint closed yet, and of the incomplete line.
-
-        Lines that nobody keeps may come for weeks, and don't count (R15).
+        """Bytes of events that no checkpoint closed yet, and of the incomplete line. Lines that
+        nobody keeps may come for weeks, and don't count (R15).
         """
         return self._open_bytes + self._decoder.tail_bytes
 
     @property
     def unclosed_events(self) -> int:
-        """Events that no checkpoint closed yet."""
         return len(self._open)
 
     @property
     def unknown_commands(self) -> int:
-        """Lines that were neither an event nor a checkpoint."""
         return self._decoder.unknown_commands
 
     @property
@@ -256,10 +241,9 @@ class PageReader:
         return CheckpointedEvents(self._open[: self._held], self.last_checkpoint or "", 0)
 
     def feed(self, chunk: bytes) -> list[CheckpointedEvents]:
-        """Read the next bytes. Return what a checkpoint closed, as at most one batch.
-
-        Never raises for what the bytes hold, because the batches before a fault count: `check` and
-        `finish` raise it afterwards. Bytes behind a fault are ignored.
+        """Read the next bytes. Return what a checkpoint closed, as at most one batch. Never raises
+        for what the bytes hold, because the batches before a fault count: `check` and `finish`
+        raise it afterwards. Bytes behind a fault are ignored.
         """
         if self._error is None:
             try:
@@ -276,19 +260,17 @@ class PageReader:
         return parts(chunk, self._decoder)
 
     def check(self) -> None:
-        """Raise the fault that `feed` found behind the batches it returned, if there was one.
-
+        """Raise the fault that `feed` found behind the batches it returned, if there was one:
         `TornResponseError`, `LineTooLongError`, `ProtocolError` of a line, `BufferLimitError`.
         """
         if self._error is not None:
             raise self._error
 
     def finish(self, now: float = 0.0) -> Finished:
-        """Note, once, that the response is complete. A last line without ``\\n`` counts.
-
-        `now` is the time, on any clock, for a progress that is `doubted_for` some. Raises what
-        `check` does, and `NoProgressError` when too many responses in a row brought events and no
-        new cursor, or returned to a recent one (R13).
+        """Note, once, that the response is complete. `now` is the time, on any clock, for a
+        progress that is `doubted_for` some. Raises what `check` does, and `NoProgressError` when
+        too many responses in a row brought events and no new cursor, or returned to a recent one
+        (R13).
         """
         self.check()
         try:
@@ -326,7 +308,6 @@ class PageReader:
         return [batch]
 
     def too_much_unclosed(self) -> BufferLimitError:
-        """Return the error for bytes that no checkpoint closes and no buffer can hold."""
         return BufferLimitError(
             f"{self.kept_bytes} bytes came without a checkpoint to deliver them by. They hold "
             f"{self.unclosed_events} events, which take memory of their own, and "
@@ -397,10 +378,9 @@ class PageReader:
         return Outcome.BEHIND if self._returned() else self._end()
 
     def _returned(self) -> bool:
-        """Whether an empty response names an older place, for no good reason.
-
-        Two replicas may name the end of an open partition differently. Where every response of such
-        a cycle was empty, it is the end; a lagging replica of a closed one is found by its end.
+        """Whether an empty response names an older place, for no good reason. Two replicas may name
+        the end of an open partition differently. Where every response of such a cycle was empty, it
+        is the end; a lagging replica of a closed one is found by its end.
         """
         cursor = self.last_checkpoint
         if cursor is None or cursor == self.asked or self.last_cursor is not None:
@@ -447,7 +427,6 @@ def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: 
 
 
 def unrecognized_error(*, feed: str, partition: int) -> FeedError:
-    """Return the error for a response that says nothing of the partition (R6)."""
     return TornResponseError(
         "the response holds only lines that are neither an event nor a checkpoint: a gateway on "
         "the way may have answered in the publisher's place",
@@ -457,7 +436,6 @@ def unrecognized_error(*, feed: str, partition: int) -> FeedError:
 
 
 def behind_error(asked: str, *, feed: str, partition: int) -> FeedError:
-    """Return the error for a response that leads back to an older place (R13)."""
     return NoProgressError(
         f"the response to a fetch from {shown(asked)} names an older place of the partition as its "
         "end: the replica that answers lags behind. It is asked again",
@@ -467,12 +445,9 @@ def behind_error(asked: str, *, feed: str, partition: int) -> FeedError:
 
 
 class EndEvidence:
-    """The empty answers of one closed partition whose end no discovery lists (R6).
-
-    A moment's answer proves nothing: a replica that lags, a gateway and a page of maintenance
-    answer 200 as well. Sound empty answers are an end once there were three, with a discovery in
-    between that still lists the partition as closed, and nothing failed for `settle_time` seconds.
-    `pause` comes before the second answer is asked for; later pauses are longer.
+    """The empty answers of one closed partition whose end no discovery lists (R6). A moment's
+    answer proves nothing: a replica that lags, a gateway and a page of maintenance answer 200 as
+    well. `pause` comes before the second answer is asked for; later pauses are longer.
     """
 
     __slots__ = ("_answers", "_info", "_pause", "_settle_time")
@@ -485,11 +460,9 @@ class EndEvidence:
 
     @property
     def answers(self) -> int:
-        """Sound empty answers in a row."""
         return self._answers
 
     def reset(self) -> None:
-        """Forget the answers: something else came, or a request failed."""
         self._answers, self._info = 0, None
 
     def lacks_discovery(self, info: object) -> bool:
@@ -497,10 +470,9 @@ class EndEvidence:
         return self._info is None or info is self._info
 
     def add(self, info: object, *, now: float, since: float) -> float | None:
-        """Count a sound empty answer of a request after the discovery `info`.
-
-        Since `since` the partition is seen closed, and nothing failed. Return None when the end is
-        shown, otherwise the seconds until the next request.
+        """Count a sound empty answer of a request after the discovery `info`. Since `since` the
+        partition is seen closed, and nothing failed. Return None when the end is shown, otherwise
+        the seconds until the next request.
         """
         if not self._answers:
             self._info = info
@@ -527,7 +499,6 @@ class FeedAnswers:
         """When half of them had failed last."""
 
     def add(self, now: float, *, failed: bool) -> None:
-        """Count an answer."""
         part = int(now * _PARTS / self._seconds)
         if part not in self._counts:
             self._counts = {at: n for at, n in self._counts.items() if at > part - _PARTS}

@@ -53,7 +53,6 @@ def hidden(text: str, *, cut: bool = False) -> str:
 
 def hide_secrets(text: str, secrets: Iterable[str], *, cut: bool = False) -> str:
     """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
-
     Only letters and digits are compared, which no encoder escapes. The text is cut to
     `LONGEST_TEXT` first, unless it is `cut` already, and what may be the beginning of a secret at
     the cut is hidden, too. Secrets of fewer than four characters are left.
@@ -91,10 +90,8 @@ def hide_secrets(text: str, secrets: Iterable[str], *, cut: bool = False) -> str
 
 
 def excerpt(body: bytes, hide: Callable[[str], str] = hidden) -> str:
-    """Return the first 200 characters of a response, printable and on one line.
-
-    `hide` gets as much as it looks at, so that no part of a secret is left that reaches beyond the
-    cut.
+    """Return the first 200 characters of a response, printable and on one line. `hide` gets as much
+    as it looks at, so that no part of a secret is left that reaches beyond the cut.
     """
     return printable(hide(body[:LONGEST_BYTES].decode("utf-8", "backslashreplace")))
 
@@ -115,7 +112,6 @@ def printable(text: str, length: int = _QUOTED) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number of things, in the right form: "1 event", "2,000 events"."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 

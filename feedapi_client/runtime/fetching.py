@@ -274,7 +274,7 @@ class Request(Turn):
             idle.deadline = self._clock() + limits.stream_idle_timeout
         waits = True
         try:
-            async for chunk in response.chunks():
+            async for chunk in response:
                 waits = False
                 if idle is not None:
                     idle.deadline = math.inf

@@ -187,7 +187,7 @@ class LateEvents:
         """Return whether events come behind a cursor; without any, the cursor that does come."""
         async with self.client.open(self._topology.known, p.id, cursor) as response:
             reader = response.reader
-            async for chunk in response.chunks():
+            async for chunk in response:
                 if any(batch.events for batch in reader.feed(chunk)):
                     return True, None
                 reader.check()

@@ -190,7 +190,7 @@ class Fetch:
             reader = response.reader
             self._moved = self._clock()
             try:
-                for chunk in response.chunks():
+                for chunk in response:
                     for piece in self._pieces(reader, chunk):
                         yield from self._deliver(reader.feed(piece))
                     reader.check()
