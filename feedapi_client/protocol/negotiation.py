@@ -168,26 +168,18 @@ class _Discovery:
                 wrong = f"the discovery lists more than {MOST_EDGES} ancestors of partitions"
                 raise self._error(LineageError, wrong)
             self._check_cursor("lastCursor", entry.last_cursor, id)
-            parent = self._one_of(
-                id, "startsAfterPartition", entry.starts_after_partition, entry.starts_after_parent
-            )
+            parent = entry.starts_after_partition
+            parent = entry.starts_after_parent if parent is None else parent
             if parent is not None:
                 parent = self._number(id, "startsAfterPartition", parent)
                 parent = None if zero and parent == 0 else parent
-            given = self._one_of(id, "cursorFromPartitions", before, split) or []
+            given = before or split or []
             ancestors = _numbers(given)
             if ancestors is None:
                 ancestors = [self._number(id, "cursorFromPartitions", each) for each in given]
             closed, end = bool(entry.closed), entry.last_cursor or None
             partitions[id] = Partition(id, closed, end, parent, tuple(ancestors))
         return partitions
-
-    def _one_of(self, id: int, name: str, *spellings: Any) -> Any:
-        given = [each for each in spellings if each is not None]
-        if len(given) > 1 and given[0] != given[1]:
-            wrong = f"the discovery gives {name} and its older spelling too, and they differ"
-            raise self._error(LineageError, wrong, id)
-        return given[0] if given else None
 
     def _number(self, id: int, name: str, value: Id) -> int:
         number = partition_id(value)

@@ -17,22 +17,17 @@ from feedapi_client.model import FIRST, LAST, Event
 from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
 from feedapi_client.protocol.text import shown
 
+# Cursors in a row that every partition remembers: the longest cycle that is always found (R13).
 RECENT = 8
-"""Cursors in a row that every partition remembers: so long is the longest cycle that is always
-found (R13)."""
-MOST_PASSED = 4096
-"""Digests of passed cursors that one partition keeps, at most; for a moment twice as many."""
+MOST_PASSED = 4096  # digests of passed cursors of one partition; for a moment twice as many
 _ALL_PASSED = 1 << 18
+# Sound empty answers that show the end of a closed partition without `lastCursor`, at least.
 MIN_EMPTY_ANSWERS = 3
-"""Sound empty answers that show the end of a closed partition without `lastCursor`, at least."""
+# Empty answers in a row that lead away from where a reader began: then it follows the last one.
 MOVES_BELIEVED = 3
-"""Empty answers in a row that lead away from where a reader began, at least: then it follows the
-last one."""
 _MOST_DOUBLINGS = 16
-_ANSWERS = 8
-"""Answers of a closed partition within `settle_time`, at least, once it seems to be at its end."""
-_PARTS = 10
-"""Of the time in which a feed's answers are counted."""
+_ANSWERS = 8  # of a closed partition within `settle_time`, once it seems to be at its end
+_PARTS = 10  # of the time in which a feed's answers are counted
 
 
 def passed_limit(partitions: int) -> int:
@@ -79,31 +74,22 @@ class Progress:
     replica that lags may name its own, older end. None: it is not doubted.
     """
 
-    __slots__ = (
-        *("_began", "_doubted_for", "_moves", "_moves_since", "_moving", "_most", "_passed"),
-        *("empty", "left", "limit", "stuck"),
-    )
-
     def __init__(
         self, limit: float, *, passed: int = MOST_PASSED, doubted_for: float | None = None
     ) -> None:
         self.limit = limit
-        self.stuck = 0
-        """Responses in a row without progress."""
-        self.empty = 0
-        """Responses in a row that moved the cursor and held no event. An end is not counted."""
-        self.left: list[str] = []
-        """The last cursors from which an empty response led away."""
+        self.stuck = 0  # responses in a row without progress
+        self.empty = 0  # responses in a row that moved the cursor and held no event
+        self.left: list[str] = []  # the last cursors from which an empty response led away
         self._most = max(passed, RECENT)
-        self._passed: dict[int, None] = {}
-        """Digests of the cursors that were passed, in their order. The last one is asked with."""
+        self._passed: dict[int, None] = {}  # digests, in their order: the last is asked with
         self._doubted_for = doubted_for
+        # Where it began to read, or where the last events ended; None behind an empty answer.
         self._began: str | None = None
-        """Where it began to read, or where the last events ended; None behind an empty answer."""
+        # Empty answers in a row that led away from there, and when the first of them came.
         self._moves, self._moves_since = 0, 0.0
-        """Empty answers in a row that led away from there, and when the first of them came."""
+        # Whether empty answers were believed: this publisher's cursors move without events.
         self._moving = False
-        """Whether empty answers were believed: this publisher's cursors move without events."""
 
     def asked(self, cursor: str, end: str | None = None) -> None:
         """Note the cursor of a request. To come back to the known `end` is always progress: nothing
@@ -201,22 +187,18 @@ class PageReader:
         self._error: FeedError | None = None
         self._open: list[Event] = []
         self._open_bytes = 0
-        self._held = 0
-        """Of `_open`: how many events are before the last checkpoint."""
+        self._held = 0  # of `_open`: how many events are before the last checkpoint
         self._ready: list[Event] = []
         self._ready_bytes = 0
         self._closed_by: str | None = None  # the cursor that closes `_ready`
-        self._doubted: str | None = None
-        """A cursor without events, to which only further responses can lead."""
+        self._doubted: str | None = None  # without events; only further responses can lead to it
         self.asked = decoder.asked = asked
         self.closed = closed
         self.last_cursor = last_cursor if closed else None
         self._progress = progress or Progress(math.inf, passed=RECENT)
         self._progress.asked(asked, self.last_cursor)
-        self.cursor = asked
-        """The cursor of the last batch given so far; at first the one asked with."""
-        self.last_checkpoint: str | None = None
-        """The last cursor of the response so far, also when it is the one asked with."""
+        self.cursor = asked  # of the last batch given so far; at first the one asked with
+        self.last_checkpoint: str | None = None  # also when it is the one asked with
 
     @property
     def kept_bytes(self) -> int:
@@ -415,33 +397,31 @@ class PageReader:
         )
 
 
-def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: int) -> FeedError:
-    """Return the error for a closed partition whose replica does not reach its end (R6)."""
-    return NoProgressError(
-        f"the partition is closed and ends at lastCursor {shown(last_cursor or '')}, but nothing "
-        f"comes behind {shown(asked)}: the replica that answers may lag behind. If nothing is "
-        f"missing, 'feedapi cursors drain {partition}' ends it here",
-        feed=feed,
-        partition=partition,
-    )
-
-
-def unrecognized_error(*, feed: str, partition: int) -> FeedError:
-    return TornResponseError(
+_FAULTS = {
+    Outcome.LAGGING: (
+        "the partition is closed and ends at lastCursor {last}, but nothing comes behind {asked}: "
+        "the replica that answers may lag behind. If nothing is missing, 'feedapi cursors drain "
+        "{partition}' ends it here"
+    ),
+    Outcome.BEHIND: (
+        "the response to a fetch from {asked} names an older place of the partition as its end: "
+        "the replica that answers lags behind. It is asked again"
+    ),
+    Outcome.UNRECOGNIZED: (
         "the response holds only lines that are neither an event nor a checkpoint: a gateway on "
-        "the way may have answered in the publisher's place",
-        feed=feed,
-        partition=partition,
-    )
+        "the way may have answered in the publisher's place"
+    ),
+}
 
 
-def behind_error(asked: str, *, feed: str, partition: int) -> FeedError:
-    return NoProgressError(
-        f"the response to a fetch from {shown(asked)} names an older place of the partition as its "
-        "end: the replica that answers lags behind. It is asked again",
-        feed=feed,
-        partition=partition,
-    )
+def outcome_error(
+    outcome: Outcome, asked: str, last_cursor: str | None, *, feed: str, partition: int
+) -> FeedError:
+    """Return the error for a response that shows neither progress nor an end (R6, R13)."""
+    kind = TornResponseError if outcome is Outcome.UNRECOGNIZED else NoProgressError
+    text = _FAULTS.get(outcome, outcome.value)
+    text = text.format(last=shown(last_cursor or ""), asked=shown(asked), partition=partition)
+    return kind(text, feed=feed, partition=partition)
 
 
 class EndEvidence:
@@ -450,20 +430,14 @@ class EndEvidence:
     well. `pause` comes before the second answer is asked for; later pauses are longer.
     """
 
-    __slots__ = ("_answers", "_info", "_pause", "_settle_time")
-
     def __init__(self, settle_time: float, pause: float) -> None:
         self._settle_time = settle_time
         self._pause = pause
-        self._answers = 0
+        self.answers = 0  # sound ones in a row
         self._info: object = None
 
-    @property
-    def answers(self) -> int:
-        return self._answers
-
     def reset(self) -> None:
-        self._answers, self._info = 0, None
+        self.answers, self._info = 0, None
 
     def lacks_discovery(self, info: object) -> bool:
         """Whether no discovery has succeeded since the first answer; `info` is the present one."""
@@ -474,29 +448,25 @@ class EndEvidence:
         partition is seen closed, and nothing failed. Return None when the end is shown, otherwise
         the seconds until the next request.
         """
-        if not self._answers:
+        if not self.answers:
             self._info = info
-        self._answers += 1
+        self.answers += 1
         left = since + self._settle_time - now
-        if left <= 0 and self._answers >= MIN_EMPTY_ANSWERS and not self.lacks_discovery(info):
+        if left <= 0 and self.answers >= MIN_EMPTY_ANSWERS and not self.lacks_discovery(info):
             return None
         # Often enough that one partition which always fails is not half of a feed's answers.
         longest = max(self._pause, self._settle_time / _ANSWERS)
-        pause = min(self._pause * float(2 ** min(self._answers - 1, _MOST_DOUBLINGS)), longest)
+        pause = min(self._pause * float(2 ** min(self.answers - 1, _MOST_DOUBLINGS)), longest)
         return min(pause, left) if left > 0 else pause
 
 
 class FeedAnswers:
     """How many of a feed's answers of the last `seconds` have failed (R6)."""
 
-    __slots__ = ("_counts", "_seconds", "failed_at")
-
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._counts: dict[int, list[int]] = {}
-        """Of each part of the time: all answers, and those that failed."""
-        self.failed_at = float("-inf")
-        """When half of them had failed last."""
+        self._counts: dict[int, list[int]] = {}  # of each part: all answers, and those that failed
+        self.failed_at = float("-inf")  # when half of them had failed last
 
     def add(self, now: float, *, failed: bool) -> None:
         part = int(now * _PARTS / self._seconds)

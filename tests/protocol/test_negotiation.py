@@ -154,12 +154,6 @@ class TestFields:
     def test_fields_of_a_feed(self, fields: dict[str, Any], info: FeedInfo) -> None:
         assert discover({"partitions": [], **fields}) == info
 
-    def test_r12_both_spellings_must_not_differ(self) -> None:
-        with pytest.raises(
-            LineageError, match=r"partition 7: .*startsAfterPartition and its older spelling"
-        ):
-            one(startsAfterParent="3", startsAfterPartition="4")
-
     @pytest.mark.parametrize("id", ["0", 0, "32767", 32767, "007"])
     def test_an_id_is_a_string_or_an_integer(self, id: Any) -> None:
         assert list(discover({"partitions": [{"id": id}]}).partitions) == [int(id)]
