@@ -28,22 +28,18 @@ from feedapi_client.protocol.text import printable
 Hide = Callable[[str], str]
 URL_ERRORS = (httpx.InvalidURL, UnicodeError)
 _LONGEST_TEXT = 2000
-_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL calls an answer that is none of TLS, depending on its version."""
-_CLIENT_CERTIFICATE = (
+_CLIENT_CERTIFICATE = (  # alerts of a server about the certificate that it was shown, or was not
     *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED"),
     *("CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
 )
-"""Alerts of a server about the certificate that it was shown, or was not."""
+# Libraries whose texts hold no URL, token or value of a header.
 _TELLING = frozenset({"h11", "h2", "hpack", "httpcore", "httptools", "httpx", "hyperframe"})
-"""Libraries whose texts hold no URL, token or value of a header."""
+# What httpcore does not translate comes out of it as it is.
 _BENEATH = (_TELLING | {"aiohttp", "anyio", "socksio", "trio"}) - {"httpx"}
-"""What httpcore does not translate comes out of it as it is."""
+# Whose OSErrors are the network's. Those of requests and urllib are the caller's code's.
 _SYSTEM = frozenset({"builtins", "socket", "ssl"})
-"""Whose OSErrors are the network's. Those of requests and urllib are the caller's code's."""
 _FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _BUGS = (AssertionError, AttributeError, ImportError, NameError, NotImplementedError, TypeError)
-_HUNG_UP = (httpx.ReadError, httpx.RemoteProtocolError, ssl.SSLError)
 
 
 def _is_unsendable(error: BaseException) -> bool:
@@ -86,6 +82,7 @@ _PROCESS_ENDS = (
     "no name can be resolved any more, since the program's main thread is over: let it wait for "
     "the thread that consumes, with join()"
 )
+# What fits an error, what it is called, and whether the first discovery ends with it.
 _ROWS: tuple[tuple[Any, str, bool], ...] = (
     ((httpx.PoolTimeout,), _POOL, False),
     (_is_unsendable, _UNSENDABLE, True),
@@ -96,7 +93,6 @@ _ROWS: tuple[tuple[Any, str, bool], ...] = (
     (URL_ERRORS, f"{_CLIENT}, and at where the feed redirects", False),
     ((BaseException,), _CLIENT, False),
 )
-"""What fits an error, what it is called, and whether the first discovery ends with it."""
 
 
 def _row_of(error: BaseException) -> tuple[str, bool]:
@@ -115,12 +111,8 @@ def unanswered(error: BaseException, hide: Hide, asked: str, where: dict[str, An
     row, is_final = _row_of(error)
     text, of_network = row.format(asked=asked, shown=_shown(error, hide)), row is _NETWORK
     kind: type[FeedError] = TransportError if row is _PROCESS_ENDS else FeedUnavailableError
-    is_discovery = where["partition"] is None and where["feed"].startswith("https:")
     if of_network and (problem := _host_problem(error)) is not None:
         kind, text = HostError, f"no answer{asked}: {problem}"
-    elif of_network and is_discovery and isinstance(error, _HUNG_UP):
-        # Of one that is refused for its certificate often no more arrives than this.
-        text += ". A server that wants a client certificate (--cert) may end a connection so"
     failed = kind(text, **where)
     if isinstance(failed, FeedUnavailableError) and is_final:
         failed.final_on_entry = True
@@ -198,8 +190,6 @@ def _host_problem(error: BaseException) -> str | None:
         reason = str(cause.reason) if isinstance(cause, ssl.SSLError) else ""
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate can't be verified: {cause.verify_message}"
-        if reason in _NO_TLS:
-            return "the server does not speak TLS at this port: is http:// meant, not https://?"
         if reason.endswith(_CLIENT_CERTIFICATE):
             return f"the server wants another client certificate, or one at all ({reason})"
         if is_unknown_host(cause):

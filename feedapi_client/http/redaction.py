@@ -17,13 +17,11 @@ import httpx
 
 from feedapi_client.protocol.text import LONGEST_TEXT, hidden, hide_secrets, in_use
 
-# It takes each URL up to its end, so that no character is looked at twice.
 _QUERY = re.compile(r"(https?://[^\s?'\"]++)(\?[^\s'\"]++)?")
-_RECENT = 32
-"""Values of a header that were sent and are hidden although their request is over: a token may live
-for long."""
-_MOST_WORDS = 32
-"""Of a header."""
+# Of a refusal, as httpx logs it: a proxy that only the client knows may echo its credentials.
+_REASON = re.compile(r'("HTTP/[0-9.]++ [45][0-9]{2} )[^\n]++')
+_RECENT = 32  # values of a header, hidden although their request is over: a token may live for long
+_MOST_WORDS = 32  # of a header
 _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
@@ -31,15 +29,6 @@ _HTTP_LOGGERS = (
     *("httpx", "hpack.hpack", "hpack.table"),
     *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
 )
-_BYTES = r"""b(?:'(?:[^'\\]|\\.)*+(?:'|\\?\Z)|"(?:[^"\\]|\\.)*+(?:"|\\?\Z))"""  # or cut
-# As httpcore logs the headers of a response, the reason of a proxy that refuses to connect, or its
-# credentials, and the credentials of a SOCKS proxy.
-_SECRET_BYTES = re.compile(
-    rf"(?i)(\(b'(?:set-cookie|location)', |\(b'HTTP/[0-9.]++', \d++, |auth=\({_BYTES}, ){_BYTES}"
-)
-
-_REASON = re.compile(r'("HTTP/[0-9.]++ [45][0-9]{2} )[^\n]++')
-"""Of a refusal, as httpx logs it: a proxy that only the client knows may echo its credentials."""
 
 
 class Secrets:
@@ -128,15 +117,16 @@ def decoded(texts: Iterable[str]) -> frozenset[str]:
 class _Redact(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        sites = tuple(each.site for each in list(in_use))
-        shown = _QUERY.sub(
-            lambda m: f"{m[1]}?***" if m[2] and m[1].startswith(sites) else m[0],
-            text[:LONGEST_TEXT],
-        )
-        shown = hidden(shown, cut=len(text) > LONGEST_TEXT)
-        redacted = _REASON.sub(r'\1***"', _SECRET_BYTES.sub(r"\1b'***'", shown))
-        if redacted != text:
-            record.msg, record.args = redacted, ()
+        if record.name == "httpx":
+            sites = tuple(each.site for each in list(in_use))
+            shown = _QUERY.sub(
+                lambda m: f"{m[1]}?***" if m[2] and m[1].startswith(sites) else m[0], text
+            )
+            shown = _REASON.sub(r'\1***"', hidden(shown))
+        else:
+            shown = text.partition(" ")[0]  # all else is headers
+        if shown != text:
+            record.msg, record.args = shown, ()
         return True
 
 
@@ -144,15 +134,11 @@ _redact = _Redact()
 
 
 def redact_http_logs() -> None:
-    """Redact what httpx, httpcore and hpack log about requests to feeds.
+    """Redact what httpx, httpcore and hpack log about requests.
 
-    httpx logs the URL of each request at INFO, the layers below log headers at DEBUG. Call this
-    once at the start of an application that shows these logs: queries, credentials and values of
-    sent headers of the feeds in use are replaced by ``***``. Calling it again changes nothing.
-    Records about other requests are left as they are, apart from values that are secrets of a feed,
-    from what does not name the request (the values of Set-Cookie and Location, the reason of a
-    status, which may be a proxy's, the credentials for a SOCKS proxy), and from texts over 16,384
-    characters: cut.
+    httpx logs the URL of each request at INFO: queries, credentials and values of sent headers of
+    the feeds in use are replaced by ``***``. The layers below log headers at DEBUG: only what
+    happened is left. Call this once at the start of an application that shows these logs.
     """
     for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_redact)

@@ -59,10 +59,8 @@ class FeedURL:
         return f"{path}?{query}" if query else path
 
     def request_url(self, target: str) -> httpx.URL:
-        """The URL of one request. A partition at its end is asked with the same again and again,
-        and httpx takes about 30 microseconds to read one: the last few thousand short ones are
-        remembered.
-        """
+        # A partition at its end is asked with the same URL again and again, and httpx takes about
+        # 30 microseconds to read one: the last few thousand short ones are remembered.
         url = self.site + target
         return _remembered(url) if len(url) <= _LONGEST_REMEMBERED else httpx.URL(url)
 

@@ -69,7 +69,7 @@ def test_event_types_are_refused_where_they_can_not_be_asked_for(
 ) -> None:
     with pytest.raises(
         ProtocolError,
-        match=f"event_types need a feed of dialect v2-token. It speaks {dialect}",
+        match=rf"event_types need a feed of dialect v2-token\. It speaks {dialect}",
     ):
         check_options(info(dialect, filters=("subject",)), options, feed="F")
 
@@ -78,7 +78,7 @@ def test_event_types_are_refused_where_they_can_not_be_asked_for(
 def test_filters_are_refused_where_they_can_not_be_asked_for(dialect: DialectName) -> None:
     with pytest.raises(
         ProtocolError,
-        match=f"^feed F: filters need a feed of dialect v2-draft. It speaks {dialect}",
+        match=rf"^feed F: filters need a feed of dialect v2-draft\. It speaks {dialect}",
     ):
         check_options(info(dialect), FetchOptions(filters={"subject": "a"}), feed="F")
 
@@ -86,7 +86,7 @@ def test_filters_are_refused_where_they_can_not_be_asked_for(dialect: DialectNam
 def test_a_filter_that_the_feed_does_not_offer_is_refused() -> None:
     with pytest.raises(
         ProtocolError,
-        match="does not offer filter 'colour'. It speaks v2-draft, with filters subject, size",
+        match=r"does not offer filter 'colour'\. It speaks v2-draft, with filters subject, size",
     ):
         check_options(
             info("v2-draft", filters=("subject", "size")),
