@@ -34,8 +34,8 @@ from feedapi_client.retry import Backoff, retry
 
 log = logging.getLogger(__name__)
 
+# What publishers of dialect v1 say when `n` is not their number of partitions.
 WRONG_COUNT = re.compile(r"partition count (mismatch|does ?n.t match)", re.IGNORECASE)
-"""What publishers of dialect v1 say when `n` is not their number of partitions."""
 
 
 class FeedClient:
@@ -87,8 +87,8 @@ class FeedClient:
         self._any_payload = False
         self.info: FeedInfo | None = None
         """The last discovery."""
+        # Digest of the last response that was understood, and what it said.
         self._known: tuple[bytes, FeedInfo] | None = None
-        """Digest of the last response that was understood, and what it said."""
 
     async def __aenter__(self) -> Self:
         return self

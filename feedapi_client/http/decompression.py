@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-STEP = 64 * 1024
-"""The largest piece, in bytes."""
+STEP = 64 * 1024  # the largest piece, in bytes
 ACCEPT_ENCODING = "gzip"
 _WBITS = {"gzip": zlib.MAX_WBITS + 16, "x-gzip": zlib.MAX_WBITS + 16, "deflate": zlib.MAX_WBITS}
 

@@ -31,17 +31,14 @@ from feedapi_client.options import Limits
 T = TypeVar("T")
 AsyncHTTP = httpx.AsyncClient
 SyncHTTP = httpx.Client
+# Of the time for an exchange: the timeouts of httpx come before. It closes the connection then, and
+# the socket of a TLS handshake, which it leaves to the garbage collector when it is cancelled.
 SHARE = 0.9
-"""Of the time for an exchange: the timeouts of httpx come before. It closes the connection then,
-and the socket of a TLS handshake, which it leaves to the garbage collector when it is cancelled."""
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
-_SLICE = 0.001
-"""Seconds that a response may be worked on until other tasks get their turn."""
-_LONG = 64 * 1024
-"""Bytes that take a millisecond or two to read: a discovery of a thousand partitions."""
-_LONGEST = 86_400.0
-"""Seconds of a read that is not limited."""
+_SLICE = 0.001  # seconds that a response may be worked on until other tasks get their turn
+_LONG = 64 * 1024  # bytes that take a millisecond or two to read: some thousand partitions
+_LONGEST = 86_400.0  # seconds of a read that is not limited
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:

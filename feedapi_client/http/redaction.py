@@ -38,8 +38,8 @@ class Secrets:
 
     def __init__(self, site: str, fixed: Iterable[str], client: Any) -> None:
         self.site, self._fixed, self._client = site, frozenset(fixed), client
+        # The requests under way, and what an auth has sent with each.
         self._sent: WeakKeyDictionary[httpx.Request, set[tuple[str, str]]] = WeakKeyDictionary()
-        """The requests under way, and what an auth has sent with each."""
         self._recent: dict[str, deque[tuple[str, str]]] = {}
         in_use.add(self)
 

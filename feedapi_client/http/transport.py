@@ -55,10 +55,8 @@ _UNAUTHORIZED = frozenset({401, 403})
 _OF_PROXY = 407
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LONGEST_DATE = 100
-_IN_A_TURN = 8
-"""Chunks until other tasks get their turn: one read from a socket may bring thousands."""
-_SOME_REDIRECT = 302
-"""Stands for the status of a redirect to a URL that httpx can't read: its error has none."""
+_IN_A_TURN = 8  # chunks until others get their turn: one read from a socket may bring thousands
+_SOME_REDIRECT = 302  # for one to a URL that httpx can't read: its error has no status
 
 
 class Endpoint:
@@ -69,6 +67,7 @@ class Endpoint:
     def __init__(self, url: str, io: AsyncIO | BlockingIO) -> None:
         self.io, self.limits = io, io.limits
         self._url = FeedURL.parse(url)
+        self.feed = self._url.public
         self._auth, self._via = httpx.Auth(), ""
         self._used_in: OneProcess | None = None
         headers = {
@@ -90,12 +89,9 @@ class Endpoint:
             self._via = f", asked through {shown_origin(proxy.url)}, which {variable} names"
             if proxy.auth is not None:
                 secrets |= header_secrets(basic(*proxy.auth))
+        self.url: Callable[[str], httpx.URL] = self._url.request_url
         self.secrets = Secrets(self._url.site, secrets, io.client)
         self.hide: Callable[[str], str] = self.secrets.hide
-
-    @property
-    def feed(self) -> str:
-        return self._url.public
 
     async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
         """Return status and body of a response, for negotiation, within `Limits.request_timeout`.
@@ -103,15 +99,7 @@ class Endpoint:
         for a content coding that was not asked for, and `NegotiationError` for a body over
         `max_bytes` or a redirect to another origin.
         """
-        exchange = Exchange(self, suffix, params, discovery=True)
-        status, body = await exchange.discovery(max_bytes)
-        if len(body) > max_bytes:
-            raise NegotiationError(
-                f"the discovery is longer than {max_bytes} bytes: raise Limits.max_discovery_bytes "
-                "if that is to be expected",
-                feed=self.feed,
-            )
-        return status, body
+        return await Exchange(self, suffix, params, discovery=True).discovery(max_bytes)
 
     def target(self, suffix: str, params: Params, where: dict[str, Any]) -> str:
         """Path and query. Raises `ProtocolError` for a cursor that makes them too long."""
@@ -152,9 +140,6 @@ class Endpoint:
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
-
-    def url(self, target: str) -> httpx.URL:
-        return self._url.request_url(target)
 
     def no_longer(self, seconds: float | None) -> float:
         """A timeout of the client, or one that comes before ours."""
@@ -240,10 +225,16 @@ class Exchange:
         self._chunks = 0
 
     async def discovery(self, limit: int) -> tuple[int, bytes]:
-        """The status of a discovery, and its body up to a little over `limit` bytes."""
         answer, said = await self._run()
-        found = 200 <= answer.status < 300
-        return answer.status, await self._body_of(answer, limit) if found else said
+        if 200 <= answer.status < 300:
+            said = await self._body_of(answer, limit)
+            if len(said) > limit:
+                raise NegotiationError(
+                    f"the discovery is longer than {limit} bytes: raise "
+                    "Limits.max_discovery_bytes if that is to be expected",
+                    **self._where,
+                )
+        return answer.status, said
 
     async def __aenter__(self) -> Self:
         self._body, _ = await self._run()

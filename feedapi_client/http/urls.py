@@ -28,10 +28,8 @@ class FeedURL:
     query: str
     origin: Origin
     basic_auth: tuple[str, str] | None
-    secrets: frozenset[str]
-    """What a publisher might echo of the URL: the query, its values, the credentials."""
-    public: str
-    """Without credentials, query and fragment, for messages."""
+    secrets: frozenset[str]  # what a publisher might echo: query, its values, credentials
+    public: str  # without credentials, query and fragment, for messages
 
     @classmethod
     def parse(cls, url: str) -> FeedURL:

@@ -18,13 +18,11 @@ from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSAttribute
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+# Bytes in a row that bring nothing of a body: heads, 1xx responses, chunk lines, trailers.
 _MAX_OVERHEAD = 64 * 1024
-"""Bytes in a row that bring nothing of a body: heads, 1xx responses, chunk lines, trailers."""
-_PART = 64 * 1024
-"""Bytes of a read that are worked on at once: about what a processor has at hand."""
+_PART = 64 * 1024  # bytes of a read that are worked on at once: what a processor has at hand
 _SMALL_PART = 8 * 1024
-_MANY = 1000
-"""Pieces of a part, from which on the next one is small: they take as long as large ones."""
+_MANY = 1000  # pieces of a part, from which on the next one is small: each takes its time
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 
@@ -48,8 +46,7 @@ class Connection:
         self._pieces: list[bytes] = []
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.is_reusable = False
-        """Whether the response is complete, and another may come behind it."""
+        self.is_reusable = False  # the response is complete, and another may come behind it
         self._complete = self._to_close = False
         self._fault: httpx.RemoteProtocolError | None = None
         self._rest = memoryview(b"")
@@ -206,8 +203,8 @@ class Fetcher:
             self._connect = partial(self._connect, ssl_context=verify, tls_hostname=host)
         self._places = anyio.Semaphore(places, fast_acquire=True)
         self._seconds, self._expiry, self._read_bytes = seconds, expiry, read_bytes
+        # Connections, the newest last, and until when each is kept.
         self._idle: deque[tuple[float, Connection]] = deque()
-        """Connections, the newest last, and until when each is kept."""
 
     async def get(self, head: bytes, silence: float) -> WireBody:
         """Send a request; its body may be silent for `silence` seconds."""

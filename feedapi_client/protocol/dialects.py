@@ -14,10 +14,10 @@ from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.text import quoted
 
 Params = list[tuple[str, str]]
+# The parameters of a fetch, in all dialects: their values are no secrets.
 OWN_PARAMS = re.compile(
     "n|cursor[0-9]*|partition|token|headers|stream|page[Ss]ize[Hh]int|(skip-)?event-types|filter-.*"
 )
-"""The names of the parameters of a fetch, in all dialects: their values are no secrets."""
 
 
 class V1Line(Event, gc=False, eq=False):

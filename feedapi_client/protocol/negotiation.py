@@ -15,11 +15,11 @@ from feedapi_client.errors import FeedError, LineageError, NegotiationError, Pro
 from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.protocol.text import are_valid, excerpt, hidden, problem
 
+# Ancestors that a discovery may list, of all partitions. There are 7 of each in the tree of
+# 32,767 partitions that split in two, where each leaf lists its way to the root.
 MOST_EDGES = 8 * (MAX_PARTITION + 1)
-"""Ancestors that a discovery may list, of all partitions together. There are 7 of each in the tree
-of 32,767 partitions that split in two, where each leaf lists its way to the root."""
+# What msgspec's errors end with: a field of the discovery, or of one of its partitions.
 _PLACE = re.compile(r"(.*) - at `\$\.(\w+)(?:\[(\d+)\](?:\.(\w+)(?:\[\d+\])?)?)?`")
-"""What msgspec's errors end with: a field of the discovery, or of one of its partitions."""
 Id = int | str
 
 
