@@ -390,7 +390,7 @@ class Planner:
             (e.id,) for e in self.entries.values() if e.state in _READABLE
         ]
         for successor in self._unplaced():
-            live = self._live(successor)
+            live = self._live(successor.cursor_from)
             if live and not any(entry.error for entry in live):
                 units.append(tuple(entry.id for entry in live))
         return units
@@ -654,8 +654,11 @@ class Planner:
                 own = e.error is None and because.partition == e.id
                 e.error = because
                 return [Fail(e.id, because)] if own else []
-            case State.VANISHED:
-                return self._report_vanished(e)
+            case State.VANISHED if e.position and e.id not in self.graph.successors:
+                # What another instance reads may be newer than this discovery.
+                text = "is no longer listed, and no successor of it is read: it stops at its cursor"
+                report = Report(e.id, f"{text} {shown(e.cursor)}")
+                return [report] if self._is_mine(e.id) else []
         return []
 
     def _open_again(self, e: Entry) -> list[Action]:
@@ -811,20 +814,17 @@ class Planner:
         if listed is None or not listed.cursor_from or e.live:
             return False
         return e.position is None or (
-            not self._any_live(self._successors.get(partition, ()))
-            and self._any_live(listed.cursor_from)
+            not self._live(self._successors.get(partition, ()))
+            and bool(self._live(listed.cursor_from))
         )
-
-    def _any_live(self, partitions: Iterable[int]) -> bool:
-        return any(p in self.entries and self.entries[p].live for p in partitions)
 
     def _unplaced(self) -> list[Partition]:
         self._heirs = [p for p in self._heirs if not self.entries[p.id].live]
         return [p for p in self._heirs if self._is_heir(p.id)]
 
-    def _live(self, successor: Partition) -> list[Entry]:
+    def _live(self, partitions: Iterable[int]) -> list[Entry]:
         entries = self.entries
-        return [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+        return [entries[p] for p in partitions if p in entries and entries[p].live]
 
     def _transfer(self, actions: list[Action]) -> list[int]:
         """Give successors without a position the cursor of their ancestor, in one save. While the
@@ -836,8 +836,10 @@ class Planner:
         # No other successor may take the cursor of an ambiguous one's ancestor. A superseded
         # ancestor is not looked at any more: the next start would find the other one alone, and
         # skip what this one has unread.
-        ambiguous = [s for s in successors if len({e.cursor for e in self._live(s)}) > 1]
-        disputed = {e.id: s.id for s in ambiguous for e in self._live(s)}
+        ambiguous = [
+            s for s in successors if len({e.cursor for e in self._live(s.cursor_from)}) > 1
+        ]
+        disputed = {e.id: s.id for s in ambiguous for e in self._live(s.cursor_from)}
         self._missing = lost = self._vanished()
         positions: dict[int, Position] = {}
         touched: list[int] = []
@@ -888,7 +890,7 @@ class Planner:
         while waiting:
             for id in self.graph.successors.get(waiting.pop(), ()):
                 if (successor := unplaced.pop(id, None)) is not None:
-                    more = {e.id for e in self._live(successor)} - blocked
+                    more = {e.id for e in self._live(successor.cursor_from)} - blocked
                     blocked |= more
                     waiting += more
         return blocked
@@ -896,7 +898,7 @@ class Planner:
     def _awaited(self, s: Partition) -> tuple[int, ...]:
         """Return what decides where a successor begins: ancestors, all of a merge, or a hole."""
         undecided = [a for a in s.cursor_from if self._is_undecided(a)]
-        live = [e.id for e in self._live(s)]
+        live = [e.id for e in self._live(s.cursor_from)]
         return tuple(sorted(undecided or live or self._missing))
 
     def _is_undecided(self, ancestor: int) -> bool:
@@ -935,7 +937,7 @@ class Planner:
         it any more, and refuses that.
         """
         self._selection.check_ancestors(s)
-        live = self._live(s)
+        live = self._live(s.cursor_from)
         self._check_unambiguous(s, live, disputed)
         others = self._selection.others
         stored = {a: self._position_of(a) or others.get(a) for a in s.cursor_from}
@@ -945,8 +947,7 @@ class Planner:
             if max(lost.values()) > 1:
                 text = (
                     f"no ancestor of it holds a cursor, while {names(lost)} had one and vanished "
-                    "without a successor: its history may hold what was read before. Set its "
-                    "cursor by hand"
+                    "without a successor: what was read may come again. Set its cursor by hand"
                 )
                 raise LostPartitionError(text, feed=self.feed, partition=s.id)
             return {}
@@ -989,13 +990,6 @@ class Planner:
         others: list[Action] = [action for action in actions if not isinstance(action, Save)]
         return [Save(positions), *others] if positions else others
 
-    def _report_vanished(self, e: Entry) -> list[Action]:
-        # What another instance reads may be newer than this discovery.
-        if not self._is_mine(e.id) or e.position is None or e.id in self.graph.successors:
-            return []
-        text = "is no longer listed, and no successor of it is read: it stops at its cursor "
-        return [Report(e.id, f"{text}{shown(e.cursor)}")]
-
     def _report_unknown_ancestors(self, successor: Partition) -> list[Action]:
         """Report a successor that begins at its first event although the consumer is no new one. An
         ancestor that is known without a position was never read, and needs no report.
@@ -1005,12 +999,9 @@ class Planner:
             return []
         if not others and all(entry.position is None for entry in self.entries.values()):
             return []
-        text = (
-            "begins at its first event: no position is stored for what it may take its cursor "
-            f"from ({names(successor.cursor_from)}). Events that were read under another "
-            "partition come again"
-        )
-        return [Report(successor.id, text)]
+        unknown = names(successor.cursor_from)
+        text = f"begins at its first event: no position is stored of its ancestors ({unknown})"
+        return [Report(successor.id, f"{text}. What was read under another name comes again")]
 
     def _warnings(self, e: Entry) -> list[Action]:
         """Report once what can't go on by itself, and an end that is not where it is listed."""
@@ -1020,18 +1011,12 @@ class Planner:
         if e.state is State.WAITING and e.waits_for and not self._is_heir(e.id):
             still_open = [b for b in e.waits_for if b in self.graph and not self.is_closed(b)]
             if still_open:
-                text = (
-                    f"waits for {names(still_open)}, which the publisher lists as open: a parent "
-                    "has to be closed"
-                )
+                text = f"waits for {names(still_open)}, listed as open: a parent has to be closed"
         elif e.end is not None and e.running and e.id not in self._in_flight:
             waiters = self._waiters.get(e.id, ())
             waiting = [w for w in waiters if e.id in self.entries[w].waits_for]
             if waiting:
-                text = (
-                    f"was read to its end, which is not committed: {names(waiting)} can't start "
-                    "before it is"
-                )
+                text = f"was read to its end, which is not committed: {names(waiting)} can't start"
         elif e.state is _DRAINED and self.doubted(e.id):
             text = (
                 f"is stored as drained at {shown(e.cursor)}, and listed as closed with the last "

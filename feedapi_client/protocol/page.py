@@ -74,6 +74,11 @@ class Progress:
     replica that lags may name its own, older end. None: it is not doubted.
     """
 
+    __slots__ = (  # there is one for each of 32,768 partitions
+        *("_began", "_doubted_for", "_moves", "_moves_since", "_moving", "_most", "_passed"),
+        *("empty", "left", "limit", "stuck"),
+    )
+
     def __init__(
         self, limit: float, *, passed: int = MOST_PASSED, doubted_for: float | None = None
     ) -> None:
@@ -429,6 +434,8 @@ class EndEvidence:
     answer proves nothing: a replica that lags, a gateway and a page of maintenance answer 200 as
     well. `pause` comes before the second answer is asked for; later pauses are longer.
     """
+
+    __slots__ = ("_info", "_pause", "_settle_time", "answers")
 
     def __init__(self, settle_time: float, pause: float) -> None:
         self._settle_time = settle_time
