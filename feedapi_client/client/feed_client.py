@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, Self
 
@@ -26,7 +25,7 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import PART_BYTES, PageDecoder
+from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
 from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
@@ -124,15 +123,11 @@ class FeedClient:
         status, body = await self.transport.get("", [], max_bytes=most)
         digest = sha256(b"%d %b" % (status, body)).digest()
         if self._known is None or self._known[0] != digest:
-            read = partial(self._read, status, body)
-            self._known = digest, await self.transport.io.aside(read, len(body))
+            info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
+            self.check(info)
+            self._known = digest, info
         self.info = replace(self._known[1])
         return self.info
-
-    def _read(self, status: int, body: bytes) -> FeedInfo:
-        info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
-        self.check(info)
-        return info
 
     def check(self, info: FeedInfo) -> None:
         """Raise `LineageError` when the partitions of a discovery make no valid graph, and
@@ -223,12 +218,9 @@ class FeedClient:
 class FetchResponse(Exchange):
     """A response, open while it is entered. Iterate over its chunks, and feed them to `reader`."""
 
-    __slots__ = ("_info", "_parts", "_since", "reader")
-
     def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
         super().__init__(*request)
         self._parts: Iterator[bytes] = iter(())
-        self._since = 0.0
         self.reader, self._info = reader, info
 
     async def __aenter__(self) -> Self:
@@ -240,16 +232,11 @@ class FetchResponse(Exchange):
 
     async def __anext__(self) -> bytes:
         part = next(self._parts, None)
-        if part is None:
-            self._parts = self.reader.parts(await super().__anext__())
-            part = next(self._parts, b"")
-            if self.reader.kept_bytes < PART_BYTES:
-                self._since = self._io.now()
-                return part
-            self._since = 0.0
-        await self._io.others(self._since)  # to read a chunk, or a long line, may take long
-        self._since = self._io.now()
-        return part
+        if part is not None:
+            await self._io.others()  # to read a chunk may take long
+            return part
+        self._parts = self.reader.parts(await super().__anext__())
+        return next(self._parts, b"")
 
 
 @dataclass(frozen=True, slots=True)

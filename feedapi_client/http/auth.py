@@ -9,7 +9,6 @@ import json
 import math
 import os
 import ssl
-import stat
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -31,7 +30,7 @@ _REFUSED = (401, 403)
 
 
 class TokenFile(httpx.Auth):
-    """Sends the token in a file with each request, and reads the file again when it changes.
+    """Sends the token in a file, which is read with each request.
 
     ::
 
@@ -62,7 +61,6 @@ class TokenFile(httpx.Auth):
         self._path = Path(path)
         self._scheme = scheme
         self._header = header
-        self._read: tuple[tuple[int, int, int], str] | None = None
 
     def __repr__(self) -> str:
         return f"TokenFile({str(self._path)!r})"
@@ -76,19 +74,15 @@ class TokenFile(httpx.Auth):
 
     def _value(self) -> str:
         try:
-            found = os.stat(self._path)
-            if not stat.S_ISREG(found.st_mode):  # to open a FIFO waits for its other end
-                raise OSError(errno.EINVAL, "it is no regular file")
-            version = (found.st_mtime_ns, found.st_size, found.st_ino)
-            if self._read is None or self._read[0] != version:
-                with self._path.open("rb") as file:
-                    self._read = version, file.read(_MAX_TOKEN).decode("ascii").strip()
+            if not self._path.is_file():  # to open a FIFO waits for its other end
+                raise OSError(errno.EINVAL, "there is no regular file")
+            with self._path.open("rb") as file:
+                token = file.read(_MAX_TOKEN).decode("ascii").strip()
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
             raise AuthenticationError(
                 f"the token file {self._path} can't be read: {reason}"
             ) from None
-        token = self._read[1]
         if not token or not token.isprintable():
             raise AuthenticationError(f"the token file {self._path} holds no token, on one line")
         return token if self._scheme is None else f"{self._scheme} {token}"
