@@ -78,7 +78,8 @@ class Planner:
         is started.
         """
         self.feed = feed
-        self.start, self.ordered = start, ordered
+        self.start: StartAt = start
+        self.ordered = ordered
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
         self._counts: Counter[State] = Counter()
