@@ -106,9 +106,8 @@ def _row_of(error: BaseException) -> tuple[str, bool]:
 
 
 def unanswered(error: BaseException, hide: Hide, asked: str, where: dict[str, Any]) -> FeedError:
-    """Our error for what came out of the client before the response began. `hide` takes secrets out
-    of the texts of others, `asked` says whom the client has asked, if that is not the feed, `where`
-    has feed and partition.
+    """Our error for what came out of the client before the response began. `asked` says whom the
+    client has asked, if that is not the feed, `where` has feed and partition.
     """
     row, is_final = _row_of(error)
     text, of_network = row.format(asked=asked, shown=_shown(error, hide)), row is _NETWORK
@@ -145,8 +144,8 @@ def the_error(error: BaseException) -> BaseException:
 
 
 def _shown(error: BaseException, hide: Hide) -> str:
-    """The error's type, and why: what the operating system says of a connection, a proxy's status,
-    or its text, where that can be quoted. A text of other libraries may quote a token.
+    """The error's type, and why, where that can be quoted: a text of other libraries may hold a
+    token.
     """
     name, text = printable(type(error).__name__), ""
     if isinstance(error, ssl.SSLError):
@@ -167,9 +166,7 @@ def _chainable(error: BaseException, hide: Hide) -> BaseException | None:
 
 
 def _is_quotable(error: BaseException, hide: Hide) -> bool:
-    """Whether a text holds no secret, no received bytes, and no URL with its query, as requests and
-    aiohttp quote that of a token endpoint.
-    """
+    """Whether a text holds no secret, no received bytes, and no URL with its query."""
     text, is_of_proxy = _text(error), type(error).__name__ == "ProxyError"
     words = (word.partition("?") for word in text.split())
     has_query = any("/" in url and "=" in query for url, _, query in words)
@@ -185,8 +182,8 @@ def _text(error: BaseException) -> str:
 
 
 def _host_problem(error: BaseException) -> str | None:
-    """What is wrong with the host: it is unknown, or it and we don't agree about TLS. A resolver
-    that is not reachable (`EAI_AGAIN`) says nothing about it.
+    """What is wrong with the host. A resolver that is not reachable (`EAI_AGAIN`) says nothing
+    about it.
     """
     for cause in causes(error):
         reason = str(cause.reason) if isinstance(cause, ssl.SSLError) else ""
@@ -208,10 +205,7 @@ def response_in(error: BaseException) -> httpx.Response | None:
 
 
 def request_of_location(error: BaseException) -> httpx.URL | None:
-    """The URL of a request that was redirected to a URL which httpx can't read. For a few such
-    Locations httpx raises an `InvalidURL` or a `UnicodeError` without the request, as the caller's
-    auth may.
-    """
+    """The URL of a request that was redirected to a URL which httpx can't read."""
     if isinstance(error, httpx.RemoteProtocolError) and "location header" in _text(error):
         return error.request.url
     return None

@@ -67,8 +67,7 @@ _NEVER = Deadline(math.inf, math.inf)
 
 class _IO:
     """Sends requests by the caller's client, or by one of its own, which trusts the public
-    certificates, or those of `verify`. Raises `NegotiationError` for a URL that can't be a feed's,
-    TypeError for a client of another kind.
+    certificates, or those of `verify`.
     """
 
     kinds: ClassVar[tuple[Any, Any]]
@@ -267,10 +266,9 @@ class BlockingIO(_IO):
 
 
 class ReadTimeout:
-    """The read timeout of a request, which also ends its exchange at a deadline. httpx has no such
-    bound, and a blocking read can't be cancelled. A request's read timeout goes to
-    `socket.settimeout` before each read, which asks an object that is no float for an integer: so
-    each read gets what is left, in whole seconds.
+    """The read timeout of a request, which also ends its exchange at a deadline: a blocking read
+    can't be cancelled. It goes to `socket.settimeout` before each read, which asks an object that
+    is no float for an integer: so each read gets what is left, in whole seconds.
     """
 
     def __init__(self, silence: float | None) -> None:
@@ -292,8 +290,8 @@ def too_slow(seconds: float) -> httpx.ReadTimeout:
 
 
 def _trust(site: httpx.URL) -> ssl.SSLContext:
-    """What a client of our own trusts. Another origin is refused, so TLS is never spoken for http:
-    without a proxy. A context without certificates saves the time to load them, some 20 ms.
+    """Another origin is refused, so TLS is never spoken for http: without a proxy. A context
+    without certificates saves the time to load them, some 20 ms.
     """
     plain = site.scheme == "http" and not getproxies().keys() - {"no"}
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else public_certificates()

@@ -198,11 +198,10 @@ class _Noting(httpx.Auth):
 
 class Exchange:
     """One request, redirects included, up to the response that counts. Entered it is a response of
-    status 2xx, while that is open, and an asynchronous iterator of its chunks. Entering raises what
-    `Endpoint.get` does, and `RequestRefusedError` and `ProtocolError` for the other statuses.
-    Iterating raises `TornResponseError` when the body breaks off. Leaving closes the connection if
-    the body was not read to its end. The response may be silent for `idle` seconds, which its
-    headers may take too, or an error's headers and body together.
+    status 2xx, and an asynchronous iterator of its chunks. Entering raises what `Endpoint.get`
+    does, and `RequestRefusedError` and `ProtocolError` for the other statuses. Leaving closes the
+    connection if the body was not read to its end. The response may be silent for `idle` seconds,
+    which its headers may take too, or an error's headers and body together.
     """
 
     def __init__(
@@ -305,7 +304,7 @@ class Exchange:
 
     def _answer_in(self, error: Exception) -> httpx.Response:
         """The answer that a hook of the caller's client has raised for. Raises our error where
-        there is none. httpx's own names the URL with its query, so that it is not chained (R19).
+        there is none; httpx's own names the URL with its query, so that it is not chained (R19).
         """
         endpoint, url = self._endpoint, self._endpoint.url(self.target)
         if isinstance(error, FeedError):  # of an auth of ours
@@ -425,8 +424,8 @@ def _user_agent() -> str:
 
 
 def retry_after(value: str | None, now: str | None = None) -> float | None:
-    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), in either form. The
-    Date of the response makes it independent of how the publisher's clock differs from ours.
+    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), by the Date of the
+    response, whatever the clocks are.
     """
     try:
         seconds = float(value or "nan")

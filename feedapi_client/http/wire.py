@@ -31,11 +31,10 @@ class _SecondResponseError(Exception):
 
 
 class Connection:
-    """One connection, for one request at a time. Its parser lives as long as it does. Of a response
-    llhttp knows neither a limit of its size nor what its end means. So there is one for all that is
-    no body, and a body that is framed by the connection's end, and no other, may end with it. A
-    Transfer-Encoding other than ``chunked``, once, and a status below 200 that promises no other
-    response are refused.
+    """One connection, for one request at a time. Of a response llhttp knows neither a limit of its
+    size nor what its end means. So there is one for all that is no body, and a body that is framed
+    by the connection's end, and no other, may end with it. Other Transfer-Encodings than one
+    ``chunked``, and statuses below 200 that promise no other response, are refused.
     """
 
     def __init__(self, stream: ByteStream, read_bytes: int) -> None:
@@ -180,9 +179,9 @@ class Connection:
 
 class Fetcher:
     """The connections to one origin: one for each request under way, at most `places`, others wait
-    for `seconds`. A pool that looks at all of its connections whenever a request begins or ends
-    takes most of the time of a small answer. Here a request takes the connection that was used
-    last, and makes one where none is idle; an idle one is kept for `expiry` seconds.
+    for `seconds`. A request takes the connection that was used last, and makes one where none is
+    idle: a pool that looks at all of its connections takes most of the time of a small answer. An
+    idle one is kept for `expiry` seconds.
     """
 
     def __init__(

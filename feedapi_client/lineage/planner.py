@@ -73,9 +73,8 @@ class Planner:
         selects_events: bool = False,
         shared: bool = False,
     ) -> None:
-        """The options are those of `FeedConsumer`, checked there. With `selects_events` cursors are
-        not comparable with `Partition.last_cursor`; if `shared`, only what `refresh` names as owned
-        is started.
+        """The options are those of `FeedConsumer`, checked there. If `shared`, only what `refresh`
+        names as owned is started.
         """
         self.feed = feed
         self.start: StartAt = start
@@ -106,7 +105,9 @@ class Planner:
         self._asked = 0  # when the leases of others were last forgotten
         # Derived from the facts, to look at few partitions after a change of one.
         self._waiters: dict[int, set[int]] = defaultdict(set)
-        self._closed: list[tuple[int, int]] | None = None  # see `_above_closed`
+        self._closed: list[tuple[int, int]] | None = (
+            None  # closed, not split; and the successor above, or -1
+        )
         self._has_parents = False  # whether one partition may come after another, see `preceding`
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
@@ -206,8 +207,8 @@ class Planner:
         return again
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
-        """Return the position that a commit has to save. Changes nothing: it may come again (R5).
-        `after` is what was saved before it, where that is later than what was released.
+        """Return the position that a commit has to save, `after` what was saved. It may come again
+        (R5).
         """
         entry = self.entries[partition]
         status: Status = "drained" if self._is_end(entry, cursor) else "open"
@@ -247,9 +248,8 @@ class Planner:
             self._change(entry, _READING)
 
     def ended(self, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
-        """Note that a response was the end, after all that was read before is delivered. It is that
-        of a closed partition (R6) only if the discovery before the request listed it so. One that
-        was closed in the meantime is asked once more.
+        """Note that a response was the end, after all that was read before is delivered. One that
+        was closed after the request is asked once more (R6).
         """
         entry = self.entries[partition]
         if not entry.running:
@@ -287,8 +287,7 @@ class Planner:
         looked: int | None = None,
     ) -> list[Action]:
         """Take the stored positions again, loaded after the moment `began`, and the leases. Those
-        of partitions that were owned before, or of which a batch is in flight, are left as they
-        are. Those of newly owned ones have to be loaded after the claim. `others` are held by other
+        of newly owned partitions have to be loaded after the claim. `others` are held by other
         living instances, by leases looked at after the moment `looked`; `ended` were read to their
         end without `follow`. None is as before.
         """
@@ -351,8 +350,8 @@ class Planner:
             self.entries[partition].reopened = False
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
-        """Return the owned partitions whose loaded position is another one than was saved here, but
-        for an end that another instance has compared, see `_compare_ends`.
+        """Return the owned ones that are stored otherwise than saved here, but for ends that were
+        compared.
         """
         return {
             p
@@ -383,9 +382,8 @@ class Planner:
                 entry.saved_at, entry.stored = self._moment, True
 
     def leasable(self) -> list[tuple[int, ...]]:
-        """Return the groups of partitions to lease: what can be read, or has to be transferred.
-        Whoever holds the leases of all ancestors of a successor without a position transfers the
-        cursor.
+        """Return the groups to lease: what can be read, and all ancestors whose cursor is to be
+        transferred.
         """
         units: list[tuple[int, ...]] = [
             (e.id,) for e in self.entries.values() if e.state in _READABLE
@@ -417,11 +415,10 @@ class Planner:
         return entry is not None and entry.state is _DRAINED and end not in (None, entry.cursor)
 
     def preceding(self, partition: int) -> list[int]:
-        """Return the partitions that come before a listed one, drained or not. A successor that
-        goes on from a cursor has nothing before it but its ancestor. For one at the first event the
-        ancestor's parent counts, if it was listed in this session. Otherwise that may have been
-        every closed partition, but for those that were split by their cursors, and those that
-        descend from this successor or from a later one, which has a larger id.
+        """Return what comes before a listed partition. For a successor at the first event that is
+        the parent of its ancestor, if it was listed in this session. Otherwise it may have been any
+        closed partition, but for those that were split by their cursors, and those that descend
+        from this successor or from a later one, which has a larger id.
         """
         listed = self.graph.partitions[partition]
         if listed.starts_after is not None:
@@ -436,9 +433,6 @@ class Planner:
         return [p for p in parents if p != partition]
 
     def _above_closed(self) -> list[tuple[int, int]]:
-        """Return the closed partitions without a successor, each with the successor it descends
-        from, or -1.
-        """
         listed = self.graph.partitions
         tops: dict[int, int] = {}
         for partition in listed.values():
@@ -462,8 +456,8 @@ class Planner:
         return {id: _LISTED_AGAIN.format(_OVER[at]) for id, at in over.items() if at in _OVER}
 
     def _is_listed_again(self, e: Entry) -> bool:
-        """Whether one that was over is listed as open: a superseded one if none of those that may
-        hold its cursor now is listed. A publisher may go on listing what it has split.
+        """A superseded one counts if none of those that may hold its cursor now is listed: a
+        publisher may go on listing what it has split.
         """
         if e.id not in self.graph or self.is_closed(e.id):
             return False
@@ -479,8 +473,8 @@ class Planner:
         return True
 
     def finished(self) -> bool:
-        """Return whether every partition was read to its end and no batch is in flight. One that
-        waits for an open parent at its end is finished (R8), one that waits for a transfer is not.
+        """Return whether all is read and committed. One that waits for an open parent at its end is
+        finished (R8), one that waits for a transfer is not.
         """
         if self.reads or self._in_flight or self._in_doubt:
             return False
@@ -548,9 +542,7 @@ class Planner:
         return State.WAITING, blockers  # R4, R8
 
     def _settle(self, dirty: Iterable[int]) -> list[Action]:
-        """Move the partitions, and those that depend on them, to their states. Cursors are
-        transferred first: that gives positions, which others depend on.
-        """
+        """Move partitions, and what depends on them, to their states; first transfer cursors."""
         actions: list[Action] = []
         begun: list[Entry] = []
         queue = deque(dirty)
@@ -598,9 +590,9 @@ class Planner:
         return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
 
     def _compare_ends(self, begun: list[Entry], actions: list[Action]) -> None:
-        """Save what begins, unread or held back so far, and the ends of what comes before (R17).
-        These are known from memory. A store that went back lacks them, and would take what follows
-        from them all the same, as it compares a row with nothing but its own revision.
+        """Save what begins, and the ends before it, known from memory (R17). A store that went back
+        lacks them, and would take what follows all the same: it compares a row with its own
+        revision.
         """
         rows: dict[int, Entry] = {}
         for e in begun:
@@ -694,16 +686,14 @@ class Planner:
 
     def _is_outdated(self, e: Entry, stored: Position | None, began: int) -> bool:
         """Whether what was loaded is older than what is known. A lower revision alone doesn't say
-        so: a database may have failed over to a replica that lacks the last saves.
+        so: a database may have failed over.
         """
         if e.position is None or (stored is not None and stored.revision >= e.position.revision):
             return False
         return began < self._loaded or began < e.saved_at
 
     def _lost_row(self, e: Entry) -> list[Action]:
-        """Park a partition whose position was in the store and is not any more (R7, R17). What was
-        handled of it may be lost, also where it was drained. What was refused was never stored.
-        """
+        """Park a partition whose position was in the store and is not any more (R7, R17)."""
         saved = e.saved_at < math.inf
         if saved and (_has(e, "superseded") or (_has(e, "drained") and e.id not in self.graph)):
             return []  # nothing of it is to be read
@@ -749,8 +739,7 @@ class Planner:
 
     def _is_lost(self, parent: int, child: Entry) -> bool:
         """Whether an unlisted parent was never read to its end (R8). One that is neither listed nor
-        stored is history at the first start, when the child has a position. One hole in one
-        discovery does not lose what is stored, or was listed.
+        stored is history at the first start, when the child has a position.
         """
         known, other = self.entries.get(parent), self._selection.others.get(parent)
         if known is None:
@@ -767,9 +756,8 @@ class Planner:
         return listed.starts_after is not None or bool(listed.cursor_from and self._has_parents)
 
     def _blockers(self, partition: int) -> tuple[int, ...]:
-        """Return what has to be drained before a listed partition may start. A drained parent may
-        itself have one that is not: a database that failed over lacks its end, or an operator has
-        moved it. That one comes first.
+        """Return what has to be drained before. A drained parent may have a parent that is not: a
+        database that failed over lacks its end, or an operator has moved it.
         """
         found: dict[int, None] = {}
         for id in self.preceding(partition):
@@ -807,9 +795,9 @@ class Planner:
     # ------------------------------------------------------------------ cursor transfer (R9)
 
     def _is_heir(self, partition: int) -> bool:
-        """Whether a partition is a listed successor that takes the cursor of an ancestor. Also one
-        whose cursor was moved back (R11): it is superseded, and an ancestor is not, which comes
-        about in no other way.
+        """Whether a listed successor takes the cursor of an ancestor. Also one whose cursor was
+        moved back (R11): it is superseded, and an ancestor is not, which comes about in no other
+        way.
         """
         listed, e = self.graph.partitions.get(partition), self.entries[partition]
         if listed is None or not listed.cursor_from or e.live:
@@ -828,10 +816,7 @@ class Planner:
         return [entries[p] for p in partitions if p in entries and entries[p].live]
 
     def _transfer(self, actions: list[Action]) -> list[int]:
-        """Give successors without a position the cursor of their ancestor, in one save. While the
-        commit of a batch in flight or another instance decides where an ancestor stands, its
-        successors wait, and so do all that share an ancestor with them.
-        """
+        """Give successors without a position the cursor of their ancestor, in one save."""
         successors = [s for s in self._unplaced() if s.id not in self._in_flight]
         blocked = self._with_siblings(successors)
         # No other successor may take the cursor of an ambiguous one's ancestor. A superseded
@@ -881,9 +866,8 @@ class Planner:
         return children
 
     def _with_siblings(self, successors: Iterable[Partition]) -> set[int]:
-        """Return the ancestors that can't be superseded yet: those that are undecided, and every
-        live one that shares a successor with one of them. All of a merge are transferred in the
-        same save.
+        """Return the ancestors that can't be superseded yet: undecided ones, and every live one
+        that shares a successor with one of them. All of a merge are transferred in the same save.
         """
         unplaced = {s.id: s for s in successors}
         blocked = {a for s in successors for a in s.cursor_from if self._is_undecided(a)}
@@ -906,8 +890,8 @@ class Planner:
         return ancestor in self._in_flight or ancestor in self._unsure or self._is_others(ancestor)
 
     def _is_others(self, ancestor: int) -> bool:
-        """Whether another instance transfers the cursor of an ancestor, or its lease comes first.
-        While it reads one without a position, its first commit may come any moment.
+        """Whether another instance transfers the cursor of an ancestor, or may commit its first
+        one.
         """
         if not self._shared or ancestor in self._owned:
             return False
@@ -931,11 +915,10 @@ class Planner:
         self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int], step: int
     ) -> dict[int, Position]:
         """Return what has to be saved for a successor and its ancestors; nothing: not yet decided.
-        Every ancestor named before the one whose cursor is taken is superseded too, known or not:
-        it was split before the consumer saw it, and a discovery that lags must not start it.
-        Without any position all are: another consumer of this name (R17) may still commit a batch
-        of one. A cursor that was taken before is saved again: a store that went back may not hold
-        it any more, and refuses that.
+        Every ancestor named before the one whose cursor is taken is superseded too, known or not: a
+        discovery that lags must not start it. Without any position all are: another consumer of
+        this name (R17) may still commit a batch of one. A cursor that was taken before is saved
+        again: a store that went back may not hold it any more, and refuses that.
         """
         self._selection.check_ancestors(s)
         live = self._live(s.cursor_from)
@@ -992,9 +975,7 @@ class Planner:
         return [Save(positions), *others] if positions else others
 
     def _report_unknown_ancestors(self, successor: Partition) -> list[Action]:
-        """Report a successor that begins at its first event although the consumer is no new one. An
-        ancestor that is known without a position was never read, and needs no report.
-        """
+        """Report a successor that begins at its first event although the consumer is no new one."""
         others = self._selection.others
         if any(a in self.entries or a in others for a in successor.cursor_from):
             return []

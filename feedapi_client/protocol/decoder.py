@@ -87,8 +87,7 @@ def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[bytes]:
 
 class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events and errors; only
-    how many lines may say nothing depends on it. With `any_payload` a payload may be any JSON,
-    which the protocol forbids.
+    how many lines may say nothing depends on it. With `any_payload` a payload may be any JSON.
     """
 
     def __init__(
@@ -122,9 +121,8 @@ class PageDecoder:
         return len(self._tail)
 
     def feed(self, data: bytes, receive: Callable[[Decoded], None]) -> None:
-        """Decode the next bytes of the response; `receive` gets what the lines say. What is before
-        a fault is received before its error is raised: `TornResponseError`, `LineTooLongError`,
-        `ProtocolError`. Not to be called after one.
+        """Decode the next bytes; `receive` gets what the lines say, also those before a fault.
+        Raises `TornResponseError`, `LineTooLongError`, `ProtocolError`. Not to be called after one.
         """
         if self._nothing > 0:
             self._nothing -= _PAID
@@ -292,9 +290,8 @@ class PageDecoder:
 
     def _read(self, line: bytes, complete: bool) -> tuple[bytes, str | None, msgspec.Raw | None]:
         """Return payload (empty without one), cursor and headers of a line. What is not under the
-        keys of the dialect is looked for without regard to case, and under the key of the other
-        dialects (R3). Go's JSON decoder finds keys so, and publishers in the field were tried with
-        nothing else. The discovery may also be of another dialect.
+        keys of the dialect is looked for without regard to case, as Go's JSON decoder does, and
+        under the key of the other dialects: the discovery may be of another one (R3).
         """
         given = self._members(line, complete)
         payload, cursor = given.get(self._dialect.payload_key), self._value(given, "cursor", line)
@@ -478,9 +475,7 @@ def _is_utf8(value: msgspec.Raw | bytes) -> bool:
 
 @lru_cache(maxsize=4096)  # of 2.5 KiB each; to make one takes as long as to decode 600 events
 def _decoder(line: type[Event], origin: EventOrigin | None) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of lines, whose events have this origin: to set it takes 30 ns for each.
-    Without an origin it is the decoder of any partition.
-    """
+    """Return the decoder of lines whose events have this origin: to set it takes 30 ns for each."""
     if origin is None:
         return msgspec.json.Decoder(line)
     field = msgspec.field(default=origin, name="\x7forigin")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,10 +13,6 @@ from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.text import quoted
 
 Params = list[tuple[str, str]]
-# The parameters of a fetch, in all dialects: their values are no secrets.
-OWN_PARAMS = re.compile(
-    "n|cursor[0-9]*|partition|token|headers|stream|page[Ss]ize[Hh]int|(skip-)?event-types|filter-.*"
-)
 
 
 class V1Line(Event, gc=False, eq=False):

@@ -31,14 +31,12 @@ _PARTS = 10  # of the time in which a feed's answers are counted
 
 
 def passed_limit(partitions: int) -> int:
-    """Return how many passed cursors each of so many partitions may remember (R13)."""
     return min(MOST_PASSED, _ALL_PASSED // max(1, partitions))
 
 
 class CheckpointedEvents(NamedTuple):
-    """Events closed by a checkpoint, oldest first; `size` is what their lines took, in bytes.
-    `marks` are the checkpoints among them, the last one included, where somebody asked for these:
-    how many events are before each, and its cursor.
+    """Events closed by a checkpoint; `size` is what their lines took, in bytes. `marks` are the
+    checkpoints among them, where somebody asked for these: events before each, and its cursor.
     """
 
     events: list[Event]
@@ -68,10 +66,10 @@ class Finished(NamedTuple):
 
 class Progress:
     """What the responses of one partition came to. Shared by all its readers, in turn. After
-    `limit` responses in a row without progress there is an error, `passed` cursors are remembered,
-    as digests of about 100 bytes (R13). An empty answer that leads away from where it began to
-    read, or from where the last events came, has to be repeated for `doubted_for` seconds: a
-    replica that lags may name its own, older end. None: it is not doubted.
+    `limit` responses in a row without progress there is an error, `passed` cursors are remembered
+    (R13). An empty answer that leads away from where it began to read, or from where the last
+    events came, has to be repeated for `doubted_for` seconds: a replica that lags may name its own,
+    older end.
     """
 
     __slots__ = (  # there is one for each of 32,768 partitions
@@ -97,9 +95,7 @@ class Progress:
         self._moving = False
 
     def asked(self, cursor: str, end: str | None = None) -> None:
-        """Note the cursor of a request. To come back to the known `end` is always progress: nothing
-        is asked for behind it.
-        """
+        """Note the cursor of a request. To come back to the known `end` is always progress."""
         passed, digest = self._passed, hash(cursor)
         if next(reversed(passed), None) != digest:  # what came after this cursor comes again
             if digest not in passed:
@@ -166,12 +162,11 @@ class Progress:
 
 class PageReader:
     """Reads one response of one partition, by a decoder of its own. Any chunking of the same bytes
-    gives the same events, last cursor and outcome. What one chunk closes is one batch, and
-    `max_unclosed_bytes` applies to what is left after a chunk. A checkpoint that repeats the cursor
-    asked with, or one of those passed lately, closes nothing. The events before it would come
-    again, so they are held until another checkpoint follows (R13). `closed` and `last_cursor` are
-    what the discovery before the request listed; where events are selected, `last_cursor` is
-    another place, and None. Without `progress` a response stands alone.
+    gives the same events, last cursor and outcome. A checkpoint that repeats the cursor asked with,
+    or one of those passed lately, closes nothing. The events before it would come again, so they
+    are held until another checkpoint follows (R13). `closed` and `last_cursor` are what the
+    discovery before the request listed; where events are selected, `last_cursor` is another place,
+    and None.
     """
 
     def __init__(
@@ -229,8 +224,8 @@ class PageReader:
 
     def feed(self, chunk: bytes) -> list[CheckpointedEvents]:
         """Read the next bytes. Return what a checkpoint closed, as at most one batch. Never raises
-        for what the bytes hold, because the batches before a fault count: `check` and `finish`
-        raise it afterwards. Bytes behind a fault are ignored.
+        for what they hold, because the batches before a fault count: `check` and `finish` raise it
+        afterwards.
         """
         if self._error is None:
             try:
@@ -247,17 +242,14 @@ class PageReader:
         return parts(chunk, self._decoder)
 
     def check(self) -> None:
-        """Raise the fault that `feed` found behind the batches it returned, if there was one:
-        `TornResponseError`, `LineTooLongError`, `ProtocolError` of a line, `BufferLimitError`.
-        """
+        """Raise the fault that `feed` found behind the batches it returned, if there was one."""
         if self._error is not None:
             raise self._error
 
     def finish(self, now: float = 0.0) -> Finished:
-        """Note, once, that the response is complete. `now` is the time, on any clock, for a
-        progress that is `doubted_for` some. Raises what `check` does, and `NoProgressError` when
-        too many responses in a row brought events and no new cursor, or returned to a recent one
-        (R13).
+        """Note, once, that the response is complete at the time `now`, on any clock. Raises what
+        `check` does, and `NoProgressError` after too many responses in a row with events and no new
+        cursor (R13).
         """
         self.check()
         try:
@@ -365,9 +357,8 @@ class PageReader:
         return Outcome.BEHIND if self._returned() else self._end()
 
     def _returned(self) -> bool:
-        """Whether an empty response names an older place, for no good reason. Two replicas may name
-        the end of an open partition differently. Where every response of such a cycle was empty, it
-        is the end; a lagging replica of a closed one is found by its end.
+        """Whether an empty response names an older place. Two replicas may name the end of an open
+        partition differently. Where every response of such a cycle was empty, it is the end.
         """
         cursor = self.last_checkpoint
         if cursor is None or cursor == self.asked or self.last_cursor is not None:
@@ -430,9 +421,8 @@ def outcome_error(
 
 
 class EndEvidence:
-    """The empty answers of one closed partition whose end no discovery lists (R6). A moment's
-    answer proves nothing: a replica that lags, a gateway and a page of maintenance answer 200 as
-    well. `pause` comes before the second answer is asked for; later pauses are longer.
+    """The sound empty answers of one closed partition whose end no discovery lists (R6). `pause`
+    comes before the second answer is asked for; later pauses are longer.
     """
 
     __slots__ = ("_info", "_pause", "_settle_time", "answers")
@@ -451,9 +441,9 @@ class EndEvidence:
         return self._info is None or info is self._info
 
     def add(self, info: object, *, now: float, since: float) -> float | None:
-        """Count a sound empty answer of a request after the discovery `info`. Since `since` the
-        partition is seen closed, and nothing failed. Return None when the end is shown, otherwise
-        the seconds until the next request.
+        """Count an answer of a request after the discovery `info`. Since `since` the partition is
+        seen closed, and nothing failed. Return the seconds until the next request; None: the end is
+        shown.
         """
         if not self.answers:
             self._info = info

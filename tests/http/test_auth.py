@@ -261,7 +261,9 @@ async def test_a_token_file_is_a_regular_one(publisher: Publisher, tmp_path: Pat
     os.write(writer, b"t" * 64 * 1024)
     feed = httpx.ASGITransport(publisher.asgi)
     async with httpx.AsyncClient(transport=feed, auth=TokenFile(tmp_path / "token")) as http:
-        with pytest.raises(AuthenticationError, match="token can't be read: there is no regular file"):
+        with pytest.raises(
+            AuthenticationError, match="token can't be read: there is no regular file"
+        ):
             async with FeedConsumer("http://feed/feed", http=http):
                 pass
     os.close(writer)
