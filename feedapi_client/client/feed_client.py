@@ -120,7 +120,7 @@ class FeedClient:
         partitions would take some 20 ms. It is a `FeedInfo` of its own: there was a discovery.
         """
         most = self.limits.max_discovery_bytes
-        status, body = await self.transport.get("", [], max_bytes=most)
+        status, body = await Exchange(self.transport, "", []).discovery(most)
         digest = sha256(b"%d %b" % (status, body)).digest()
         if self._known is None or self._known[0] != digest:
             info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)

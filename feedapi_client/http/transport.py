@@ -93,14 +93,6 @@ class Endpoint:
         self.secrets = Secrets(self._url.site, secrets, io.client)
         self.hide: Callable[[str], str] = self.secrets.hide
 
-    async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
-        """Return status and body of a response, for negotiation, within `Limits.request_timeout`.
-        Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, `ProtocolError`
-        for a content coding that was not asked for, and `NegotiationError` for a body over
-        `max_bytes` or a redirect to another origin.
-        """
-        return await Exchange(self, suffix, params, discovery=True).discovery(max_bytes)
-
     def target(self, suffix: str, params: Params, where: dict[str, Any]) -> str:
         """Path and query. Raises `ProtocolError` for a cursor that makes them too long."""
         self._used_in = self._used_in or OneProcess()
@@ -197,11 +189,12 @@ class _Noting(httpx.Auth):
 
 
 class Exchange:
-    """One request, redirects included, up to the response that counts. Entered it is a response of
-    status 2xx, and an asynchronous iterator of its chunks. Entering raises what `Endpoint.get`
-    does, and `RequestRefusedError` and `ProtocolError` for the other statuses. Leaving closes the
-    connection if the body was not read to its end. The response may be silent for `idle` seconds,
-    which its headers may take too, or an error's headers and body together.
+    """One request, redirects included, up to the response that counts; of a discovery where no
+    partition is named. Entered it is a response of status 2xx, and an asynchronous iterator of its
+    chunks. Entering raises what `discovery` does, and `RequestRefusedError` and `ProtocolError` for
+    the other statuses. Leaving closes the connection if the body was not read to its end. The
+    response may be silent for `idle` seconds, which its headers may take too, or an error's headers
+    and body together.
     """
 
     def __init__(
@@ -211,10 +204,8 @@ class Exchange:
         params: Params,
         partition: int | None = None,
         idle: float | None = None,
-        *,
-        discovery: bool = False,
     ) -> None:
-        self._endpoint, self._io, self.is_discovery = endpoint, endpoint.io, discovery
+        self._endpoint, self._io, self.is_discovery = endpoint, endpoint.io, partition is None
         self._where: dict[str, Any] = {"feed": endpoint.feed, "partition": partition}
         self.target = endpoint.target(suffix, params, self._where)
         own = idle or endpoint.no_longer(endpoint.io.client.timeout.read)
@@ -224,6 +215,11 @@ class Exchange:
         self._chunks = 0
 
     async def discovery(self, limit: int) -> tuple[int, bytes]:
+        """Return status and body of a response, for negotiation, within `Limits.request_timeout`.
+        Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, `ProtocolError`
+        for a content coding that was not asked for, and `NegotiationError` for a body over `limit`
+        bytes or a redirect to another origin.
+        """
         answer, said = await self._run()
         if 200 <= answer.status < 300:
             said = await self._body_of(answer, limit)
