@@ -131,9 +131,9 @@ class SuspectedEdges(NamedTuple):
         example = ", ".join(f"{child}: {self.parents[0]}" for child in self.children[:_SHOWN])
         more = ", ..." if len(self.children) > _SHOWN else ""
         return (
-            f"{names(self.parents)} closed without a child, and {names(self.children)} came without "
-            "a parent: the publisher may have left out startsAfterPartition, and events may be read "
-            f"out of order. If so, give lineage={{{example}{more}}} (child: parent)"
+            f"{names(self.parents)} closed without a child, and {names(self.children)} came "
+            "without a parent: the publisher may have left out startsAfterPartition, and events "
+            f"may be read out of order. If so, give lineage={{{example}{more}}} (child: parent)"
         )
 
 
