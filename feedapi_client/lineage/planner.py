@@ -105,9 +105,8 @@ class Planner:
         self._asked = 0  # when the leases of others were last forgotten
         # Derived from the facts, to look at few partitions after a change of one.
         self._waiters: dict[int, set[int]] = defaultdict(set)
-        self._closed: list[tuple[int, int]] | None = (
-            None  # closed, not split; and the successor above, or -1
-        )
+        # Closed and not split by their cursors, each with the successor it descends from, or -1.
+        self._closed: list[tuple[int, int]] | None = None
         self._has_parents = False  # whether one partition may come after another, see `preceding`
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
@@ -156,10 +155,8 @@ class Planner:
         self.graph, self.starts_first = graph, False
         self._listed = self.begin_load() if began is None else began
         self._selection.note(info)
-        actions: list[Action] = []
-        if not first or self.start != "last":
-            previous = None if first else self._known
-            actions += self._edges.reports(info, previous, self._drained)
+        previous = None if first else self._known
+        actions: list[Action] = [*self._edges.reports(info, previous, self._drained)]
         self._known.update(info.partitions)
         again = self._note_listed()
         actions += self._settle(self._all())
