@@ -164,12 +164,17 @@ def _partitions(entries: list[_Listed]) -> dict[int, Partition]:
         if entry == _Listed(entry.id):
             continue
         given = entry.cursor_from_partitions or entry.split_from_ancestors or []
+        above = entry.starts_after_partition
+        above = entry.starts_after_parent if above is None else above
+        older = (entry.split_from_ancestors, given), (entry.starts_after_parent, above)
+        # To guess which of two counts could bring a whole history again.
+        if any(old not in (None, new) for old, new in older):
+            wrong = "the discovery gives its lineage in the older spelling too, and they differ"
+            raise LineageError(wrong, partition=id)
         edges += len(given)
         if edges > MOST_EDGES:
             raise LineageError(f"the discovery lists more than {MOST_EDGES} ancestors")
         _check_cursor("lastCursor", entry.last_cursor, id)
-        above = entry.starts_after_partition
-        above = entry.starts_after_parent if above is None else above
         parent = None if above is None else _number(id, "startsAfterPartition", above)
         if zero and parent == 0:
             parent = None

@@ -154,6 +154,14 @@ class TestFields:
     def test_fields_of_a_feed(self, fields: dict[str, Any], info: FeedInfo) -> None:
         assert discover({"partitions": [], **fields}) == info
 
+    def test_r12_both_spellings_must_not_differ(self) -> None:
+        for fields in (
+            {"startsAfterParent": "3", "startsAfterPartition": "4"},
+            {"splitFromAncestors": ["3"], "cursorFromPartitions": ["4"]},
+        ):
+            with pytest.raises(LineageError, match=r"partition 7: .*in the older spelling too"):
+                one(**fields)
+
     @pytest.mark.parametrize("id", ["0", 0, "32767", 32767, "007"])
     def test_an_id_is_a_string_or_an_integer(self, id: Any) -> None:
         assert list(discover({"partitions": [{"id": id}]}).partitions) == [int(id)]
