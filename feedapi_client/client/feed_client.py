@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, Self
 
 import orjson
 
 from feedapi_client.arguments import check_function, check_instance
-from feedapi_client.errors import FeedError, ProtocolError, RequestRefusedError
+from feedapi_client.errors import ProtocolError, RequestRefusedError
 from feedapi_client.http.io import AsyncHTTP, AsyncIO
 from feedapi_client.http.transport import Endpoint, Exchange
-from feedapi_client.lineage import graph
-from feedapi_client.model import Batch, Decoder, Event, FeedInfo
+from feedapi_client.lineage.graph import Graph
+from feedapi_client.model import Decoder, Event, FeedInfo
 from feedapi_client.options import (
     FetchOptions,
     Limits,
@@ -26,7 +25,7 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import PART_BYTES, PageDecoder
+from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
 from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
@@ -34,8 +33,8 @@ from feedapi_client.retry import Backoff, retry
 
 log = logging.getLogger(__name__)
 
+# What publishers of dialect v1 say when `n` is not their number of partitions.
 WRONG_COUNT = re.compile(r"partition count (mismatch|does ?n.t match)", re.IGNORECASE)
-"""What publishers of dialect v1 say when `n` is not their number of partitions."""
 
 
 class FeedClient:
@@ -87,8 +86,8 @@ class FeedClient:
         self._any_payload = False
         self.info: FeedInfo | None = None
         """The last discovery."""
+        # Digest of the last response that was understood, and what it said.
         self._known: tuple[bytes, FeedInfo] | None = None
-        """Digest of the last response that was understood, and what it said."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,31 +116,24 @@ class FeedClient:
     async def discover_once(self) -> FeedInfo:
         """Discover without a retry. Raises what `discover` does.
 
-        A response that says the same as the last, as most do, is not read again, which for 32,768
-        partitions would take some 20 ms. It is a `FeedInfo` of its own all the same, because that
-        shows that there was a discovery.
+        One that says the same as the last, as most do, is not read again, which for 32,768
+        partitions would take some 20 ms. It is a `FeedInfo` of its own: there was a discovery.
         """
         most = self.limits.max_discovery_bytes
-        status, body = await self.transport.get("", [], max_bytes=most)
+        status, body = await Exchange(self.transport, "", []).discovery(most)
         digest = sha256(b"%d %b" % (status, body)).digest()
         if self._known is None or self._known[0] != digest:
-            read = partial(self._read, status, body)
-            self._known = digest, await self.transport.io.aside(read, len(body))
+            info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
+            self.check(info)
+            self._known = digest, info
         self.info = replace(self._known[1])
         return self.info
 
-    def _read(self, status: int, body: bytes) -> FeedInfo:
-        info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
-        self.check(info)
-        return info
-
     def check(self, info: FeedInfo) -> None:
-        """Check a discovery against this client's options.
-
-        Raises `LineageError` when the partitions make no valid graph, `ProtocolError` when the
-        options select events in a way that the feed can't carry.
+        """Raise `LineageError` when the partitions of a discovery make no valid graph, and
+        `ProtocolError` when this client's options select events in a way that it can't carry.
         """
-        graph.validate(info, feed=self.feed)
+        Graph(info.partitions, feed=self.feed)
         check_options(info, self.options, feed=self.feed)
 
     def open(
@@ -153,12 +145,12 @@ class FeedClient:
         stream: bool | int = False,
         progress: Progress | None = None,
     ) -> FetchResponse:
-        """The plainest fetch: feed the chunks to the reader yourself.
-
-        ``async with client.open(...) as response``, then feed `response.chunks()` to
+        """Fetch chunk by chunk: ``async with client.open(...) as response``, and feed each chunk to
         `response.reader`. With `stream` (True, or milliseconds) the response is held open where the
-        feed offers that. Entering raises `RequestRefusedError`, `AuthenticationError`,
-        `FeedUnavailableError`, `ProtocolError`; the chunks raise `TornResponseError`.
+        feed offers that.
+
+        Entering raises `RequestRefusedError`, `AuthenticationError`, `FeedUnavailableError` and
+        `ProtocolError`, the chunks `TornResponseError`.
         """
         dialect, limits = DIALECTS[info.dialect], self.limits
         # A reader that keeps its own idle time, as the consumer does, ends a stream before the
@@ -197,15 +189,24 @@ class FeedClient:
         client._any_payload = True
         return client
 
-    def fetch(self, partition: int, cursor: str) -> Fetch:
-        """One fetch: await it for a `Page`, or iterate for each `Batch` as its checkpoint arrives.
+    async def fetch(self, partition: int, cursor: str) -> Page:
+        """Fetch one whole response. Discovers first when nothing is known. Not retried.
 
-        Discovers first when nothing is known. Not retried; raises what `open` does, and
-        `TornResponseError`, `LineTooLongError`, `ProtocolError` or `BufferLimitError` behind what
-        was checkpointed. When iterated, it asks for a streamed response if `fetch.stream` says so;
-        to leave it early, enter it (``async with client.fetch(...) as batches``).
+        Raises what `open` does, `TornResponseError`, `LineTooLongError`, `ProtocolError` and
+        `BufferLimitError`.
         """
-        return Fetch(self, partition, cursor)
+        info = self.info or await self.discover()
+        batches: list[CheckpointedEvents] = []
+        async with self.open(info, partition, cursor) as response:
+            reader = response.reader
+            async for chunk in response:
+                batches += reader.feed(chunk)
+                reader.check()
+            batches += reader.finish().batches
+        if reader.held is not None:
+            batches.append(reader.held)  # it shows what was sent, whatever the cursor
+        last = batches[-1].cursor if batches else reader.last_checkpoint
+        return Page(partition, cursor, [event for each in batches for event in each.events], last)
 
     def __repr__(self) -> str:
         known = "not discovered yet"
@@ -215,14 +216,11 @@ class FeedClient:
 
 
 class FetchResponse(Exchange):
-    """A response, open while it is entered. Feed its chunks to `reader`."""
-
-    __slots__ = ("_info", "_parts", "_since", "reader")
+    """A response, open while it is entered. Iterate over its chunks, and feed them to `reader`."""
 
     def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
         super().__init__(*request)
         self._parts: Iterator[bytes] = iter(())
-        self._since = 0.0
         self.reader, self._info = reader, info
 
     async def __aenter__(self) -> Self:
@@ -234,23 +232,11 @@ class FetchResponse(Exchange):
 
     async def __anext__(self) -> bytes:
         part = next(self._parts, None)
-        if part is None:
-            self._parts = self.reader.parts(await super().__anext__())
-            part = next(self._parts, b"")
-            if self.reader.kept_bytes < PART_BYTES:
-                self._since = self._io.now()
-                return part
-            self._since = 0.0
-        await self._io.others(self._since)  # to read a chunk, or a long line, may take long
-        self._since = self._io.now()
-        return part
-
-    def chunks(self) -> Self:
-        """The body's bytes as they arrive, content encodings undone.
-
-        Raises `TornResponseError` when the body breaks off.
-        """
-        return self
+        if part is not None:
+            await self._io.others()  # to read a chunk may take long
+            return part
+        self._parts = self.reader.parts(await super().__anext__())
+        return next(self._parts, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,82 +257,8 @@ class Page:
         return not self.events and self.cursor == self.asked
 
 
-class Fetch:
-    """One fetch: await it, `read` it, or iterate over it, once. See `FeedClient.fetch`."""
-
-    def __init__(self, client: FeedClient, partition: int, cursor: str) -> None:
-        self._client, self._partition, self._cursor = client, partition, cursor
-        self._batches: Any = None
-
-    def __await__(self) -> Generator[Any, Any, Page]:
-        return self.read().__await__()
-
-    async def read(self) -> Page:
-        """Return the whole response. Raises RuntimeError when it was read already."""
-        if self._batches is not None:
-            raise RuntimeError("a fetch can be read once: call fetch() again")
-        self._batches = self._read(stream=False)
-        batches = [batch async for batch in self]
-        events = [event for batch in batches for event in batch.events]
-        cursor = batches[-1].cursor if batches else None
-        return Page(self._partition, self._cursor, events, cursor)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End the request. Does nothing when it has ended."""
-        if self._batches is not None:
-            await self._batches.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Batch:
-        if self._batches is None:
-            self._batches = self._read(stream=self._client.options.streaming)
-        batch: Batch = await anext(self._batches)
-        return batch
-
-    async def _read(self, *, stream: bool | int) -> AsyncIterator[Batch]:
-        """Errors come behind what was checkpointed before them."""
-        client, partition = self._client, self._partition
-        info, gave = client.info or await client.discover(), False
-        async with client.open(info, partition, self._cursor, stream=stream) as response:
-            reader = response.reader
-            async for chunk in response.chunks():
-                for events in reader.feed(chunk):
-                    gave = True
-                    yield self._batch(events)
-                reader.check()
-            last: list[CheckpointedEvents]
-            failed = None
-            try:
-                last = reader.finish().batches
-                held, cursor = reader.held, reader.last_checkpoint
-                if held is not None:
-                    last = [*last, held]  # it shows what was sent, whatever the cursor
-                elif not gave and not last and cursor is not None:
-                    last = [CheckpointedEvents([], cursor, 0)]
-            except FeedError as error:
-                last, failed = reader.rest(), error
-            for events in last:
-                yield self._batch(events)
-            if failed is not None:
-                raise failed
-
-    def _batch(self, events: CheckpointedEvents) -> Batch:
-        return Batch(self._partition, events.events, events.cursor)
-
-
 def _check_count(error: RequestRefusedError, info: FeedInfo) -> None:
-    """Raise ProtocolError where a v1 publisher refuses our number of partitions.
-
-    No discovery and no other cursor repairs that.
-    """
+    # No discovery and no other cursor repairs a wrong number of v1 partitions.
     if info.dialect == "v1" and error.status == 400 and WRONG_COUNT.search(error.message):
         raise ProtocolError(
             f"{error.message}. The feed has another number of partitions than "
@@ -357,5 +269,4 @@ def _check_count(error: RequestRefusedError, info: FeedInfo) -> None:
 
 
 def log_attempt(error: Exception, attempt: int, pause: float) -> None:
-    """Log that a request is about to be repeated."""
     log.warning("%s; attempt %d in %.1f s", error, attempt, pause)

@@ -10,14 +10,12 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-STEP = 64 * 1024
-"""The largest piece, in bytes."""
+STEP = 64 * 1024  # the largest piece, in bytes
 ACCEPT_ENCODING = "gzip"
 _WBITS = {"gzip": zlib.MAX_WBITS + 16, "x-gzip": zlib.MAX_WBITS + 16, "deflate": zlib.MAX_WBITS}
 
 
-class CodingError(Exception):
-    """A body that can't be decoded."""
+class CodingError(Exception): ...
 
 
 class UnsupportedCodingError(CodingError):
@@ -25,9 +23,8 @@ class UnsupportedCodingError(CodingError):
 
 
 class Decompressor:
-    """Undoes the coding of one body: none, deflate, or gzip in one or several members.
-
-    Raises `UnsupportedCodingError` for a Content-Encoding of another kind.
+    """Undoes the coding of one body: none, deflate, or gzip in one or several members. Raises
+    `UnsupportedCodingError` for a Content-Encoding of another kind.
     """
 
     def __init__(self, content_encoding: str) -> None:
@@ -42,7 +39,6 @@ class Decompressor:
         self._members = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the decoded pieces of the next bytes. Iterating raises `CodingError`."""
         return self._inflate(data) if self._wbits else iter((data,))
 
     def _inflate(self, data: bytes) -> Iterator[bytes]:

@@ -26,9 +26,8 @@ _OF_TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
 
 def proxy_of(url: httpx.URL) -> tuple[str, httpx.Proxy] | None:
-    """The proxy that the environment names for a URL, and how it names it; None without one.
-
-    Raises `NegotiationError` where no proxy can have such a URL.
+    """The proxy that the environment names for a URL, and the variable; None without one. Raises
+    `NegotiationError` where no proxy can have such a URL.
     """
     found = getproxies()
     value = found.get(url.scheme) or found.get("all")
@@ -68,9 +67,8 @@ def _holds(entry: str, url: httpx.URL) -> bool:
 
 
 def public_certificates() -> ssl.SSLContext:
-    """What trusts the public certificates, or those that the environment names.
-
-    Raises `NegotiationError` where these can't be read.
+    """What trusts the public certificates, or those that the environment names. Raises
+    `NegotiationError` where these can't be read.
     """
     try:
         return httpx.create_ssl_context()
@@ -83,11 +81,8 @@ def public_certificates() -> ssl.SSLContext:
 
 
 class ByEnvironment(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """Sends each request as the environment says for its host: directly, or through a proxy.
-
-    Arguments:
-        kind: `httpx.AsyncHTTPTransport` or `httpx.HTTPTransport`.
-        settings: what it takes.
+    """Sends each request as the environment says for its host: directly, or through a proxy, by
+    httpx's transports of a `kind` with `settings`.
     """
 
     def __init__(self, kind: Any, **settings: Any) -> None:
@@ -107,22 +102,18 @@ class ByEnvironment(httpx.AsyncBaseTransport, httpx.BaseTransport):
         return self._made[place]
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request."""
         response: httpx.Response = self._for(request.url).handle_request(request)
         return response
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request."""
         response: httpx.Response = await self._for(request.url).handle_async_request(request)
         return response
 
     def close(self) -> None:
-        """Close the connections."""
         for transport in self._made.values():
             transport.close()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         for transport in self._made.values():
             await transport.aclose()
 

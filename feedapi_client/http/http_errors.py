@@ -28,22 +28,20 @@ from feedapi_client.protocol.text import printable
 Hide = Callable[[str], str]
 URL_ERRORS = (httpx.InvalidURL, UnicodeError)
 _LONGEST_TEXT = 2000
+# What OpenSSL calls an answer that is none of TLS, depending on its version.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL calls an answer that is none of TLS, depending on its version."""
-_CLIENT_CERTIFICATE = (
+_CLIENT_CERTIFICATE = (  # alerts of a server about the certificate that it was shown, or was not
     *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED"),
     *("CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
 )
-"""Alerts of a server about the certificate that it was shown, or was not."""
+# Libraries whose texts hold no URL, token or value of a header.
 _TELLING = frozenset({"h11", "h2", "hpack", "httpcore", "httptools", "httpx", "hyperframe"})
-"""Libraries whose texts hold no URL, token or value of a header."""
+# What httpcore does not translate comes out of it as it is.
 _BENEATH = (_TELLING | {"aiohttp", "anyio", "socksio", "trio"}) - {"httpx"}
-"""What httpcore does not translate comes out of it as it is."""
+# Whose OSErrors are the network's. Those of requests and urllib are the caller's code's.
 _SYSTEM = frozenset({"builtins", "socket", "ssl"})
-"""Whose OSErrors are the network's. Those of requests and urllib are the caller's code's."""
 _FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _BUGS = (AssertionError, AttributeError, ImportError, NameError, NotImplementedError, TypeError)
-_HUNG_UP = (httpx.ReadError, httpx.RemoteProtocolError, ssl.SSLError)
 
 
 def _is_unsendable(error: BaseException) -> bool:
@@ -86,6 +84,7 @@ _PROCESS_ENDS = (
     "no name can be resolved any more, since the program's main thread is over: let it wait for "
     "the thread that consumes, with join()"
 )
+# What fits an error, what it is called, and whether the first discovery ends with it.
 _ROWS: tuple[tuple[Any, str, bool], ...] = (
     ((httpx.PoolTimeout,), _POOL, False),
     (_is_unsendable, _UNSENDABLE, True),
@@ -96,11 +95,9 @@ _ROWS: tuple[tuple[Any, str, bool], ...] = (
     (URL_ERRORS, f"{_CLIENT}, and at where the feed redirects", False),
     ((BaseException,), _CLIENT, False),
 )
-"""What fits an error, what it is called, and whether the first discovery ends with it."""
 
 
 def _row_of(error: BaseException) -> tuple[str, bool]:
-    """Text and finality of the first row that fits."""
     return next(
         (text, final)
         for fits, text, final in _ROWS
@@ -109,22 +106,14 @@ def _row_of(error: BaseException) -> tuple[str, bool]:
 
 
 def unanswered(error: BaseException, hide: Hide, asked: str, where: dict[str, Any]) -> FeedError:
-    """Our error for what came out of the client before the response began.
-
-    Arguments:
-        hide: takes secrets out of the texts of others.
-        asked: whom the client has asked, if that is not the feed.
-        where: feed and partition.
+    """Our error for what came out of the client before the response began. `asked` says whom the
+    client has asked, if that is not the feed, `where` has feed and partition.
     """
     row, is_final = _row_of(error)
     text, of_network = row.format(asked=asked, shown=_shown(error, hide)), row is _NETWORK
     kind: type[FeedError] = TransportError if row is _PROCESS_ENDS else FeedUnavailableError
-    is_discovery = where["partition"] is None and where["feed"].startswith("https:")
     if of_network and (problem := _host_problem(error)) is not None:
         kind, text = HostError, f"no answer{asked}: {problem}"
-    elif of_network and is_discovery and isinstance(error, _HUNG_UP):
-        # Of one that is refused for its certificate often no more arrives than this.
-        text += ". A server that wants a client certificate (--cert) may end a connection so"
     failed = kind(text, **where)
     if isinstance(failed, FeedUnavailableError) and is_final:
         failed.final_on_entry = True
@@ -155,11 +144,8 @@ def the_error(error: BaseException) -> BaseException:
 
 
 def _shown(error: BaseException, hide: Hide) -> str:
-    """The error's type, and why: its text, where that can be quoted.
-
-    Of a connection that failed it is what the operating system says, of a proxy that refuses the
-    status. The text of an error that httpx and what it builds on don't raise may quote anything, a
-    token included: it is left out.
+    """The error's type, and why, where that can be quoted: a text of other libraries may hold a
+    token.
     """
     name, text = printable(type(error).__name__), ""
     if isinstance(error, ssl.SSLError):
@@ -180,10 +166,7 @@ def _chainable(error: BaseException, hide: Hide) -> BaseException | None:
 
 
 def _is_quotable(error: BaseException, hide: Hide) -> bool:
-    """Whether a text holds no secret, no received bytes, and no URL with its query.
-
-    Such a URL is what requests and aiohttp quote of a token endpoint.
-    """
+    """Whether a text holds no secret, no received bytes, and no URL with its query."""
     text, is_of_proxy = _text(error), type(error).__name__ == "ProxyError"
     words = (word.partition("?") for word in text.split())
     has_query = any("/" in url and "=" in query for url, _, query in words)
@@ -199,9 +182,8 @@ def _text(error: BaseException) -> str:
 
 
 def _host_problem(error: BaseException) -> str | None:
-    """What is wrong with the host: it is unknown, or it and we don't agree about TLS.
-
-    None for all else. A resolver that is not reachable (`EAI_AGAIN`) says nothing about the host.
+    """What is wrong with the host. A resolver that is not reachable (`EAI_AGAIN`) says nothing
+    about it.
     """
     for cause in causes(error):
         reason = str(cause.reason) if isinstance(cause, ssl.SSLError) else ""
@@ -223,11 +205,7 @@ def response_in(error: BaseException) -> httpx.Response | None:
 
 
 def request_of_location(error: BaseException) -> httpx.URL | None:
-    """The URL of a request that was redirected to a URL which httpx can't read; None for all else.
-
-    For a few such Locations httpx raises an `InvalidURL` or a `UnicodeError` without the request,
-    as the caller's auth may.
-    """
+    """The URL of a request that was redirected to a URL which httpx can't read."""
     if isinstance(error, httpx.RemoteProtocolError) and "location header" in _text(error):
         return error.request.url
     return None

@@ -10,7 +10,7 @@ import math
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -19,7 +19,6 @@ from urllib.request import getproxies
 import anyio
 import anyio.lowlevel
 import httpx
-from anyio import to_thread
 
 from feedapi_client.arguments import check_instance
 from feedapi_client.causes import failure_of
@@ -31,23 +30,17 @@ from feedapi_client.options import Limits
 T = TypeVar("T")
 AsyncHTTP = httpx.AsyncClient
 SyncHTTP = httpx.Client
+# Of the time for an exchange: the timeouts of httpx come before. It closes the connection then, and
+# the socket of a TLS handshake, which it leaves to the garbage collector when it is cancelled.
 SHARE = 0.9
-"""Of the time for an exchange: the timeouts of httpx come before. It closes the connection then,
-and the socket of a TLS handshake, which it leaves to the garbage collector when it is cancelled."""
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
-_SLICE = 0.001
-"""Seconds that a response may be worked on until other tasks get their turn."""
-_LONG = 64 * 1024
-"""Bytes that take a millisecond or two to read: a discovery of a thousand partitions."""
-_LONGEST = 86_400.0
-"""Seconds of a read that is not limited."""
+_LONGEST = 86_400.0  # seconds of a read that is not limited
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not suspend, as those over `BlockingIO`.
-
-    Raises RuntimeError if it does.
+    """Run a coroutine that does not suspend, as those over `BlockingIO`. Raises RuntimeError if it
+    does.
     """
     try:
         coroutine.send(None)
@@ -59,7 +52,6 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def basic(user: str, password: str) -> str:
-    """The value of the header for basic authentication."""
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
@@ -74,12 +66,8 @@ _NEVER = Deadline(math.inf, math.inf)
 
 
 class _IO:
-    """Sends requests by the caller's client, or by one of its own.
-
-    `verify` says which certificates a client of its own trusts: by default the public ones.
-
-    Raises `NegotiationError` for a URL that can't be a feed's, TypeError for a client of another
-    kind.
+    """Sends requests by the caller's client, or by one of its own, which trusts the public
+    certificates, or those of `verify`.
     """
 
     kinds: ClassVar[tuple[Any, Any]]
@@ -120,10 +108,8 @@ class _IO:
 
 
 class HTTPXBody:
-    """A response of httpx.
-
-    One that is in memory already, as those of `httpx.MockTransport` are, was decoded by httpx. Its
-    raw bytes can't be had again.
+    """A response of httpx. One that is in memory already, as those of `httpx.MockTransport` are,
+    was decoded by httpx; its raw bytes can't be had again.
     """
 
     iterates: ClassVar = ("aiter_raw", "aiter_bytes")
@@ -136,7 +122,6 @@ class HTTPXBody:
         self._chunks: Any = getattr(response, self.iterates[decoded])()
 
     async def read(self) -> bytes | None:
-        """Return the next chunk, None at the end."""
         self._under_way = False  # until there is a chunk: an exception ends the iteration
         chunk = await anext(self._chunks, None)
         self._under_way = chunk is not None
@@ -155,10 +140,9 @@ class HTTPXBody:
 
 
 async def abandon(chunks: AsyncIterator[bytes]) -> None:
-    """End a body that is not read to its end.
-
-    httpx iterates through a chain of generators. Closing the outermost leaves the others to the
-    garbage collector, which trio warns of. A read that is cancelled ends them all, in order.
+    """End a body that is not read to its end. httpx iterates through a chain of generators. Closing
+    the outermost leaves the others to the garbage collector, which trio warns of. A read that is
+    cancelled ends them all, in order.
     """
     with anyio.CancelScope(shield=True) as scope, suppress(Exception):
         scope.cancel()
@@ -167,8 +151,6 @@ async def abandon(chunks: AsyncIterator[bytes]) -> None:
 
 
 class BlockingBody(HTTPXBody):
-    """See `HTTPXBody`."""
-
     iterates: ClassVar = ("iter_raw", "iter_bytes")
 
     async def read(self) -> bytes | None:
@@ -182,10 +164,9 @@ class BlockingBody(HTTPXBody):
 
 
 class AsyncIO(_IO):
-    """On asyncio and trio. It uses connections of its own, unless httpx has to send its requests.
-
-    So it has to for a caller's client, through a proxy, and where somebody has replaced methods of
-    httpx: tests that answer its requests, tracers.
+    """On asyncio and trio, by connections of its own, unless httpx has to send the requests: for a
+    caller's client, through a proxy, and where somebody has replaced methods of httpx, as tests and
+    tracers do.
     """
 
     kinds = httpx.AsyncClient, httpx.AsyncHTTPTransport
@@ -201,7 +182,6 @@ class AsyncIO(_IO):
         verify: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(url, http, limits, verify)
-        self._turn = anyio.Lock(fast_acquire=True)
         self._wire: Fetcher | None = None
         if self.owned and proxy_of(self.site) is None:
             self._wire = Fetcher(
@@ -218,19 +198,9 @@ class AsyncIO(_IO):
         no_use = self.client.is_closed or is_patched(type(self.client))
         return None if no_use else self._wire
 
-    async def aside(self, work: Callable[[], T], size: int) -> T:
-        """Return what `work` on so many bytes returns; on many it runs in a thread (R16)."""
-        return await to_thread.run_sync(work) if size >= _LONG else work()
-
-    async def others(self, since: float = math.inf) -> None:
-        """Let other tasks run. Of those that worked for long `since` then, one goes on in a turn of
-        the loop: a turn of 64 would be long, too.
-        """
-        if anyio.current_time() < since + _SLICE / 2:
-            await anyio.lowlevel.checkpoint()
-        else:
-            async with self._turn:
-                await anyio.lowlevel.checkpoint()
+    async def others(self) -> None:
+        """Let other tasks run."""
+        await anyio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
         if self.owned:
@@ -255,7 +225,6 @@ class AsyncIO(_IO):
         return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:
-        """The timeout of one read, as httpx takes it."""
         return silence
 
 
@@ -274,11 +243,8 @@ class BlockingIO(_IO):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs it
 
-    async def aside(self, work: Callable[[], T], _size: int) -> T:
-        return work()  # threads need none of this
-
-    async def others(self, since: float = math.inf) -> None:
-        """See `aside`."""
+    async def others(self) -> None:
+        pass  # threads need none of this
 
     async def attempt(
         self, call: Awaitable[T], silence: ReadTimeout, deadline: Deadline
@@ -296,18 +262,13 @@ class BlockingIO(_IO):
         return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:
-        """See `AsyncIO.read_timeout`. It also bounds the exchange as a whole."""
         return ReadTimeout(silence)
 
 
 class ReadTimeout:
-    """The read timeout of a request, which also ends its exchange at a deadline.
-
-    httpx has no such bound, and a blocking read can't be cancelled. A request's read timeout goes
-    to `socket.settimeout` before each read, which asks an object that is no float for an integer:
-    so each read gets what is left, in whole seconds.
-
-    `silence`: seconds that one read may take; None: any number.
+    """The read timeout of a request, which also ends its exchange at a deadline: a blocking read
+    can't be cancelled. It goes to `socket.settimeout` before each read, which asks an object that
+    is no float for an integer: so each read gets what is left, in whole seconds.
     """
 
     def __init__(self, silence: float | None) -> None:
@@ -325,15 +286,12 @@ Body = HTTPXBody | WireBody
 
 
 def too_slow(seconds: float) -> httpx.ReadTimeout:
-    """The error of an exchange that goes on for too long although it is never silent."""
     return httpx.ReadTimeout(f"not complete after {seconds:g} s")
 
 
 def _trust(site: httpx.URL) -> ssl.SSLContext:
-    """What a client of our own trusts.
-
-    Another origin is refused, so TLS is never spoken for http: without a proxy. A context without
-    certificates saves the time to load them, some 20 ms.
+    """Another origin is refused, so TLS is never spoken for http: without a proxy. A context
+    without certificates saves the time to load them, some 20 ms.
     """
     plain = site.scheme == "http" and not getproxies().keys() - {"no"}
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else public_certificates()

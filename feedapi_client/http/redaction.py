@@ -17,13 +17,11 @@ import httpx
 
 from feedapi_client.protocol.text import LONGEST_TEXT, hidden, hide_secrets, in_use
 
-# It takes each URL up to its end, so that no character is looked at twice.
 _QUERY = re.compile(r"(https?://[^\s?'\"]++)(\?[^\s'\"]++)?")
-_RECENT = 32
-"""Values of a header that were sent and are hidden although their request is over: a token may live
-for long."""
-_MOST_WORDS = 32
-"""Of a header."""
+# Of a refusal, as httpx logs it: a proxy that only the client knows may echo its credentials.
+_REASON = re.compile(r'("HTTP/[0-9.]++ [45][0-9]{2} )[^\n]++')
+_RECENT = 32  # values of a header, hidden although their request is over: a token may live for long
+_MOST_WORDS = 32  # of a header
 _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
@@ -31,37 +29,23 @@ _HTTP_LOGGERS = (
     *("httpx", "hpack.hpack", "hpack.table"),
     *(f"httpcore.{part}" for part in ("connection", "http11", "http2", "proxy", "socks")),
 )
-_BYTES = r"""b(?:'(?:[^'\\]|\\.)*+(?:'|\\?\Z)|"(?:[^"\\]|\\.)*+(?:"|\\?\Z))"""  # or cut
-# As httpcore logs the headers of a response, the reason of a proxy that refuses to connect, or its
-# credentials, and the credentials of a SOCKS proxy.
-_SECRET_BYTES = re.compile(
-    rf"(?i)(\(b'(?:set-cookie|location)', |\(b'HTTP/[0-9.]++', \d++, |auth=\({_BYTES}, ){_BYTES}"
-)
-
-_REASON = re.compile(r'("HTTP/[0-9.]++ [45][0-9]{2} )[^\n]++')
-"""Of a refusal, as httpx logs it: a proxy that only the client knows may echo its credentials."""
 
 
 class Secrets:
-    """What must not be shown of a feed in use: what its URL and the client hold, and what is sent.
-
-    Arguments:
-        site: scheme, host and port of the feed: httpx logs URLs that begin so, with their query.
-        fixed: of the URL and the proxy.
-        client: the `httpx.Client` or `httpx.AsyncClient`, whose parameters may change.
+    """What must not be shown of a feed in use: what its URL, the proxy and the client hold, and
+    what is sent. httpx logs URLs that begin with `site` with their query.
     """
 
     def __init__(self, site: str, fixed: Iterable[str], client: Any) -> None:
         self.site, self._fixed, self._client = site, frozenset(fixed), client
+        # The requests under way, and what an auth has sent with each.
         self._sent: WeakKeyDictionary[httpx.Request, set[tuple[str, str]]] = WeakKeyDictionary()
-        """The requests under way, and what an auth has sent with each."""
         self._recent: dict[str, deque[tuple[str, str]]] = {}
         in_use.add(self)
 
     def note(self, request: httpx.Request, sent: httpx.Request, known: frozenset[str]) -> None:
-        """Remember what is sent with a request, by an auth perhaps, which may change it again.
-
-        `known`: the values of the query before that: the protocol's, or a redirect's.
+        """Remember what is sent with a request, by an auth perhaps, which may change it again;
+        `known` are the values of the query before that: the protocol's, or a redirect's.
         """
         texts = _headers(sent)
         texts.update(("", v) for v in query_values(query_of(sent)) if not decoded([v]) <= known)
@@ -73,7 +57,6 @@ class Secrets:
             recent.append(text)
 
     def texts(self) -> frozenset[str]:
-        """The texts that `hide` removes."""
         sent = set[tuple[str, str]]().union(*self._recent.copy().values())
         # A list, whatever other threads send.
         for request in [each for ref in self._sent.keyrefs() if (each := ref()) is not None]:
@@ -82,7 +65,6 @@ class Secrets:
         return self._fixed.union(params, *(header_secrets(value, name) for name, value in sent))
 
     def hide(self, text: str) -> str:
-        """A text that comes from outside, without the secrets."""
         return hide_secrets(text, self.texts())
 
 
@@ -91,7 +73,6 @@ def _headers(request: httpx.Request) -> set[tuple[str, str]]:
 
 
 def query_of(request: httpx.Request) -> str:
-    """The query of a request."""
     return request.url.query.decode("ascii", "replace")
 
 
@@ -109,10 +90,9 @@ def query_secrets(query: str) -> frozenset[str]:
 
 @lru_cache(256)
 def header_secrets(value: str, name: str = "authorization") -> frozenset[str]:
-    """What a publisher might echo of a header: words, values of cookies, a password.
-
-    The publisher may have chosen them: a cookie's value is one secret, however many words it has,
-    and no more of them are looked at than could be found in a text.
+    """What a publisher might echo of a header: words, values of cookies, a password. It may have
+    chosen them: a cookie's value is one secret, however many words it has, and no more of them are
+    looked at than could be found in a text.
     """
     value = value[:LONGEST_TEXT]
     if name == "cookie":
@@ -135,19 +115,18 @@ def decoded(texts: Iterable[str]) -> frozenset[str]:
 
 
 class _Redact(logging.Filter):
-    """Takes secrets of feeds in use out of records; other requests are left alone."""
-
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        sites = tuple(each.site for each in list(in_use))
-        shown = _QUERY.sub(
-            lambda m: f"{m[1]}?***" if m[2] and m[1].startswith(sites) else m[0],
-            text[:LONGEST_TEXT],
-        )
-        shown = hidden(shown, cut=len(text) > LONGEST_TEXT)
-        redacted = _REASON.sub(r'\1***"', _SECRET_BYTES.sub(r"\1b'***'", shown))
-        if redacted != text:
-            record.msg, record.args = redacted, ()
+        if record.name == "httpx":
+            sites = tuple(each.site for each in list(in_use))
+            shown = _QUERY.sub(
+                lambda m: f"{m[1]}?***" if m[2] and m[1].startswith(sites) else m[0], text
+            )
+            shown = _REASON.sub(r'\1***"', hidden(shown))
+        else:
+            shown = text.partition(" ")[0]  # all else is headers
+        if shown != text:
+            record.msg, record.args = shown, ()
         return True
 
 
@@ -155,15 +134,11 @@ _redact = _Redact()
 
 
 def redact_http_logs() -> None:
-    """Redact what httpx, httpcore and hpack log about requests to feeds.
+    """Redact what httpx, httpcore and hpack log about requests.
 
-    httpx logs the URL of each request at INFO, the layers below log headers at DEBUG. Call this
-    once at the start of an application that shows these logs: queries, credentials and values of
-    sent headers of the feeds in use are replaced by ``***``. Calling it again changes nothing.
-    Records about other requests are left as they are, apart from values that are secrets of a feed,
-    from what does not name the request (the values of Set-Cookie and Location, the reason of a
-    status, which may be a proxy's, the credentials for a SOCKS proxy), and from texts over 16,384
-    characters: cut.
+    httpx logs the URL of each request at INFO: queries, credentials and values of sent headers of
+    the feeds in use are replaced by ``***``. The layers below log headers at DEBUG: only what
+    happened is left. Call this once at the start of an application that shows these logs.
     """
     for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_redact)

@@ -55,21 +55,19 @@ _UNAUTHORIZED = frozenset({401, 403})
 _OF_PROXY = 407
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LONGEST_DATE = 100
-_IN_A_TURN = 8
-"""Chunks until other tasks get their turn: one read from a socket may bring thousands."""
-_SOME_REDIRECT = 302
-"""Stands for the status of a redirect to a URL that httpx can't read: its error has none."""
+_IN_A_TURN = 8  # chunks until others get their turn: one read from a socket may bring thousands
+_SOME_REDIRECT = 302  # for one to a URL that httpx can't read: its error has no status
 
 
 class Endpoint:
-    """GET requests of one feed. Several tasks, or threads, may use it at once.
-
-    Raises `NegotiationError` for a URL that can't be a feed's.
+    """GET requests of one feed. Several tasks, or threads, may use it at once. Raises
+    `NegotiationError` for a URL that can't be a feed's.
     """
 
     def __init__(self, url: str, io: AsyncIO | BlockingIO) -> None:
         self.io, self.limits = io, io.limits
         self._url = FeedURL.parse(url)
+        self.feed = self._url.public
         self._auth, self._via = httpx.Auth(), ""
         self._used_in: OneProcess | None = None
         headers = {
@@ -91,37 +89,12 @@ class Endpoint:
             self._via = f", asked through {shown_origin(proxy.url)}, which {variable} names"
             if proxy.auth is not None:
                 secrets |= header_secrets(basic(*proxy.auth))
+        self.url: Callable[[str], httpx.URL] = self._url.request_url
         self.secrets = Secrets(self._url.site, secrets, io.client)
         self.hide: Callable[[str], str] = self.secrets.hide
 
-    @property
-    def feed(self) -> str:
-        """The feed's URL for messages."""
-        return self._url.public
-
-    async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
-        """Return status and body of a response, for negotiation.
-
-        Headers and body together may take `Limits.request_timeout`. Raises `AuthenticationError`,
-        `FeedUnavailableError`, `TornResponseError`, `ProtocolError` for a content coding that was
-        not asked for, and `NegotiationError` for a body over `max_bytes` or a redirect to another
-        origin.
-        """
-        exchange = Exchange(self, suffix, params, discovery=True)
-        status, body = await exchange.discovery(max_bytes)
-        if len(body) > max_bytes:
-            raise NegotiationError(
-                f"the discovery is longer than {max_bytes} bytes: raise Limits.max_discovery_bytes "
-                "if that is to be expected",
-                feed=self.feed,
-            )
-        return status, body
-
     def target(self, suffix: str, params: Params, where: dict[str, Any]) -> str:
-        """Path and query of a request.
-
-        Raises `ProtocolError` for a cursor that makes the URL too long.
-        """
+        """Path and query. Raises `ProtocolError` for a cursor that makes them too long."""
         self._used_in = self._used_in or OneProcess()
         self._used_in.check("the http client")  # its connections would be shared
         target = self._url.target(suffix, params, str(self.io.client.params or ""))
@@ -132,7 +105,6 @@ class Endpoint:
         return target
 
     async def send(self, exchange: Exchange) -> Body:
-        """Send a request, and return its response."""
         if (wire := self.io.wire) is not None:
             fresh = "Cache-Control: no-cache\r\n" if exchange.is_discovery else ""
             head = f"GET {exchange.target} HTTP/1.1\r\n{self._headers}{fresh}\r\n"
@@ -142,11 +114,9 @@ class Endpoint:
         return await self.io.send(request, auth)
 
     def _request(self, exchange: Exchange) -> httpx.Request:
-        """A request as httpx takes it.
-
-        Its timeouts are the client's own, unless they come after ours. An HTTP/2 connection that is
-        dead is used again and again where a request on it is only given up: httpx drops it once a
-        timeout of its own was over.
+        """A request as httpx takes it. Its timeouts are the client's own, unless they come after
+        ours. An HTTP/2 connection that is dead is used again and again where a request on it is
+        only given up: httpx drops it once a timeout of its own was over.
         """
         client: Any = self.io.client
         headers = {"Accept-Encoding": ACCEPT_ENCODING}
@@ -163,9 +133,6 @@ class Endpoint:
         request.url = url
         return request
 
-    def url(self, target: str) -> httpx.URL:
-        return self._url.request_url(target)
-
     def no_longer(self, seconds: float | None) -> float:
         """A timeout of the client, or one that comes before ours."""
         whole = self.limits.request_timeout
@@ -176,7 +143,6 @@ class Endpoint:
         return origin(url) == self._url.origin
 
     def unanswered(self, error: BaseException, where: dict[str, Any]) -> FeedError:
-        """Our error for what came out of the client before the response began."""
         asked = self._via
         if self.io.client.is_closed:
             closed = "the http client is closed: close it after the consumer"
@@ -223,19 +189,12 @@ class _Noting(httpx.Auth):
 
 
 class Exchange:
-    """One request, redirects included, up to the response that counts.
-
-    Entered it is a response of status 2xx, while that is open, and an asynchronous iterator of its
-    chunks. Entering raises what `Endpoint.get` does, and `RequestRefusedError` and `ProtocolError`
-    for the other statuses. Iterating raises `TornResponseError` when the body breaks off. Leaving
-    closes the connection if the body was not read to its end.
-
-    Arguments:
-        idle: seconds that the response may be silent, that its headers may take, or an error's
-            headers and body together; `Limits.request_timeout` for None.
-        discovery: whether an answer has to be new, and no cache's.
-
-    Raises what `Endpoint.target` does.
+    """One request, redirects included, up to the response that counts; of a discovery where no
+    partition is named. Entered it is a response of status 2xx, and an asynchronous iterator of its
+    chunks. Entering raises what `discovery` does, and `RequestRefusedError` and `ProtocolError` for
+    the other statuses. Leaving closes the connection if the body was not read to its end. The
+    response may be silent for `idle` seconds, which its headers may take too, or an error's headers
+    and body together.
     """
 
     def __init__(
@@ -245,10 +204,8 @@ class Exchange:
         params: Params,
         partition: int | None = None,
         idle: float | None = None,
-        *,
-        discovery: bool = False,
     ) -> None:
-        self._endpoint, self._io, self.is_discovery = endpoint, endpoint.io, discovery
+        self._endpoint, self._io, self.is_discovery = endpoint, endpoint.io, partition is None
         self._where: dict[str, Any] = {"feed": endpoint.feed, "partition": partition}
         self.target = endpoint.target(suffix, params, self._where)
         own = idle or endpoint.no_longer(endpoint.io.client.timeout.read)
@@ -258,10 +215,21 @@ class Exchange:
         self._chunks = 0
 
     async def discovery(self, limit: int) -> tuple[int, bytes]:
-        """The status of a discovery, and its body up to a little over `limit` bytes."""
+        """Return status and body of a response, for negotiation, within `Limits.request_timeout`.
+        Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, `ProtocolError`
+        for a content coding that was not asked for, and `NegotiationError` for a body over `limit`
+        bytes or a redirect to another origin.
+        """
         answer, said = await self._run()
-        found = 200 <= answer.status < 300
-        return answer.status, await self._body_of(answer, limit) if found else said
+        if 200 <= answer.status < 300:
+            said = await self._body_of(answer, limit)
+            if len(said) > limit:
+                raise NegotiationError(
+                    f"the discovery is longer than {limit} bytes: raise "
+                    "Limits.max_discovery_bytes if that is to be expected",
+                    **self._where,
+                )
+        return answer.status, said
 
     async def __aenter__(self) -> Self:
         self._body, _ = await self._run()
@@ -299,7 +267,6 @@ class Exchange:
         raise failed
 
     async def _chunk(self, body: Body) -> bytes | None:
-        """The next chunk of a body; None at its end."""
         self._chunks += 1
         if self._chunks % _IN_A_TURN == 0:
             await self._io.others()
@@ -332,10 +299,8 @@ class Exchange:
         raise AssertionError
 
     def _answer_in(self, error: Exception) -> httpx.Response:
-        """The answer that a hook of the caller's client has raised for.
-
-        Raises our error where there is none. httpx's own names the URL with its query, so that it
-        is not chained (R19).
+        """The answer that a hook of the caller's client has raised for. Raises our error where
+        there is none; httpx's own names the URL with its query, so that it is not chained (R19).
         """
         endpoint, url = self._endpoint, self._endpoint.url(self.target)
         if isinstance(error, FeedError):  # of an auth of ours
@@ -455,10 +420,8 @@ def _user_agent() -> str:
 
 
 def retry_after(value: str | None, now: str | None = None) -> float | None:
-    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), in either form.
-
-    `now` is the response's Date: taken together, the two do not depend on how the publisher's clock
-    differs from ours. Returns None without a header, or for one that can't be read.
+    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), by the Date of the
+    response, whatever the clocks are.
     """
     try:
         seconds = float(value or "nan")

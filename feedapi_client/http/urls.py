@@ -28,14 +28,11 @@ class FeedURL:
     query: str
     origin: Origin
     basic_auth: tuple[str, str] | None
-    secrets: frozenset[str]
-    """What a publisher might echo of the URL: the query, its values, the credentials."""
-    public: str
-    """Without credentials, query and fragment, for messages."""
+    secrets: frozenset[str]  # what a publisher might echo: query, its values, credentials
+    public: str  # without credentials, query and fragment, for messages
 
     @classmethod
     def parse(cls, url: str) -> FeedURL:
-        """Take the URL apart. Raises `NegotiationError` for one that can't be a feed's."""
         base = parse_url(url)
         path, _, query = base.raw_path.decode("ascii").partition("?")
         try:
@@ -60,11 +57,8 @@ class FeedURL:
         return f"{path}?{query}" if query else path
 
     def request_url(self, target: str) -> httpx.URL:
-        """The URL of one request.
-
-        A partition at its end is asked with the same URL again and again, and httpx takes about 30
-        microseconds to read one. So the last few thousand short ones are remembered.
-        """
+        # A partition at its end is asked with the same URL again and again, and httpx takes about
+        # 30 microseconds to read one: the last few thousand short ones are remembered.
         url = self.site + target
         return _remembered(url) if len(url) <= _LONGEST_REMEMBERED else httpx.URL(url)
 
@@ -104,5 +98,4 @@ def origin(url: httpx.URL) -> Origin:
 
 
 def shown_origin(url: httpx.URL) -> str:
-    """The origin for a message."""
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"

@@ -18,13 +18,11 @@ from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSAttribute
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+# Bytes in a row that bring nothing of a body: heads, 1xx responses, chunk lines, trailers.
 _MAX_OVERHEAD = 64 * 1024
-"""Bytes in a row that bring nothing of a body: heads, 1xx responses, chunk lines, trailers."""
-_PART = 64 * 1024
-"""Bytes of a read that are worked on at once: about what a processor has at hand."""
+_PART = 64 * 1024  # bytes of a read that are worked on at once: what a processor has at hand
 _SMALL_PART = 8 * 1024
-_MANY = 1000
-"""Pieces of a part, from which on the next one is small: they take as long as large ones."""
+_MANY = 1000  # pieces of a part, from which on the next one is small: each takes its time
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 
@@ -33,12 +31,10 @@ class _SecondResponseError(Exception):
 
 
 class Connection:
-    """One connection, for one request at a time. Its parser lives as long as it does.
-
-    Of a response llhttp knows neither a limit of its size nor what its end means. So there is one
-    for all that is no body, and a body that is framed by the connection's end, and no other, may
-    end with it. A Transfer-Encoding other than ``chunked``, once, and a status below 200 that
-    promises no other response are refused.
+    """One connection, for one request at a time. Of a response llhttp knows neither a limit of its
+    size nor what its end means. So there is one for all that is no body, and a body that is framed
+    by the connection's end, and no other, may end with it. Other Transfer-Encodings than one
+    ``chunked``, and statuses below 200 that promise no other response, are refused.
     """
 
     def __init__(self, stream: ByteStream, read_bytes: int) -> None:
@@ -49,8 +45,7 @@ class Connection:
         self._pieces: list[bytes] = []
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.is_reusable = False
-        """Whether the response is complete, and another may come behind it."""
+        self.is_reusable = False  # the response is complete, and another may come behind it
         self._complete = self._to_close = False
         self._fault: httpx.RemoteProtocolError | None = None
         self._rest = memoryview(b"")
@@ -61,7 +56,6 @@ class Connection:
         self._parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
 
     async def request(self, head: bytes) -> None:
-        """Send a request, and wait for the head of its response."""
         self.status, self.headers, self.is_reusable = 0, [], False
         self._complete = self._to_close = False
         self._fault, self._overhead = None, 0
@@ -81,7 +75,6 @@ class Connection:
         self._to_close = not framed
 
     def values(self, name: bytes) -> list[bytes]:
-        """The values of a header, which is named in small letters."""
         return [value for key, value in self.headers if key.lower() == name]
 
     async def read(self, silence: float) -> bytes | None:
@@ -137,17 +130,14 @@ class Connection:
     # ------------------------------------------------------------------ what the parser calls
 
     def on_message_begin(self) -> None:
-        """A status line begins."""
         if self.status:
             raise _SecondResponseError
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header or a trailer."""
         if not self.status:  # else it is a trailer
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
         status: int = self._parser.get_status_code()
         if 100 <= status < 200 and status != 101:  # another response follows
             self.headers.clear()
@@ -155,7 +145,6 @@ class Connection:
             self.status = status
 
     def on_message_complete(self) -> None:
-        """The end of a response, also of one that another one follows."""
         if self.status:
             self._complete = True
             self.is_reusable = self._parser.should_keep_alive()
@@ -163,9 +152,8 @@ class Connection:
     # ------------------------------------------------------------------ between requests
 
     def is_usable(self) -> bool:
-        """Whether nothing has come since the last response, not even the connection's end.
-
-        What came together with the response, an end of TLS as a rule, is no longer in the socket.
+        """Whether nothing has come since the last response, not even the connection's end. What
+        came together with the response, an end of TLS as a rule, is no longer in the socket.
         """
         try:
             if self._tls is not None:
@@ -190,19 +178,10 @@ class Connection:
 
 
 class Fetcher:
-    """The connections to one origin: one for each request under way.
-
-    A pool that looks at all of its connections whenever a request begins or ends takes most of the
-    time of a small answer. Here a request takes the connection that was used last, and makes one
-    where none is idle.
-
-    Arguments:
-        url: a URL of the origin.
-        verify: for TLS.
-        places: the number of requests under way at once; others wait.
-        seconds: how long a request waits for a place, and how long connecting may take.
-        expiry: how long a connection stays idle.
-        read_bytes: of one read.
+    """The connections to one origin: one for each request under way, at most `places`, others wait
+    for `seconds`. A request takes the connection that was used last, and makes one where none is
+    idle: a pool that looks at all of its connections takes most of the time of a small answer. An
+    idle one is kept for `expiry` seconds.
     """
 
     def __init__(
@@ -223,8 +202,8 @@ class Fetcher:
             self._connect = partial(self._connect, ssl_context=verify, tls_hostname=host)
         self._places = anyio.Semaphore(places, fast_acquire=True)
         self._seconds, self._expiry, self._read_bytes = seconds, expiry, read_bytes
+        # Connections, the newest last, and until when each is kept.
         self._idle: deque[tuple[float, Connection]] = deque()
-        """Connections, the newest last, and until when each is kept."""
 
     async def get(self, head: bytes, silence: float) -> WireBody:
         """Send a request; its body may be silent for `silence` seconds."""
@@ -253,7 +232,6 @@ class Fetcher:
             await connection.aclose()
 
     async def aclose(self) -> None:
-        """Close the idle connections. Those of responses are closed with their response."""
         while self._idle:
             await self._idle.pop()[1].aclose()
 
@@ -287,16 +265,13 @@ class WireBody:
 
     @property
     def headers(self) -> httpx.Headers:
-        """Made only where somebody looks at them."""
         return httpx.Headers(self._headers)
 
     async def read(self) -> bytes | None:
-        """Return the next chunk, None at the end."""
         connection = self._connection
         return None if connection is None else await connection.read(self._silence)
 
     async def aclose(self) -> None:
-        """Close the connection, unless the body was read to its end."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await self._fetcher.release(connection)

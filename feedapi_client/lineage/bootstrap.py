@@ -24,11 +24,7 @@ StartAt = Literal["first", "last"] | Mapping[int, str]
 
 
 def checked_start(start: StartAt) -> StartAt:
-    """Return `start`, copied when it is a mapping.
-
-    Raises TypeError or ValueError for an unknown word, an impossible partition, and a cursor that
-    is no text.
-    """
+    """Return `start`, copied when it is a mapping. Raises TypeError or ValueError for all else."""
     if isinstance(start, Mapping):
         check_partitions("start", start, most=MAX_PARTITION, empty=True)
         for partition, cursor in start.items():
@@ -57,34 +53,33 @@ def asks_for_end(partition: Partition, start: StartAt, *, selects_events: bool) 
 def first_positions(
     graph: Graph, start: StartAt, ends: Mapping[int, str], selection: Selection, *, feed: str
 ) -> dict[int, Position]:
-    """Return the position of every partition of the first discovery.
+    """Return the position of every partition of the first discovery, narrowed to a selection.
 
     Left out are partitions that take over the cursor of an ancestor: one that `start` gives, or
     one that is stored although it is not selected.
 
-    Arguments:
-        graph: the partitions that are listed and selected.
-        start: as in `FeedConsumer`.
-        ends: the present ends, listed or asked for.
-        selection: the partitions that the consumer reads.
-        feed: for messages.
-
     Raises:
-        LineageError: `start` names a partition that is neither listed nor an ancestor of one, or
-            gives ``_last`` for one that is not listed.
-        NoProgressError: the present end of a partition is not among `ends`.
+        LineageError: `start` names a partition that is neither listed nor an ancestor of one.
+        NoProgressError: the present end of a partition is not among `ends`, listed or asked for.
     """
     given = start if isinstance(start, Mapping) else {}
-    _check_given(given, graph, ends, selection, feed)
     step = model.draw_step()
-    first, passed_over = (
-        position_after(None, FIRST, status, step=step) for status in ("open", "superseded")
-    )
 
-    def at_end(cursor: str, status: Status = "open") -> Position:
+    def at(cursor: str, status: Status = "open") -> Position:
         return position_after(None, cursor, status, step=step)
 
-    positions = {p: at_end(ends[p] if at == LAST else at) for p, at in given.items()}
+    def at_end(partition: int, status: Status = "open") -> Position:
+        if partition not in ends:
+            text = "its present end is not known, so that nothing can start there"
+            raise NoProgressError(text, feed=feed, partition=partition)
+        return at(ends[partition], status)
+
+    first, passed_over = at(FIRST), at(FIRST, "superseded")
+    for id in given:
+        if id not in selection or not (id in graph or id in graph.successors):
+            text = "start names this partition, which is not selected, or not listed at all"
+            raise LineageError(text, feed=feed, partition=id)
+    positions = {id: at_end(id) if cursor == LAST else at(cursor) for id, cursor in given.items()}
     holders = given.keys() | selection.others.keys()
     for listed in graph:
         if holders and not holders.isdisjoint(listed.cursor_from):
@@ -95,35 +90,10 @@ def first_positions(
             # consumer of the same name that started a moment earlier (R17).
             if ancestor in selection:
                 positions.setdefault(ancestor, passed_over)
-        if listed.id in given:
-            continue
         if listed.id in graph.successors:
-            positions[listed.id] = passed_over
+            positions.setdefault(listed.id, passed_over)
         elif start == "last":
-            if listed.id not in ends:
-                text = "its present end is not known, so that nothing can start there"
-                raise NoProgressError(text, feed=feed, partition=listed.id)
-            status: Status = "drained" if listed.closed else "open"
-            positions[listed.id] = at_end(ends[listed.id], status)
+            positions[listed.id] = at_end(listed.id, "drained" if listed.closed else "open")
         else:
-            positions[listed.id] = first
+            positions.setdefault(listed.id, first)
     return positions
-
-
-def _check_given(
-    given: Mapping[int, str],
-    graph: Graph,
-    ends: Mapping[int, str],
-    selection: Selection,
-    feed: str,
-) -> None:
-    for partition, cursor in given.items():
-        if partition not in selection:
-            problem = "which is not selected"
-        elif partition not in graph and partition not in graph.successors:
-            problem = "but the feed lists neither it nor a successor of it"
-        elif cursor == LAST and partition not in ends:
-            problem = "at _last, and only of a listed partition the present end can be asked for"
-        else:
-            continue
-        raise LineageError(f"start names this partition, {problem}", feed=feed, partition=partition)

@@ -13,6 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from feedapi_client.errors import LineageError
+from feedapi_client.lineage.states import Report
 from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.protocol.text import cycle_text, names
 
@@ -24,20 +25,12 @@ Lineage = dict[int, int | None]
 class Graph:
     """The partitions of one discovery, with their edges in both directions. Not to be changed.
 
-    Parents and ancestors need not be listed themselves.
-
-    Attributes:
-        partitions: the listed partitions by id.
-        children: a parent's id to the ids of the partitions that start after it.
-        successors: an ancestor's id to the ids of the partitions that may take its cursor.
+    Parents and ancestors need not be listed. `children` and `successors` have the ids of those that
+    start after a partition, and that may take its cursor. Raises `LineageError`: a partition names
+    itself, uses both split methods, or is in a cycle.
     """
 
     def __init__(self, partitions: Mapping[int, Partition], *, feed: str | None = None) -> None:
-        """Index the edges.
-
-        Raises:
-            LineageError: a partition names itself, uses both split methods, or is in a cycle.
-        """
         self.partitions = dict(partitions)
         self.children: dict[int, list[int]] = defaultdict(list)
         self.successors: dict[int, list[int]] = defaultdict(list)
@@ -109,11 +102,6 @@ def _check_cycles(linked: Iterable[Partition], feed: str | None) -> None:
         raise LineageError(text, feed=feed, partition=cycle[0]) from None
 
 
-def validate(info: FeedInfo, *, feed: str | None = None) -> Graph:
-    """Return the graph of a discovery. Raises `LineageError` when its partitions make none."""
-    return Graph(info.partitions, feed=feed)
-
-
 def descendants(
     partitions: Mapping[int, Partition], roots: Collection[int], among: Collection[int]
 ) -> set[int]:
@@ -133,27 +121,19 @@ def descendants(
 
 
 class SuspectedEdges(NamedTuple):
-    """Edges that seem to be missing.
-
-    Attributes:
-        parents: closed partitions that no other descends from, by any split method.
-        children: roots that may start after one of them.
-    """
+    """Closed partitions that no other descends from, and roots that may start after one of them."""
 
     parents: tuple[int, ...]
     children: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Say what was seen and what to do, for a report."""
-        one = len(self.parents) == 1
+        """What was seen and what to do, for a report."""
         example = ", ".join(f"{child}: {self.parents[0]}" for child in self.children[:_SHOWN])
         more = ", ..." if len(self.children) > _SHOWN else ""
         return (
-            f"{names(self.parents)} {'is' if one else 'are'} closed and no partition starts after "
-            f"{'it' if one else 'them'}, while {names(self.children)} "
-            f"{'has' if len(self.children) == 1 else 'have'} no parent: the publisher may have "
-            "left out startsAfterPartition, and events may be read out of order. If so, give "
-            f"lineage={{{example}{more}}} (child: parent)"
+            f"{names(self.parents)} closed without a child, and {names(self.children)} came "
+            "without a parent: the publisher may have left out startsAfterPartition, and events "
+            f"may be read out of order. If so, give lineage={{{example}{more}}} (child: parent)"
         )
 
 
@@ -171,14 +151,9 @@ def suspected_missing_edges(
 ) -> SuspectedEdges | None:
     """Return the `startsAfterPartition` edges that a discovery seems to lack; None without any.
 
-    It is suspected where a closed partition has neither a child nor a successor while there are
-    roots that are new. Both may be in order: a partition may be retired, and another may be added.
-
-    Arguments:
-        previous: the partitions that were known before. None for a single discovery: then a root
-            counts as new when its id is larger than that of the closed partition.
-        current: the `partitions` of the discovery.
-        retired: closed partitions that the new roots have nothing to do with.
+    It is suspected where a closed partition, not among the `retired`, has neither a child nor a
+    successor while there are roots that are new: not among the `previous`, or for a single
+    discovery with larger ids. Both may be in order: a partition may be retired, and another added.
     """
     ends = _childless(current).difference(retired)
     if not ends:
@@ -229,26 +204,29 @@ def parse_lineage(text: str) -> Lineage:
 
 
 def with_edges(
-    info: FeedInfo,
-    lineage: Mapping[int, int | None],
-    *,
-    unseen: Collection[int] = (),
-    feed: str,
+    info: FeedInfo, lineage: Mapping[int, int | None], *, unseen: Collection[int] = (), feed: str
 ) -> FeedInfo:
-    """Return the discovery with the edges of `lineage` added.
+    """Return the discovery with the edges of `lineage` added, but for those to a parent in `unseen`
+    and those whose child is not listed.
 
-    An edge whose child is not listed sleeps. One to a parent in `unseen` is left out.
-
-    Raises:
-        LineageError: the publisher gives the child other ancestors, or the edges make a cycle.
+    Raises `LineageError`: the publisher gives the child other ancestors, or they make a cycle.
     """
     if not lineage:
         return info
-    listed = info.partitions
-    given = {
-        child: _with_parent(listed.get(child, Partition(child)), parent, feed)
-        for child, parent in lineage.items()
-    }
+    listed, given = info.partitions, dict[int, Partition]()
+    for child, parent in lineage.items():
+        partition = listed.get(child, Partition(child))
+        above = _above(partition)
+        if above and above != (parent,):
+            name = "cursorFromPartitions" if partition.cursor_from else "startsAfterPartition"
+            name += f" {', '.join(map(str, above[:_SHOWN]))}"
+            raise LineageError(
+                f"lineage= says that it starts after {'nobody' if parent is None else parent}, and "
+                f"the feed lists it with {name}. Remove it from lineage=",
+                feed=feed,
+                partition=child,
+            )
+        given[child] = replace(partition, starts_after=parent)
     try:
         Graph({**listed, **given}, feed=feed)
     except LineageError as error:
@@ -258,33 +236,13 @@ def with_edges(
     return replace(info, partitions={**listed, **count})
 
 
-def _with_parent(partition: Partition, parent: int | None, feed: str) -> Partition:
-    listed = None
-    if partition.cursor_from:
-        ancestors = ", ".join(map(str, partition.cursor_from[:_SHOWN]))
-        listed = f"cursorFromPartitions {ancestors}: a split uses one method or the other"
-    elif partition.starts_after not in (None, parent):
-        listed = f"startsAfterPartition {partition.starts_after}"
-    if listed is not None:
-        says = "after nobody" if parent is None else f"after partition {parent}"
-        raise LineageError(
-            f"lineage= says that it starts {says}, and the feed lists it with {listed}. Remove it "
-            "from lineage=",
-            feed=feed,
-            partition=partition.id,
-        )
-    return partition if parent is None else replace(partition, starts_after=parent)
-
-
 class PublisherEdges:
     """Adds the edges that a publisher leaves out, and remembers what was reported (R8)."""
 
     def __init__(
         self, lineage: Mapping[int, int | None] | None, *, ordered: bool, feed: str
     ) -> None:
-        self._lineage = checked_lineage(lineage)
-        self._ordered = ordered
-        self._feed = feed
+        self._lineage, self._ordered, self._feed = dict(lineage or {}), ordered, feed
         self._held: set[int] = set()  # wait for partition 0, because they may be children of it
         self._unseen: dict[int, int] = {}  # parents of `lineage=` never seen, each with a child
         self._reported: set[object] = set()
@@ -292,27 +250,18 @@ class PublisherEdges:
         self._last_ends: set[int] = set()  # those of them that were closed last
 
     def added(
-        self, info: FeedInfo, *, known: Collection[int] | None, begun: Callable[[], Collection[int]]
+        self, info: FeedInfo, *, known: Collection[int], begun: Callable[[], Collection[int]]
     ) -> FeedInfo:
         """Return the discovery with the edges of `lineage=`, and with presumed ones.
 
         Where partition 0 of a feed in dialect v2-token is closed, and no listed partition names it,
-        any root may be its child.
-
-        Arguments:
-            info: the discovery.
-            known: every partition that was ever stored or listed; None to accept any.
-            begun: returns those that are read, or that have a position behind their beginning.
-
-        Raises:
-            LineageError: see `with_edges`.
+        any root may be its child, but for what has `begun`. Raises as `with_edges` does.
         """
         listed, edges = info.partitions, self._lineage
         unseen = {
             parent: child
             for child, parent in edges.items()
-            if not (known is None or parent is None or parent in listed or parent in known)
-            and child in listed
+            if child in listed and parent is not None and not (parent in listed or parent in known)
         }
         held = self._presumed(info)
         held = held.difference(begun()) if held else held
@@ -339,37 +288,28 @@ class PublisherEdges:
         info: FeedInfo,
         previous: Collection[int] | None,
         drained: Callable[[], Collection[int]],
-        *,
-        at_end: bool,
-    ) -> Iterator[str]:
-        """Yield what to report of the discovery that `added` returned, each thing once.
-
-        Arguments:
-            info: the discovery.
-            previous: every partition that was known before; None at a first start.
-            drained: returns the partitions that were read to their ends.
-            at_end: whether it is a first start at the end of the feed.
-        """
+    ) -> Iterator[Report]:
+        """Yield what to report of the discovery that `added` returned, each thing once."""
         for parent, child in self._unseen.items():
-            if self._is_new(("unseen", parent)):
-                yield (
-                    f"lineage= says that partition {child} starts after partition {parent}, which "
-                    "was never listed and has no stored position: the edge counts once it is "
-                    "listed. Correct lineage= if that is a mistake"
-                )
+            yield from self._once(
+                ("unseen", parent),
+                f"lineage= says that partition {child} starts after partition {parent}, which was "
+                "never listed and has no stored position: the edge counts once it is listed",
+            )
         ends = _childless(info.partitions) if self._ordered else set()
         if ends - self._ends:
             self._last_ends = ends - self._ends
             self._ends |= ends
-        if at_end or not (ends or self._held):
+        if not (ends or self._held):
             return
         retired = set(drained())  # what is drained is read before whatever comes now
-        if self._held and 0 not in retired and self._is_new("held"):
-            yield (
-                f"partition 0 is closed and no partition starts after it: {names(self._held)} may "
-                "do so, because the published Go library leaves startsAfterPartition out where it "
-                "is 0. Until partition 0 is drained they wait. If a partition comes after nobody, "
-                f"give lineage={{{min(self._held)}: None}}"
+        if self._held and 0 not in retired:
+            yield from self._once(
+                "held",
+                f"{names(self._held)} may start after partition 0, which is closed: the published "
+                "Go library leaves startsAfterPartition out where it is 0. Until partition 0 is "
+                "drained they wait. If a partition comes after nobody, give "
+                f"lineage={{{min(self._held)}: None}}",
             )
         if info.dialect == "v2-token":
             retired.add(0)
@@ -378,9 +318,9 @@ class PublisherEdges:
         suspected = suspected_missing_edges(previous, info.partitions, retired=retired)
         if suspected is not None and not self._reported.issuperset(suspected.parents):
             self._reported.update(suspected.parents)
-            yield str(suspected)
+            yield Report(None, str(suspected))
 
-    def _is_new(self, thing: object) -> bool:
-        new = thing not in self._reported
-        self._reported.add(thing)
-        return new
+    def _once(self, thing: object, text: str) -> Iterator[Report]:
+        if thing not in self._reported:
+            self._reported.add(thing)
+            yield Report(None, text)

@@ -22,8 +22,8 @@ from feedapi_client.errors import (
     LostPartitionError,
     StoreError,
 )
-from feedapi_client.lineage.bootstrap import StartAt, asks_for_end, checked_start, first_positions
-from feedapi_client.lineage.graph import Graph, PublisherEdges, validate
+from feedapi_client.lineage.bootstrap import StartAt, asks_for_end, first_positions
+from feedapi_client.lineage.graph import Graph, PublisherEdges
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.states import (
     Action,
@@ -41,48 +41,25 @@ from feedapi_client.lineage.states import (
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status, position_after
 from feedapi_client.protocol.text import names, shown
 
-__all__ = [
-    "Action",
-    "Drained",
-    "Entry",
-    "Fail",
-    "Planner",
-    "Rediscover",
-    "Report",
-    "Save",
-    "Start",
-    "StartAt",
-    "State",
-    "Stop",
-]
-
 _RUNNING = (State.READING, State.CAUGHT_UP)  # here: to look up a member of an enum takes long
 _READABLE = (*_RUNNING, State.ELSEWHERE)
 _READING, _DRAINED = State.READING, State.DRAINED
 _SHOWN = 8
-_LISTED_AGAIN = {
-    "superseded": (
-        "is listed as open again, after its successors took over its cursor: nothing of it is "
-        "read. Was the publisher rolled back? Then stop the consumer and give the cursor back "
-        "with 'feedapi cursors restore'"
-    ),
-    "drained": (
-        "is listed as open again, after it was closed and drained: it is read on from its end. Was "
-        "the publisher rolled back? Then confirm that with 'feedapi cursors restore'"
-    ),
+_LISTED_AGAIN = (
+    "is listed as open again, although {}. Was the publisher rolled back? Then stop the consumer, "
+    "and let 'feedapi cursors restore' give the cursors back"
+)
+_OVER = {
+    "superseded": "its successors took over its cursor: nothing of it is read",
+    "drained": "it was closed and drained: it is read on from its end",
 }
-Because = tuple[int, ...] | FeedError
-"""Why a partition is in a state: what it waits for, or the error that parks it."""
+Because = tuple[int, ...] | FeedError  # what a partition waits for, or the error that parks it
 
 
 class Planner:
-    """Decides which partitions of one feed are read, in which order, and what is saved.
-
-    Not thread-safe: a driver calls it from one task at a time.
-
-    Attributes:
-        entries: what is known of each partition, to be read only.
-        graph: the partitions of the last discovery that are selected.
+    """Decides which partitions of one feed are read, in which order, and what is saved. `entries`
+    is what is known of each partition, `graph` what the last discovery lists and is selected. Not
+    thread-safe.
     """
 
     def __init__(
@@ -96,14 +73,11 @@ class Planner:
         selects_events: bool = False,
         shared: bool = False,
     ) -> None:
-        """Create a planner without any partition. The options are those of `FeedConsumer`.
-
-        `selects_events`: there are filters or event types, whose cursors are not comparable with
-        `Partition.last_cursor`. `shared`: only what `refresh` names as owned is started. Raises
-        ValueError for another `start`, or `partitions` or `lineage` that hold no ids.
+        """The options are those of `FeedConsumer`, checked there. If `shared`, only what `refresh`
+        names as owned is started.
         """
         self.feed = feed
-        self.start: StartAt = checked_start(start)
+        self.start: StartAt = start
         self.ordered = ordered
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
@@ -111,7 +85,7 @@ class Planner:
         self._selection = Selection(partitions, feed)
         self._edges = PublisherEdges(lineage, ordered=ordered, feed=feed)
         self._selects_events = selects_events
-        self._first_start = True
+        self.starts_first = True  # the next discovery that lists any is the first start (R7)
         self._known: set[int] = set()  # every partition that was ever stored or listed
         self._parents: dict[int, int] = {}  # also of those that are gone
         self._successors: dict[int, set[int]] = defaultdict(set)  # every one that was ever listed
@@ -131,7 +105,8 @@ class Planner:
         self._asked = 0  # when the leases of others were last forgotten
         # Derived from the facts, to look at few partitions after a change of one.
         self._waiters: dict[int, set[int]] = defaultdict(set)
-        self._closed: list[tuple[int, int]] | None = None  # see `_above_closed`
+        # Closed and not split by their cursors, each with the successor it descends from, or -1.
+        self._closed: list[tuple[int, int]] | None = None
         self._has_parents = False  # whether one partition may come after another, see `preceding`
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
@@ -146,57 +121,42 @@ class Planner:
         """Take the stored positions, once. Without any the next discovery is a first start (R7)."""
         selected = self._selection.load(positions)
         self._known.update(positions)
-        self._first_start = not selected
-        self._take(selected)
-
-    def select(self, partitions: Iterable[int]) -> None:
-        """Add partitions to a selection, to be started by the next discovery."""
-        stored = self._selection.add(partitions)
-        self._first_start = self._first_start and not stored
-        self._take(stored)
+        self.starts_first = not selected
+        for partition, position in selected.items():
+            self._place(self._entry(partition), position)
+        self._settle(selected)
 
     def unresolved(self, info: FeedInfo) -> list[int]:
-        """Return the partitions whose present end the driver has to ask for, for `discover`."""
-        if not self._first_start:
+        # Whose present end the driver has to ask for, for `discover`.
+        if not self.starts_first:
             return []
         selects = self._selects_events
         listed = (p for p in info.partitions.values() if p.id in self._selection)
         return [p.id for p in listed if asks_for_end(p, self.start, selects_events=selects)]
 
     def discover(
-        self,
-        info: FeedInfo,
-        *,
-        ends: Mapping[int, str] | None = None,
-        earlier: bool = False,
-        began: int | None = None,
+        self, info: FeedInfo, *, ends: Mapping[int, str] | None = None, began: int | None = None
     ) -> list[Action]:
-        """Take a discovery. As the first one of an empty store counts one that lists partitions.
-
-        `earlier`: it was made by an earlier driver, and may lack partitions that `lineage` names.
-        `began`: what `begin_load` returned before the request: it opens nothing again that was
-        loaded as drained since. After a `LineageError` (R7, R8, R12) everything is as it was.
+        """Take a discovery, which `began` at that moment. As the first one of an empty store counts
+        one that lists partitions. After a `LineageError` (R7, R8, R12) everything is as it was.
         """
-        first = self._first_start
+        first = self.starts_first
         if first and not info.partitions:
             return []  # a publisher that starts: the first discovery that lists any counts (R7)
-        known = None if earlier else self._known
-        info = self._edges.added(info, known=known, begun=self._begun)
+        info = self._edges.added(info, known=self._known, begun=self._begun)
         self._selection.check(info, self.entries)
-        graph = validate(self._selection.narrow(info), feed=self.feed)
+        graph = Graph(self._selection.narrow(info), feed=self.feed)
         if first:
             listed = {} if self._selects_events else {p.id: p.last_cursor for p in graph}
             found = {id: end for id, end in listed.items() if end is not None} | dict(ends or {})
             begin = first_positions(graph, self.start, found, self._selection, feed=self.feed)
             for partition, position in begin.items():
                 self._decide(self._entry(partition), position)
-        self.graph, self._first_start = graph, False
+        self.graph, self.starts_first = graph, False
         self._listed = self.begin_load() if began is None else began
         self._selection.note(info)
-        at_end = first and self.start == "last"
         previous = None if first else self._known
-        texts = self._edges.reports(info, previous, self._drained, at_end=at_end)
-        actions: list[Action] = [Report(None, text) for text in texts]
+        actions: list[Action] = [*self._edges.reports(info, previous, self._drained)]
         self._known.update(info.partitions)
         again = self._note_listed()
         actions += self._settle(self._all())
@@ -209,7 +169,7 @@ class Planner:
         self._listed_again = {e.id for e in over if self._is_listed_again(e)}
         holes = {e.id for e in self.entries.values() if e.gone == 1}
         holes.update(id for id, times in self._selection.gone.items() if times == 1)
-        waiting = (e for e in self.entries.values() if e.waits_for) if holes else ()
+        waiting = self.entries.values() if holes else ()
         self._in_doubt = any(not holes.isdisjoint(e.waits_for) for e in waiting)
         if self._in_doubt:
             actions.append(Rediscover())
@@ -244,16 +204,14 @@ class Planner:
         return again
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
-        """Return the position that a commit has to save. Changes nothing: it may come again (R5).
-
-        `after`: the position saved before it, when that is later than the last released one.
+        """Return the position that a commit has to save, `after` what was saved. It may come again
+        (R5).
         """
         entry = self.entries[partition]
         status: Status = "drained" if self._is_end(entry, cursor) else "open"
         return Position.after(after or entry.position, cursor, status)
 
     def delivered(self, partition: int) -> None:
-        """Note that a batch of the partition was delivered to the application."""
         self.hold(partition)
         self.progressed(partition)
 
@@ -262,7 +220,6 @@ class Planner:
         self._in_flight.add(partition)
 
     def released(self, partition: int, position: Position | None = None) -> list[Action]:
-        """Note that the application has finished with a batch; `position` is what it committed."""
         entry = self.entries[partition]
         before = entry.state
         self._in_flight.discard(partition)
@@ -288,10 +245,8 @@ class Planner:
             self._change(entry, _READING)
 
     def ended(self, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
-        """Note that a response was the end, after all that was read before is delivered.
-
-        It is that of a closed partition (R6) only if `asked_closed`: the discovery before the
-        request listed it so. One that was closed in the meantime is asked once more.
+        """Note that a response was the end, after all that was read before is delivered. One that
+        was closed after the request is asked once more (R6).
         """
         entry = self.entries[partition]
         if not entry.running:
@@ -311,7 +266,6 @@ class Planner:
         return [*self._open_again(entry), *self._settle([partition])]
 
     def fail(self, partition: int, error: FeedError) -> list[Action]:
-        """Park a partition that can't go on, and all that descend from it (R18)."""
         entry = self._entry(partition)
         if entry.error is None and entry.state not in (_DRAINED, State.SUPERSEDED):
             entry.error = error
@@ -329,24 +283,14 @@ class Planner:
         began: int | None = None,
         looked: int | None = None,
     ) -> list[Action]:
-        """Take the stored positions again, as other instances have changed them.
-
-        Those of partitions that were owned before, or of which a batch is in flight, are left as
-        they are. Those of newly owned ones have to be loaded after the claim. None is as before.
-
-        Arguments:
-            positions: all stored positions.
-            owned: the partitions that may be read; `revoke` takes away those that may not any more.
-            others: those that other living instances hold.
-            ended: those that were read to their end (without `follow`).
-            began: what `begin_load` returned before the positions were loaded: what was saved since
-                is kept, and what was refused since waits for the next load.
-            looked: what it returned before the leases were looked at, of which `others` come: they
-                decide nothing that a discovery has asked for since.
+        """Take the stored positions again, loaded after the moment `began`, and the leases. Those
+        of newly owned partitions have to be loaded after the claim. `others` are held by other
+        living instances, by leases looked at after the moment `looked`; `ended` were read to their
+        end without `follow`. None is as before.
         """
         selected = self._selection.load(positions)
         self._known.update(positions)
-        self._first_start = self._first_start and not selected
+        self.starts_first = self.starts_first and not selected
         began = self.begin_load() if began is None else began
         if others is not None and (looked is None or looked > self._asked):
             self._others = others
@@ -403,9 +347,8 @@ class Planner:
             self.entries[partition].reopened = False
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
-        """Return the owned partitions whose loaded position is another one than was saved here.
-
-        But for an end that another instance has compared, see `_compare_ends`.
+        """Return the owned ones that are stored otherwise than saved here, but for ends that were
+        compared.
         """
         return {
             p
@@ -428,7 +371,7 @@ class Planner:
         return self._moment
 
     def saved(self, positions: Mapping[int, Position]) -> None:
-        """Note that the positions of a `Save` are stored: no older load overwrites them."""
+        """Note that these are stored: no older load overwrites them."""
         self._moment += 1
         for partition, position in positions.items():
             entry = self._entry(partition)
@@ -436,16 +379,14 @@ class Planner:
                 entry.saved_at, entry.stored = self._moment, True
 
     def leasable(self) -> list[tuple[int, ...]]:
-        """Return the groups of partitions to lease: what can be read, or has to be transferred.
-
-        Whoever holds the leases of all ancestors of a successor without a position transfers the
-        cursor. A partition can be in several groups.
+        """Return the groups to lease: what can be read, and all ancestors whose cursor is to be
+        transferred.
         """
         units: list[tuple[int, ...]] = [
             (e.id,) for e in self.entries.values() if e.state in _READABLE
         ]
         for successor in self._unplaced():
-            live = self._live(successor)
+            live = self._live(successor.cursor_from)
             if live and not any(entry.error for entry in live):
                 units.append(tuple(entry.id for entry in live))
         return units
@@ -457,23 +398,10 @@ class Planner:
     # ------------------------------------------------------------------ views
 
     @property
-    def starts_first(self) -> bool:
-        """Whether the next discovery that lists partitions is the consumer's first start (R7)."""
-        return self._first_start
-
-    @property
-    def selected(self) -> frozenset[int] | None:
-        """The partitions to read, those that `select` added included; None for all."""
-        chosen = self._selection.chosen
-        return None if chosen is None else frozenset(chosen)
-
-    @property
     def reads(self) -> bool:
-        """Whether a partition is being read, and not at its end."""
         return self._counts[_READING] > 0
 
     def is_closed(self, partition: int) -> bool:
-        """Return whether the last discovery listed the partition as closed."""
         listed = self.graph.partitions.get(partition)
         return listed is not None and listed.closed
 
@@ -484,14 +412,10 @@ class Planner:
         return entry is not None and entry.state is _DRAINED and end not in (None, entry.cursor)
 
     def preceding(self, partition: int) -> list[int]:
-        """Return the partitions that come before a listed one, drained or not.
-
-        A successor that goes on from the cursor of an ancestor has nothing before it but that. For
-        one that starts at the beginning its ancestor may itself have started after a partition that
-        is not drained yet. The parent of an ancestor is known if the ancestor was listed in this
-        session. Otherwise every closed partition may have been that parent, but for those that were
-        split by their cursors, and those that descend from this successor or a later one, which has
-        a larger id.
+        """Return what comes before a listed partition. For a successor at the first event that is
+        the parent of its ancestor, if it was listed in this session. Otherwise it may have been any
+        closed partition, but for those that were split by their cursors, and those that descend
+        from this successor or from a later one, which has a larger id.
         """
         listed = self.graph.partitions[partition]
         if listed.starts_after is not None:
@@ -506,10 +430,6 @@ class Planner:
         return [p for p in parents if p != partition]
 
     def _above_closed(self) -> list[tuple[int, int]]:
-        """Return the closed partitions without a successor, each with what it descends from.
-
-        That is a successor, or -1.
-        """
         listed = self.graph.partitions
         tops: dict[int, int] = {}
         for partition in listed.values():
@@ -526,28 +446,15 @@ class Planner:
         }
         return [(p.id, tops[p.id]) for p in listed.values() if p.closed and p.id not in split]
 
-    def runnable(self) -> dict[int, str]:
-        """Return the partitions that may be read now, with the committed cursor of each."""
-        return {e.id: e.cursor for e in self.entries.values() if e.running}
-
     def listed_again(self) -> dict[int, str]:
-        """Return the partitions that were over and are listed as open again, and what that means.
-
-        The publisher may have been rolled back after a split (R11), or a discovery lags. Nothing
-        of a superseded one is read.
-        """
-        again = (self.entries[p] for p in sorted(self._listed_again))
-        return {
-            e.id: _LISTED_AGAIN["drained" if e.reopened else e.position.status]
-            for e in again
-            if e.position is not None and (e.reopened or e.position.status != "open")
-        }
+        """Return what was over and is listed as open again, and what that means (R11)."""
+        again = [self.entries[p] for p in sorted(self._listed_again)]
+        over = {e.id: "drained" if e.reopened else e.position.status for e in again if e.position}
+        return {id: _LISTED_AGAIN.format(_OVER[at]) for id, at in over.items() if at in _OVER}
 
     def _is_listed_again(self, e: Entry) -> bool:
-        """Whether one that was over is listed as open.
-
-        A superseded one counts if none of those that may hold its cursor now is listed: a publisher
-        may go on listing what it has split.
+        """A superseded one counts if none of those that may hold its cursor now is listed: a
+        publisher may go on listing what it has split.
         """
         if e.id not in self.graph or self.is_closed(e.id):
             return False
@@ -563,21 +470,15 @@ class Planner:
         return True
 
     def finished(self) -> bool:
-        """Return whether every partition was read to its end and no batch is in flight.
-
-        Partitions that still wait count as finished where what they wait for will not come: a
-        parent that is at its end and open (R8). One that waits for a transfer does not (R9).
+        """Return whether all is read and committed. One that waits for an open parent at its end is
+        finished (R8), one that waits for a transfer is not.
         """
         if self.reads or self._in_flight or self._in_doubt:
             return False
         return not self.unfinished_elsewhere()
 
     def unfinished_elsewhere(self) -> bool:
-        """Return whether something is left to do that another instance may do.
-
-        Of a closed partition the end alone is not enough: only when it is drained its children
-        start. Nobody transfers the cursor of a parked one.
-        """
+        # Of a closed partition the end is not enough: its children start when it is drained.
         if self._counts[State.ELSEWHERE]:
             elsewhere = (e.id for e in self.entries.values() if e.state is State.ELSEWHERE)
             if any(p not in self._ended or self.is_closed(p) for p in elsewhere):
@@ -638,10 +539,7 @@ class Planner:
         return State.WAITING, blockers  # R4, R8
 
     def _settle(self, dirty: Iterable[int]) -> list[Action]:
-        """Move the partitions, and those that depend on them, to their states.
-
-        Cursors are transferred first: that gives positions, which others depend on.
-        """
+        """Move partitions, and what depends on them, to their states; first transfer cursors."""
         actions: list[Action] = []
         begun: list[Entry] = []
         queue = deque(dirty)
@@ -689,10 +587,9 @@ class Planner:
         return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
 
     def _compare_ends(self, begun: list[Entry], actions: list[Action]) -> None:
-        """Save what begins, unread or held back so far, and the ends of what comes before (R17).
-
-        These are known from memory. A store that went back lacks them, and would take what follows
-        from them all the same, as it compares a row with nothing but its own revision.
+        """Save what begins, and the ends before it, known from memory (R17). A store that went back
+        lacks them, and would take what follows all the same: it compares a row with its own
+        revision.
         """
         rows: dict[int, Entry] = {}
         for e in begun:
@@ -717,9 +614,8 @@ class Planner:
         actions[:] = [*filterfalse(begins, actions), save, *filter(begins, actions)]
 
     def _store_end(self, e: Entry, *, read: bool) -> list[Action]:
-        """Save the end of a drained partition, unless it is stored, and tell it (R6).
-
-        Not at the transition: what is stored may change while the state stays the same.
+        """Save the end of a drained partition, unless it is stored, and tell it (R6). Not at the
+        transition: what is stored may change while the state stays the same.
         """
         actions: list[Action] = []
         shown_now = not self._is_drained(e)
@@ -735,7 +631,6 @@ class Planner:
         self._counts[state] += 1
 
     def _entered(self, e: Entry, because: Because) -> list[Action]:
-        """Change the facts that follow from a new state. Return what has to be done."""
         match e.state:
             case State.READING:
                 e.caught_up, e.end, e.warned = False, None, False
@@ -749,8 +644,11 @@ class Planner:
                 own = e.error is None and because.partition == e.id
                 e.error = because
                 return [Fail(e.id, because)] if own else []
-            case State.VANISHED:
-                return self._report_vanished(e)
+            case State.VANISHED if e.position and e.id not in self.graph.successors:
+                # What another instance reads may be newer than this discovery.
+                text = "is no longer listed, and no successor of it is read: it stops at its cursor"
+                report = Report(e.id, f"{text} {shown(e.cursor)}")
+                return [report] if self._is_mine(e.id) else []
         return []
 
     def _open_again(self, e: Entry) -> list[Action]:
@@ -768,55 +666,39 @@ class Planner:
         return self.entries[partition]
 
     def _all(self) -> list[int]:
-        """Return all partitions, what is listed last and in its order."""
         listed = self.graph.partitions
         return [*(id for id in self.entries if id not in listed), *listed]
 
-    def _take(self, positions: Mapping[int, Position]) -> None:
-        """Take stored positions. What follows from them needs a discovery."""
-        for partition, position in positions.items():
-            self._place(self._entry(partition), position)
-        self._settle(positions)
-
     def _place(self, e: Entry, position: Position | None, *, loaded_at: int = 0) -> None:
-        """Take a position that is stored."""
         if position is not None and position.status == "superseded" and self._is_drained(e):
             e.finished = True
         e.position, e.reopened, e.saved_at, e.loaded_at = position, False, 0, loaded_at
         e.stored = e.stored or position is not None
 
     def _decide(self, e: Entry, position: Position) -> Position:
-        """Take a position that is still to be saved, and return it."""
         stored = e.stored
         self._place(e, position)
         e.saved_at, e.stored = math.inf, stored
         return position
 
     def _is_outdated(self, e: Entry, stored: Position | None, began: int) -> bool:
-        """Whether what was loaded is older than what is known already.
-
-        A lower revision alone doesn't say so: a database may have failed over to a replica that
-        lacks the last saves.
+        """Whether what was loaded is older than what is known. A lower revision alone doesn't say
+        so: a database may have failed over.
         """
         if e.position is None or (stored is not None and stored.revision >= e.position.revision):
             return False
         return began < self._loaded or began < e.saved_at
 
     def _lost_row(self, e: Entry) -> list[Action]:
-        """Park a partition whose position was in the store and is not any more (R7, R17).
-
-        What was handled of it may be lost with that, also where it was drained. What was decided
-        of it since, and refused, was never stored.
-        """
+        """Park a partition whose position was in the store and is not any more (R7, R17)."""
         saved = e.saved_at < math.inf
         if saved and (_has(e, "superseded") or (_has(e, "drained") and e.id not in self.graph)):
             return []  # nothing of it is to be read
         self._place(e, None)
         e.error = StoreError(
-            "the store went back: its position is no longer in the store, although this consumer "
-            "saved it. A failover or a restored backup has lost it, somebody deleted it, or it was "
-            "moved to another key (feed_name=). Nothing is read again from the first event. Check "
-            "'feedapi cursors ls' before you start again",
+            "its position is no longer in the store, although this consumer saved it: the store "
+            "went back, or somebody deleted the position, or moved it (feed_name=). Nothing is "
+            "read again from the first event. Check 'feedapi cursors ls' before you start again",
             feed=self.feed,
             partition=e.id,
         )
@@ -829,10 +711,7 @@ class Planner:
         return not self._shared or partition in self._owned
 
     def _is_drained(self, e: Entry) -> bool:
-        """Whether its end was committed, and it was not listed as open since (R6).
-
-        What is ours has to show its end again after it was open.
-        """
+        """Whether its end was committed, and it was not listed as open since (R6)."""
         if e.reopened or not _has(e, "drained"):
             return False
         return e.id not in self.graph or self.is_closed(e.id) or self._listed <= e.loaded_at
@@ -847,7 +726,7 @@ class Planner:
             for e in self.entries.values()
             if e.running or (e.position and (e.cursor != FIRST or e.position.status != "open"))
         }
-        given = self.start if self._first_start and isinstance(self.start, Mapping) else {}
+        given = self.start if self.starts_first and isinstance(self.start, Mapping) else {}
         return begun.union(given)
 
     def _is_outlived(self, partition: int) -> bool:
@@ -856,11 +735,8 @@ class Planner:
         return any(self.entries[id].position is not None for id in successors)
 
     def _is_lost(self, parent: int, child: Entry) -> bool:
-        """Whether an unlisted parent was never read to its end (R8).
-
-        One that is neither listed nor stored is history at the first start, when the child has a
-        position. Later it is lost. One that is stored, or was listed, is not yet lost by one
-        discovery that does not list it.
+        """Whether an unlisted parent was never read to its end (R8). One that is neither listed nor
+        stored is history at the first start, when the child has a position.
         """
         known, other = self.entries.get(parent), self._selection.others.get(parent)
         if known is None:
@@ -873,15 +749,12 @@ class Planner:
         return known.gone > 1 and not self._is_drained(known)
 
     def _follows(self, partition: int) -> bool:
-        """Whether a listed partition may come after another one, see `preceding`."""
         listed = self.graph.partitions[partition]
         return listed.starts_after is not None or bool(listed.cursor_from and self._has_parents)
 
     def _blockers(self, partition: int) -> tuple[int, ...]:
-        """Return what has to be drained before a listed partition may start.
-
-        A drained parent may itself have a parent that is not: a database that failed over lacks the
-        end of that one, or an operator has moved it. That one comes first.
+        """Return what has to be drained before. A drained parent may have a parent that is not: a
+        database that failed over lacks its end, or an operator has moved it.
         """
         found: dict[int, None] = {}
         for id in self.preceding(partition):
@@ -894,7 +767,6 @@ class Planner:
         return tuple(found)
 
     def _is_undrained(self, partition: int) -> bool:
-        """Whether a partition that is there, as far as is known, was not read to its end."""
         known = self.entries.get(partition)
         if known is None:
             return self._selection.gone.get(partition) == 1
@@ -907,10 +779,7 @@ class Planner:
         return next((entry.error for entry in known if entry.error is not None), None)
 
     def _last_cursor(self, partition: int) -> str | None:
-        """Return the end that discovery lists for a closed partition; None where it gives none.
-
-        What it lists is the end of all events, and means nothing to a selection of them.
-        """
+        # What is listed is the end of all events, and means nothing to a selection of them.
         listed = self.graph.partitions.get(partition)
         if self._selects_events or listed is None or not listed.closed:
             return None
@@ -923,45 +792,37 @@ class Planner:
     # ------------------------------------------------------------------ cursor transfer (R9)
 
     def _is_heir(self, partition: int) -> bool:
-        """Whether a partition is a listed successor that takes the cursor of an ancestor.
-
-        Also one whose cursor was moved back (R11): it is superseded, and an ancestor is not. In no
-        other way does that come about, because whoever supersedes a partition supersedes its
-        ancestors, too.
+        """Whether a listed successor takes the cursor of an ancestor. Also one whose cursor was
+        moved back (R11): it is superseded, and an ancestor is not, which comes about in no other
+        way.
         """
         listed, e = self.graph.partitions.get(partition), self.entries[partition]
         if listed is None or not listed.cursor_from or e.live:
             return False
         return e.position is None or (
-            not self._any_live(self._successors.get(partition, ()))
-            and self._any_live(listed.cursor_from)
+            not self._live(self._successors.get(partition, ()))
+            and bool(self._live(listed.cursor_from))
         )
 
-    def _any_live(self, partitions: Iterable[int]) -> bool:
-        return any(p in self.entries and self.entries[p].live for p in partitions)
-
     def _unplaced(self) -> list[Partition]:
-        """Return the listed successors without a cursor of their own."""
         self._heirs = [p for p in self._heirs if not self.entries[p.id].live]
         return [p for p in self._heirs if self._is_heir(p.id)]
 
-    def _live(self, successor: Partition) -> list[Entry]:
+    def _live(self, partitions: Iterable[int]) -> list[Entry]:
         entries = self.entries
-        return [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+        return [entries[p] for p in partitions if p in entries and entries[p].live]
 
     def _transfer(self, actions: list[Action]) -> list[int]:
-        """Give successors without a position the cursor of their ancestor, in one save.
-
-        While the commit of a batch in flight or another instance decides where an ancestor stands,
-        its successors wait, and so do all that share an ancestor with them.
-        """
+        """Give successors without a position the cursor of their ancestor, in one save."""
         successors = [s for s in self._unplaced() if s.id not in self._in_flight]
         blocked = self._with_siblings(successors)
         # No other successor may take the cursor of an ambiguous one's ancestor. A superseded
         # ancestor is not looked at any more: the next start would find the other one alone, and
         # skip what this one has unread.
-        ambiguous = [s for s in successors if len({e.cursor for e in self._live(s)}) > 1]
-        disputed = {e.id: s.id for s in ambiguous for e in self._live(s)}
+        ambiguous = [
+            s for s in successors if len({e.cursor for e in self._live(s.cursor_from)}) > 1
+        ]
+        disputed = {e.id: s.id for s in ambiguous for e in self._live(s.cursor_from)}
         self._missing = lost = self._vanished()
         positions: dict[int, Position] = {}
         touched: list[int] = []
@@ -984,8 +845,7 @@ class Planner:
         return touched + self._transferred(positions, actions)
 
     def _transferred(self, positions: dict[int, Position], actions: list[Action]) -> list[int]:
-        """Take the positions, and save them. Return the children of ancestors that were drained."""
-        children: list[int] = []
+        children: list[int] = []  # of ancestors that were drained
         unchanged: set[int] = set()
         for partition, position in positions.items():
             entry = self._entry(partition)
@@ -1003,10 +863,8 @@ class Planner:
         return children
 
     def _with_siblings(self, successors: Iterable[Partition]) -> set[int]:
-        """Return the ancestors that can't be superseded yet.
-
-        Those that are undecided, and every live one that shares a successor with one of them: all
-        of a merge are transferred in the same save.
+        """Return the ancestors that can't be superseded yet: undecided ones, and every live one
+        that shares a successor with one of them. All of a merge are transferred in the same save.
         """
         unplaced = {s.id: s for s in successors}
         blocked = {a for s in successors for a in s.cursor_from if self._is_undecided(a)}
@@ -1014,7 +872,7 @@ class Planner:
         while waiting:
             for id in self.graph.successors.get(waiting.pop(), ()):
                 if (successor := unplaced.pop(id, None)) is not None:
-                    more = {e.id for e in self._live(successor)} - blocked
+                    more = {e.id for e in self._live(successor.cursor_from)} - blocked
                     blocked |= more
                     waiting += more
         return blocked
@@ -1022,18 +880,15 @@ class Planner:
     def _awaited(self, s: Partition) -> tuple[int, ...]:
         """Return what decides where a successor begins: ancestors, all of a merge, or a hole."""
         undecided = [a for a in s.cursor_from if self._is_undecided(a)]
-        live = [e.id for e in self._live(s)]
+        live = [e.id for e in self._live(s.cursor_from)]
         return tuple(sorted(undecided or live or self._missing))
 
     def _is_undecided(self, ancestor: int) -> bool:
-        """Whether the commit of a batch, or another instance, decides where an ancestor stands."""
         return ancestor in self._in_flight or ancestor in self._unsure or self._is_others(ancestor)
 
     def _is_others(self, ancestor: int) -> bool:
-        """Whether another instance transfers the cursor of an ancestor, or its lease comes first.
-
-        One without a position counts while another instance reads it: its first commit may come
-        any moment.
+        """Whether another instance transfers the cursor of an ancestor, or may commit its first
+        one.
         """
         if not self._shared or ancestor in self._owned:
             return False
@@ -1042,7 +897,6 @@ class Planner:
         return ancestor in self.entries and self.entries[ancestor].live
 
     def _vanished(self) -> dict[int, int]:
-        """Return what had a position and is gone without a successor, and for how long."""
         gone = {
             e.id: e.gone
             for e in self.entries.values()
@@ -1050,7 +904,7 @@ class Planner:
             and _has(e, "open")
             and e.error is None
             and e.id not in self.graph.successors
-            and not self._selection.successors_left_out(e.id)
+            and e.id not in self._selection.left_out
         }
         return gone | self._selection.gone
 
@@ -1058,20 +912,13 @@ class Planner:
         self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int], step: int
     ) -> dict[int, Position]:
         """Return what has to be saved for a successor and its ancestors; nothing: not yet decided.
-
-        That includes every ancestor named before the one whose cursor is taken, known or not: it
-        was split before the consumer saw it, and a discovery that lags must not start it. Without
-        any position all are: the application, or another consumer of this name (R17), may hold a
-        batch of one of them, and could still commit it. A cursor that was taken before is saved
+        Every ancestor named before the one whose cursor is taken is superseded too, known or not: a
+        discovery that lags must not start it. Without any position all are: another consumer of
+        this name (R17) may still commit a batch of one. A cursor that was taken before is saved
         again: a store that went back may not hold it any more, and refuses that.
-
-        Raises:
-            LineageError: an ancestor that is not selected still holds its cursor; ancestors are
-                ambiguous; or none has a position, or only a superseded one, while a stored
-                partition disappeared: a publisher that was rolled back and has split again (R11).
         """
         self._selection.check_ancestors(s)
-        live = self._live(s)
+        live = self._live(s.cursor_from)
         self._check_unambiguous(s, live, disputed)
         others = self._selection.others
         stored = {a: self._position_of(a) or others.get(a) for a in s.cursor_from}
@@ -1079,7 +926,11 @@ class Planner:
         source = placed[0] if placed else None
         if not live and lost:
             if max(lost.values()) > 1:
-                raise self._history_lost(s, source, lost)
+                text = (
+                    f"no ancestor of it holds a cursor, while {names(lost)} had one and vanished "
+                    "without a successor: what was read may come again. Set its cursor by hand"
+                )
+                raise LostPartitionError(text, feed=self.feed, partition=s.id)
             return {}
         at = stored[source] if source is not None else None
         cursor = FIRST if at is None else at.cursor
@@ -1095,37 +946,20 @@ class Planner:
     ) -> None:
         other = next((disputed[entry.id] for entry in live if entry.id in disputed), None)
         if len({entry.cursor for entry in live}) > 1:
+            other = s.id
             stand = ", ".join(f"{entry.id} at {shown(entry.cursor)}" for entry in live[:_SHOWN])
-            text = (
-                "may take its cursor from several ancestors that stand at different ones: "
-                f"{stand}. Set its cursor by hand"
-            )
+            text = f"may take its cursor from ancestors that stand at different ones: {stand}"
         elif other is not None:
-            text = (
-                f"may take the same cursor as partition {other}, which may take it from several "
-                f"ancestors that stand at different ones. Set the cursor of partition {other} by "
-                "hand"
-            )
+            text = f"may take the same cursor as partition {other}, whose ancestors stand apart"
         else:
             return
+        text += f". Set the cursor of partition {other} by hand"
         raise AmbiguousLineageError(text, feed=self.feed, partition=s.id)
-
-    def _history_lost(
-        self, s: Partition, source: int | None, lost: Iterable[int]
-    ) -> LostPartitionError:
-        finds = "has no ancestor with a position"
-        if source is not None:
-            finds = f"only finds the cursor that {source} had"
-        text = (
-            f"{finds}, while {names(lost)} had one and vanished without a successor: its history "
-            "may hold what was read before. Set its cursor by hand"
-        )
-        return LostPartitionError(text, feed=self.feed, partition=s.id)
 
     # ------------------------------------------------------------------ the first start, reports
 
     def _in_one_save(self, actions: list[Action]) -> list[Action]:
-        """Merge the saves of a first start: each position is saved once, as its first."""
+        # The saves of a first start: each position is saved once, as its first.
         step = model.draw_step()
         positions = {
             e.id: e.position
@@ -1137,38 +971,16 @@ class Planner:
         others: list[Action] = [action for action in actions if not isinstance(action, Save)]
         return [Save(positions), *others] if positions else others
 
-    def _report_vanished(self, e: Entry) -> list[Action]:
-        """Report a partition that is gone, with a position and no successor (R11)."""
-        # What another instance reads may be newer than this discovery.
-        if not self._is_mine(e.id) or e.position is None or e.id in self.graph.successors:
-            return []
-        stops = f"it stops at its cursor {shown(e.cursor)}"
-        left_out = self._selection.successors_left_out(e.id)
-        if not left_out:
-            return [Report(e.id, f"is no longer listed and has no successor: {stops}")]
-        are, them = ("is", "it") if len(left_out) == 1 else ("are", "them")
-        text = (
-            f"is no longer listed, and {names(left_out)}, which may take its cursor, {are} not "
-            f"selected: {stops}. To read on, select {them}, too"
-        )
-        return [Report(e.id, text)]
-
     def _report_unknown_ancestors(self, successor: Partition) -> list[Action]:
-        """Report a successor that begins at its first event although the consumer is no new one.
-
-        An ancestor that is known without a position was never read, and needs no report.
-        """
+        """Report a successor that begins at its first event although the consumer is no new one."""
         others = self._selection.others
         if any(a in self.entries or a in others for a in successor.cursor_from):
             return []
         if not others and all(entry.position is None for entry in self.entries.values()):
             return []
-        text = (
-            "begins at its first event: no position is stored for what it may take its cursor "
-            f"from ({names(successor.cursor_from)}). Events that were read under another "
-            "partition come again"
-        )
-        return [Report(successor.id, text)]
+        unknown = names(successor.cursor_from)
+        text = f"begins at its first event: no position is stored of its ancestors ({unknown})"
+        return [Report(successor.id, f"{text}. What was read under another name comes again")]
 
     def _warnings(self, e: Entry) -> list[Action]:
         """Report once what can't go on by itself, and an end that is not where it is listed."""
@@ -1178,18 +990,12 @@ class Planner:
         if e.state is State.WAITING and e.waits_for and not self._is_heir(e.id):
             still_open = [b for b in e.waits_for if b in self.graph and not self.is_closed(b)]
             if still_open:
-                text = (
-                    f"waits for {names(still_open)}, which the publisher lists as open: a parent "
-                    "has to be closed"
-                )
+                text = f"waits for {names(still_open)}, listed as open: a parent has to be closed"
         elif e.end is not None and e.running and e.id not in self._in_flight:
             waiters = self._waiters.get(e.id, ())
             waiting = [w for w in waiters if e.id in self.entries[w].waits_for]
             if waiting:
-                text = (
-                    f"was read to its end, which is not committed: {names(waiting)} can't start "
-                    "before it is"
-                )
+                text = f"was read to its end, which is not committed: {names(waiting)} can't start"
         elif e.state is _DRAINED and self.doubted(e.id):
             text = (
                 f"is stored as drained at {shown(e.cursor)}, and listed as closed with the last "

@@ -88,62 +88,27 @@ consumption that demand it. `PARKED` is final for the session."""
 _LEGAL = frozenset((source, target) for source, target, _, _ in TRANSITIONS)
 
 
-class IllegalTransitionError(RuntimeError):
-    """The planner tried a move that is not in `TRANSITIONS`: a defect of this library.
-
-    Deliberately not a `FeedError`: no retry and no parking may hide it.
-    """
-
-    def __init__(self, partition: int, source: State, target: State) -> None:
-        super().__init__(partition, source, target)
-        self.partition, self.source, self.target = partition, source, target
-
-    def __str__(self) -> str:
-        return (
-            f"internal error: partition {self.partition} must not go from {self.source.value!r} "
-            f"to {self.target.value!r}. Please report it"
-        )
-
-
 @dataclass(slots=True)
 class Entry:
-    """What is known of one partition. Only the planner writes its fields.
-
-    Attributes:
-        id: the partition.
-        state: what `Planner` derived from the facts.
-        position: what is committed; None when nothing ever was.
-        stored: whether the store is known to have had a position of it.
-        saved_at: the moment at which `position` was saved here; infinite until it is.
-        loaded_at: the moment at which `position` was found in the store, saved by another instance.
-        reopened: it was drained, and is to show its end anew. Nothing was committed since.
-        finished: it was drained when its cursor was transferred.
-        gone: how many discoveries in a row did not list it, up to 2.
-        caught_up: an open partition was read to its present end.
-        end: the cursor behind which the closed partition was seen to hold nothing.
-        error: why it is parked.
-        waits_for: the partitions that have to be drained or released before it can start.
-        warned: whether it was reported that it can't go on by itself.
-    """
+    """What is known of one partition. Only the planner writes its fields."""
 
     id: int
     state: State = State.WAITING
-    position: Position | None = None
-    stored: bool = False
-    saved_at: float = 0
-    loaded_at: int = 0
-    reopened: bool = False
-    finished: bool = False
-    gone: int = 0
-    caught_up: bool = False
-    end: str | None = None
-    error: FeedError | None = None
-    waits_for: tuple[int, ...] = ()
-    warned: bool = False
+    position: Position | None = None  # what is committed
+    stored: bool = False  # the store is known to have had a position of it
+    saved_at: float = 0  # the moment at which `position` was saved here; infinite until it is
+    loaded_at: int = 0  # the moment at which `position`, saved by another instance, was found
+    reopened: bool = False  # it was drained, and is to show its end anew; nothing committed since
+    finished: bool = False  # it was drained when its cursor was transferred
+    gone: int = 0  # how many discoveries in a row did not list it, up to 2
+    caught_up: bool = False  # an open partition was read to its present end
+    end: str | None = None  # the cursor behind which the closed one was seen to hold nothing
+    error: FeedError | None = None  # why it is parked
+    waits_for: tuple[int, ...] = ()  # what has to be drained or released before it can start
+    warned: bool = False  # it was reported that it can't go on by itself
 
     @property
     def cursor(self) -> str:
-        """The cursor from which reading starts."""
         return self.position.cursor if self.position else FIRST
 
     @property
@@ -153,22 +118,25 @@ class Entry:
 
     @property
     def running(self) -> bool:
-        """Whether the driver reads it."""
         return self.state in _RUNNING
 
 
 def move_entry(entry: Entry, state: State) -> None:
-    """Change the state of a partition. Raises `IllegalTransitionError`."""
+    """Change the state of a partition. An illegal move is a defect of this library, which no retry
+    and no parking may hide: no `FeedError`.
+    """
     if (entry.state, state) not in _LEGAL:
-        raise IllegalTransitionError(entry.id, entry.state, state)
+        raise RuntimeError(
+            f"internal error: partition {entry.id} must not go from '{entry.state}' to '{state}'. "
+            "Please report it"
+        )
     entry.state = state
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save all of these in one atomic save before the next action is carried out.
-
-    What is `unchanged` but for its revision is saved to be compared with what is stored (R17).
+    """Save all of these in one atomic save before the next action is carried out. What is
+    `unchanged` but for its revision is saved to be compared with what is stored (R17).
     """
 
     positions: dict[int, Position]
@@ -213,10 +181,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The partition can't go on: raise the error, or report it and read the others (R18).
-
-    The planner has parked the partition and its descendants before it returns this action.
-    """
+    """Raise the error, or report it and read the others (R18): what it names is parked already."""
 
     partition: int
     error: FeedError

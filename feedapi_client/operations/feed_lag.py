@@ -104,13 +104,16 @@ def _origin(listed: Partition) -> str:
 
 
 async def _probe(client: FeedClient, id: int, cursor: str) -> PartitionLag:
-    last = cursor
-    async with client.fetch(id, cursor) as batches:
-        async for batch in batches:
-            if batch.events:
+    info = client.info or await client.discover()
+    async with client.open(info, id, cursor) as response:
+        reader = response.reader
+        async for chunk in response:
+            if any(batch.events for batch in reader.feed(chunk)):
                 return PartitionLag(LagState.BEHIND)
-            last = batch.cursor
-    if last == cursor:
+            reader.check()
+        if any(batch.events for batch in reader.finish().batches) or reader.held is not None:
+            return PartitionLag(LagState.BEHIND)
+    if reader.last_checkpoint in (None, cursor):
         return PartitionLag(LagState.CAUGHT_UP)
     return PartitionLag(LagState.BEHIND, "no event at once")
 

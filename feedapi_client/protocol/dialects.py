@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,12 +13,6 @@ from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.text import quoted
 
 Params = list[tuple[str, str]]
-OWN_PARAMS = re.compile(
-    "n|cursor[0-9]*|partition|token|headers|stream|page[Ss]ize[Hh]int|(skip-)?event-types|filter-.*"
-)
-"""The names of the parameters of a fetch, in all dialects: their values are no secrets."""
-_NAMES_SHOWN = 8
-_NAME_SHOWN = 20
 
 
 class V1Line(Event, gc=False, eq=False):
@@ -42,10 +35,9 @@ class TokenLine(Event, gc=False, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One row of the table `DIALECTS`.
-
-    `line` is what a line is decoded into, `suffix` follows the feed's path in a fetch, `address`
-    gives the parameters that say which partition and cursor, `select` those that say which events.
+    """A row of the table `DIALECTS`. `line` is what a line is decoded into, `suffix` follows the
+    feed's path in a fetch, `address` gives the parameters that say which partition and cursor,
+    `select` those that say which events.
     """
 
     name: DialectName
@@ -68,10 +60,8 @@ class Dialect:
         *,
         stream: bool | int = False,
     ) -> Params:
-        """Return the query of a fetch, not encoded yet.
-
-        `stream` (True, or milliseconds) asks for a response that stays open. Where the feed offers
-        none, a page is asked for.
+        """Return the query of a fetch, not encoded yet. `stream` (True, or milliseconds) asks for a
+        response that stays open; where the feed offers none, a page is asked for.
         """
         params = self.address(info, partition, cursor)
         if stream is not False and info.stream:
@@ -134,43 +124,18 @@ DIALECTS: dict[DialectName, Dialect] = {row.name: row for row in _ROWS}
 
 
 def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
-    """Raise `ProtocolError` when the feed can't carry the selection of events in `options`.
-
-    The feed would send other events than those that were selected.
+    """Raise `ProtocolError` when the feed can't carry the selection of events: it would send other
+    events than those.
     """
     dialect, by_type = DIALECTS[info.dialect], options.event_types or options.skip_event_types
-    needs = ""
     if by_type and not dialect.event_types:
-        needs = "event_types and skip_event_types need a feed of dialect v2-token"
+        wrong = "event_types and skip_event_types need a feed of dialect v2-token"
     elif options.filters and not dialect.filters:
-        needs = "filters need a feed of dialect v2-draft"
-    if needs:
-        raise ProtocolError(
-            f"{needs}, this one speaks {info.dialect}: {_instead(info)} or select in the "
-            "application",
-            feed=feed,
-        )
-    unknown = sorted(set(options.filters) - set(info.filters))
-    if unknown:
-        missing = ", ".join(f"'{_names([name])}'" for name in unknown)
-        known = _names(info.filters) or "none"
-        raise ProtocolError(
-            f"the feed does not offer filter {missing}; it offers: {known}. "
-            "Remove it from FetchOptions.filters",
-            feed=feed,
-        )
-
-
-def _instead(info: FeedInfo) -> str:
-    if info.dialect == "v2-token":
-        return "use event_types"
-    if info.filters:
-        return f"use filters ({_names(info.filters)})"
-    return "leave them out"
-
-
-def _names(names: Iterable[str]) -> str:
-    """Return names for a message: escaped and cut. A publisher may list any, and any number."""
-    listed = list(names)
-    shown = ", ".join(quoted(name)[:_NAME_SHOWN] for name in listed[:_NAMES_SHOWN])
-    return f"{shown} and others" if len(listed) > _NAMES_SHOWN else shown
+        wrong = "filters need a feed of dialect v2-draft"
+    elif unknown := ", ".join(sorted(options.filters.keys() - set(info.filters))):
+        wrong = f"the feed does not offer filter '{quoted(unknown)}'"
+    else:
+        return
+    offers = f", with filters {quoted(', '.join(info.filters))}" if info.filters else ""
+    text = f"{wrong}. It speaks {info.dialect}{offers}: select in the application instead"
+    raise ProtocolError(text, feed=feed)

@@ -15,11 +15,11 @@ from feedapi_client.errors import FeedError, LineageError, NegotiationError, Pro
 from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.protocol.text import are_valid, excerpt, hidden, problem
 
+# Ancestors that a discovery may list, of all partitions. There are 7 of each in the tree of
+# 32,767 partitions that split in two, where each leaf lists its way to the root.
 MOST_EDGES = 8 * (MAX_PARTITION + 1)
-"""Ancestors that a discovery may list, of all partitions together. There are 7 of each in the tree
-of 32,767 partitions that split in two, where each leaf lists its way to the root."""
+# What msgspec's errors end with: a field of the discovery, or of one of its partitions.
 _PLACE = re.compile(r"(.*) - at `\$\.(\w+)(?:\[(\d+)\](?:\.(\w+)(?:\[\d+\])?)?)?`")
-"""What msgspec's errors end with: a field of the discovery, or of one of its partitions."""
 Id = int | str
 
 
@@ -72,21 +72,11 @@ def check_v1_partitions(v1_partitions: int | None) -> None:
 
 
 def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None = None) -> FeedInfo:
-    """Return what the feed is, by its response to an argument-less GET.
-
-    Redirects and what the transport deals with (401, 403, and statuses that are retried) don't come
-    here.
-
-    Arguments:
-        status, body: of the response.
-        feed: for messages.
-        v1_partitions: the number of partitions, in case the feed speaks dialect v1.
-
-    Raises:
-        NegotiationError: this is no feed, or a v1 feed without `v1_partitions`.
-        ProtocolError: a field of the discovery has a wrong type.
-        LineageError: a partition's id or lineage is impossible.
-        ValueError: `v1_partitions` is no possible number.
+    """Return what the feed is, by its response to an argument-less GET. Redirects and what the
+    transport deals with (401, 403, and statuses that are retried) don't come here. Raises
+    `NegotiationError`: this is no feed, or a v1 feed without `v1_partitions`; `ProtocolError`: a
+    field of the discovery has a wrong type; `LineageError`: a partition's id or lineage is
+    impossible; ValueError for an impossible `v1_partitions`.
     """
     check_v1_partitions(v1_partitions)
     if status == 400:
@@ -103,7 +93,10 @@ def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None 
     if status == 200:
         try:
             body.decode()  # in what it skips, msgspec does not look for bytes that are not UTF-8
-            return _Discovery(body.removeprefix(BOM_UTF8), feed).info()
+            return _info(body.removeprefix(BOM_UTF8))
+        except FeedError as error:
+            error.feed = feed
+            raise
         except msgspec.ValidationError:
             what = " with JSON that lists no partitions"
         except (ValueError, RecursionError):
@@ -113,130 +106,116 @@ def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None 
     )
 
 
-class _Discovery:
-    """Reads one discovery document."""
+def _info(body: bytes) -> FeedInfo:
+    """Raises `FeedError`, and what msgspec raises where it is no discovery."""
+    if len(body) > len(b'{"id":0},') * MAX_PARTITION:
+        with suppress(msgspec.ValidationError):  # which is told below
+            if (count := len(_read_counted(body).partitions or ())) > MAX_PARTITION + 1:
+                wrong = f"the discovery lists {count} partitions, of {MAX_PARTITION + 1}"
+                raise LineageError(f"{wrong} that there can be")
+    try:
+        found = _read_document(body)
+    except msgspec.ValidationError as error:
+        raise _of_field(error, body) from error
+    _check_cursor("token", found.token)
+    return FeedInfo(
+        dialect="v2-draft" if found.token is None else "v2-token",
+        partitions=_partitions(found.partitions or []),
+        token=found.token,
+        exactly_once=found.exactly_once not in (None, False),
+        stream=found.stream not in (None, False),
+        filters=tuple(found.filters or ()),
+    )
 
-    def __init__(self, body: bytes, feed: str) -> None:
-        self._body, self._feed = body, feed
 
-    def info(self) -> FeedInfo:
-        """Return what it says. Raises `FeedError`, and what msgspec raises where it is none."""
-        if len(self._body) > len(b'{"id":0},') * MAX_PARTITION:
-            with suppress(msgspec.ValidationError):  # which is told below
-                if (count := len(_read_counted(self._body).partitions or ())) > MAX_PARTITION + 1:
-                    wrong = f"the discovery lists {count} partitions, of {MAX_PARTITION + 1}"
-                    raise self._error(LineageError, f"{wrong} that there can be")
-        try:
-            found = _read_document(self._body)
-        except msgspec.ValidationError as error:
-            raise self._of_field(error) from error
-        self._check_cursor("token", found.token)
-        return FeedInfo(
-            dialect="v2-draft" if found.token is None else "v2-token",
-            partitions=self._partitions(found.partitions or []),
-            token=found.token,
-            exactly_once=found.exactly_once not in (None, False),
-            stream=found.stream not in (None, False),
-            filters=tuple(found.filters or ()),
-        )
+def _of_field(error: msgspec.ValidationError, body: bytes) -> Exception:
+    """Return the error for a wrong field. Raises where the document is no discovery at all."""
+    listed = _read_listing(body).partitions or []
+    place = _PLACE.fullmatch(str(error))
+    if place is None:
+        return error
+    wrong, name, index, field = place.groups()
+    if name != "partitions":
+        return ProtocolError(f"{name} in the discovery: {wrong}")
+    if field in (None, "id"):
+        return _no_id(int(index), wrong)
+    try:
+        id = partition_id(_read_identified(listed[int(index)]).id)
+    except msgspec.ValidationError:
+        id = None  # it has none
+    kind = ProtocolError if field in ("closed", "lastCursor") else LineageError
+    return kind(f"{field} in the discovery: {wrong}", partition=id)
 
-    def _of_field(self, error: msgspec.ValidationError) -> Exception:
-        """Return the error for a wrong field. Raises where the document is no discovery at all."""
-        listed = _read_listing(self._body).partitions or []
-        place = _PLACE.fullmatch(str(error))
-        if place is None:
-            return error
-        wrong, name, index, field = place.groups()
-        if name != "partitions":
-            return self._error(ProtocolError, f"{name} in the discovery: {wrong}")
-        if field in (None, "id"):
-            return self._no_id(int(index), wrong)
-        try:
-            id = partition_id(_read_identified(listed[int(index)]).id)
-        except msgspec.ValidationError:
-            id = None  # it has none
-        kind = ProtocolError if field in ("closed", "lastCursor") else LineageError
-        return self._error(kind, f"{field} in the discovery: {wrong}", id)
 
-    def _partitions(self, entries: list[_Listed]) -> dict[int, Partition]:
-        ids = _numbers([entry.id for entry in entries])
-        if ids is None:
-            at = next(at for at, each in enumerate(entries) if partition_id(each.id) is None)
-            raise self._no_id(at, f"it has the id {_shown(entries[at].id)}")
-        partitions = dict(zip(ids, map(_without_fields, ids), strict=True))
-        if len(partitions) < len(ids):
-            twice = next(id for id, times in Counter(ids).items() if times > 1)
-            raise self._error(LineageError, f"the discovery lists partition {twice} twice", twice)
-        # An early Go version writes a 0, as a number, where there is no parent. It shows where
-        # partition 0 starts after itself; then no other 0 can be trusted either.
-        zero = 0 in partitions and entries[ids.index(0)].starts_after_partition == 0
-        edges = 0
-        for id, entry in zip(ids, entries, strict=True):
-            if entry == _Listed(entry.id):
-                continue
-            before, split = entry.cursor_from_partitions, entry.split_from_ancestors
-            edges += len(before or ()) + len(split or ())
-            if edges > MOST_EDGES:
-                wrong = f"the discovery lists more than {MOST_EDGES} ancestors of partitions"
-                raise self._error(LineageError, wrong)
-            self._check_cursor("lastCursor", entry.last_cursor, id)
-            parent = self._one_of(
-                id, "startsAfterPartition", entry.starts_after_partition, entry.starts_after_parent
-            )
-            if parent is not None:
-                parent = self._number(id, "startsAfterPartition", parent)
-                parent = None if zero and parent == 0 else parent
-            given = self._one_of(id, "cursorFromPartitions", before, split) or []
-            ancestors = _numbers(given)
-            if ancestors is None:
-                ancestors = [self._number(id, "cursorFromPartitions", each) for each in given]
-            closed, end = bool(entry.closed), entry.last_cursor or None
-            partitions[id] = Partition(id, closed, end, parent, tuple(ancestors))
-        return partitions
+def _partitions(entries: list[_Listed]) -> dict[int, Partition]:
+    ids = _numbers([entry.id for entry in entries])
+    if ids is None:
+        at = next(at for at, each in enumerate(entries) if partition_id(each.id) is None)
+        raise _no_id(at, f"it has the id {_shown(entries[at].id)}")
+    partitions = dict(zip(ids, map(_without_fields, ids), strict=True))
+    if len(partitions) < len(ids):
+        twice = next(id for id, times in Counter(ids).items() if times > 1)
+        raise LineageError(f"the discovery lists partition {twice} twice", partition=twice)
+    # An early Go version writes a 0, as a number, where there is no parent. It shows where
+    # partition 0 starts after itself; then no other 0 can be trusted either.
+    zero = 0 in partitions and entries[ids.index(0)].starts_after_partition == 0
+    edges = 0
+    for id, entry in zip(ids, entries, strict=True):
+        if entry == _Listed(entry.id):
+            continue
+        given = entry.cursor_from_partitions or entry.split_from_ancestors or []
+        above = entry.starts_after_partition
+        above = entry.starts_after_parent if above is None else above
+        older = (entry.split_from_ancestors, given), (entry.starts_after_parent, above)
+        # To guess which of two counts could bring a whole history again.
+        if any(old not in (None, new) for old, new in older):
+            wrong = "the discovery gives its lineage in the older spelling too, and they differ"
+            raise LineageError(wrong, partition=id)
+        edges += len(given)
+        if edges > MOST_EDGES:
+            raise LineageError(f"the discovery lists more than {MOST_EDGES} ancestors")
+        _check_cursor("lastCursor", entry.last_cursor, id)
+        parent = None if above is None else _number(id, "startsAfterPartition", above)
+        if zero and parent == 0:
+            parent = None
+        ancestors = _numbers(given)
+        if ancestors is None:
+            ancestors = [_number(id, "cursorFromPartitions", each) for each in given]
+        closed, end = bool(entry.closed), entry.last_cursor or None
+        partitions[id] = Partition(id, closed, end, parent, tuple(ancestors))
+    return partitions
 
-    def _one_of(self, id: int, name: str, *spellings: Any) -> Any:
-        given = [each for each in spellings if each is not None]
-        if len(given) > 1 and given[0] != given[1]:
-            wrong = f"the discovery gives {name} and its older spelling too, and they differ"
-            raise self._error(LineageError, wrong, id)
-        return given[0] if given else None
 
-    def _number(self, id: int, name: str, value: Id) -> int:
-        number = partition_id(value)
-        if number is None:
-            wrong = f"{name} in the discovery: {_shown(value)} is no partition's id (0 to 32767)"
-            raise self._error(LineageError, wrong, id)
-        return number
+def _number(id: int, name: str, value: Id) -> int:
+    number = partition_id(value)
+    if number is None:
+        wrong = f"{name} in the discovery: {_shown(value)} is no partition's id (0 to 32767)"
+        raise LineageError(wrong, partition=id)
+    return number
 
-    def _no_id(self, index: int, wrong: str) -> FeedError:
-        wrong = f"partitions[{index}] in the discovery: {wrong}"
-        return self._error(LineageError, f"{wrong}; an id is an integer from 0 to {MAX_PARTITION}")
 
-    def _check_cursor(self, name: str, value: str | None, partition: int | None = None) -> None:
-        """Refuse what can't be stored or sent (R18)."""
-        if value and not are_valid(value):
-            wrong = f"{name} in the discovery is {problem(value)}"
-            raise self._error(ProtocolError, wrong, partition)
+def _no_id(index: int, wrong: str) -> FeedError:
+    wrong = f"partitions[{index}] in the discovery: {wrong}"
+    return LineageError(f"{wrong}; an id is an integer from 0 to {MAX_PARTITION}")
 
-    def _error(
-        self, kind: type[FeedError], message: str, partition: int | None = None
-    ) -> FeedError:
-        return kind(message, feed=self._feed, partition=partition)
+
+def _check_cursor(name: str, value: str | None, partition: int | None = None) -> None:
+    """Refuse what can't be stored or sent (R18)."""
+    if value and not are_valid(value):
+        raise ProtocolError(f"{name} in the discovery is {problem(value)}", partition=partition)
 
 
 @cache
 def _without_fields(id: int) -> Partition:
-    """Return the partition of which a discovery says no more than its id.
-
-    Most are listed so, and again in each discovery. To make one takes a microsecond.
+    """Return the partition of which a discovery says no more than its id. Most are listed so, and
+    again in each discovery; to make one takes a microsecond.
     """
     return Partition(id)
 
 
 def _numbers(ids: list[Id]) -> list[int] | None:
-    """Return all ids as numbers; None if one is no id.
-
-    All at once: one by one it takes twice as long, and a feed may list 32,768.
+    """Return all ids as numbers; None if one is no id. All at once: one by one it takes twice as
+    long, and a feed may list 32,768.
     """
     texts = [id for id in ids if type(id) is str]
     digits = "".join(texts)

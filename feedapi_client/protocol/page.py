@@ -17,34 +17,26 @@ from feedapi_client.model import FIRST, LAST, Event
 from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
 from feedapi_client.protocol.text import shown
 
+# Cursors in a row that every partition remembers: the longest cycle that is always found (R13).
 RECENT = 8
-"""Cursors in a row that every partition remembers: so long is the longest cycle that is always
-found (R13)."""
-MOST_PASSED = 4096
-"""Digests of passed cursors that one partition keeps, at most; for a moment twice as many."""
+MOST_PASSED = 4096  # digests of passed cursors of one partition; for a moment twice as many
 _ALL_PASSED = 1 << 18
+# Sound empty answers that show the end of a closed partition without `lastCursor`, at least.
 MIN_EMPTY_ANSWERS = 3
-"""Sound empty answers that show the end of a closed partition without `lastCursor`, at least."""
+# Empty answers in a row that lead away from where a reader began: then it follows the last one.
 MOVES_BELIEVED = 3
-"""Empty answers in a row that lead away from where a reader began, at least: then it follows the
-last one."""
 _MOST_DOUBLINGS = 16
-_ANSWERS = 8
-"""Answers of a closed partition within `settle_time`, at least, once it seems to be at its end."""
-_PARTS = 10
-"""Of the time in which a feed's answers are counted."""
+_ANSWERS = 8  # of a closed partition within `settle_time`, once it seems to be at its end
+_PARTS = 10  # of the time in which a feed's answers are counted
 
 
 def passed_limit(partitions: int) -> int:
-    """Return how many passed cursors each of so many partitions may remember (R13)."""
     return min(MOST_PASSED, _ALL_PASSED // max(1, partitions))
 
 
 class CheckpointedEvents(NamedTuple):
-    """Events closed by a checkpoint, oldest first; `size` is what their lines took, in bytes.
-
-    `marks` are the checkpoints among them, the last one included, where somebody asked for these:
-    how many events are before each, and its cursor.
+    """Events closed by a checkpoint; `size` is what their lines took, in bytes. `marks` are the
+    checkpoints among them, where somebody asked for these: events before each, and its cursor.
     """
 
     events: list[Event]
@@ -68,24 +60,19 @@ class Outcome(Enum):
 
 
 class Finished(NamedTuple):
-    """The end of a complete response: the batches that its last line closed, and the outcome."""
-
     batches: list[CheckpointedEvents]
     outcome: Outcome
 
 
 class Progress:
-    """What the responses of one partition came to. Shared by all its readers, in turn.
-
-    Arguments:
-        limit: the number of responses in a row without progress that is an error (R13).
-        passed: how many passed cursors are remembered, as digests of about 100 bytes, at least 8.
-        doubted_for: the seconds over which an empty answer that leads away from where it began to
-            read, or from where the last events came, has to be repeated: a replica that lags may
-            name its own, older end. None: it is not doubted.
+    """What the responses of one partition came to. Shared by all its readers, in turn. After
+    `limit` responses in a row without progress there is an error, `passed` cursors are remembered
+    (R13). An empty answer that leads away from where it began to read, or from where the last
+    events came, has to be repeated for `doubted_for` seconds: a replica that lags may name its own,
+    older end.
     """
 
-    __slots__ = (
+    __slots__ = (  # there is one for each of 32,768 partitions
         *("_began", "_doubted_for", "_moves", "_moves_since", "_moving", "_most", "_passed"),
         *("empty", "left", "limit", "stuck"),
     )
@@ -94,28 +81,21 @@ class Progress:
         self, limit: float, *, passed: int = MOST_PASSED, doubted_for: float | None = None
     ) -> None:
         self.limit = limit
-        self.stuck = 0
-        """Responses in a row without progress."""
-        self.empty = 0
-        """Responses in a row that moved the cursor and held no event. An end is not counted."""
-        self.left: list[str] = []
-        """The last cursors from which an empty response led away."""
+        self.stuck = 0  # responses in a row without progress
+        self.empty = 0  # responses in a row that moved the cursor and held no event
+        self.left: list[str] = []  # the last cursors from which an empty response led away
         self._most = max(passed, RECENT)
-        self._passed: dict[int, None] = {}
-        """Digests of the cursors that were passed, in their order. The last one is asked with."""
+        self._passed: dict[int, None] = {}  # digests, in their order: the last is asked with
         self._doubted_for = doubted_for
+        # Where it began to read, or where the last events ended; None behind an empty answer.
         self._began: str | None = None
-        """Where it began to read, or where the last events ended; None behind an empty answer."""
+        # Empty answers in a row that led away from there, and when the first of them came.
         self._moves, self._moves_since = 0, 0.0
-        """Empty answers in a row that led away from there, and when the first of them came."""
+        # Whether empty answers were believed: this publisher's cursors move without events.
         self._moving = False
-        """Whether empty answers were believed: this publisher's cursors move without events."""
 
     def asked(self, cursor: str, end: str | None = None) -> None:
-        """Note the cursor of a request.
-
-        To come back to the known `end` is always progress: nothing is asked for behind it.
-        """
+        """Note the cursor of a request. To come back to the known `end` is always progress."""
         passed, digest = self._passed, hash(cursor)
         if next(reversed(passed), None) != digest:  # what came after this cursor comes again
             if digest not in passed:
@@ -147,7 +127,6 @@ class Progress:
         return hash(cursor) not in recent[: self.empty + 1]
 
     def moved(self, cursor: str, *, events: bool) -> None:
-        """Count a response that moved the cursor; `events` says whether it also held events."""
         self.stuck = 0
         self.empty = 0 if events else self.empty + 1
         doubted = events and self._doubted_for is not None and not self._moving
@@ -173,7 +152,6 @@ class Progress:
         self.empty, self._moving = 0, False
 
     def at_end(self) -> None:
-        """Count a response that said that the cursor asked with is the present end."""
         self.stuck = self._moves = 0
 
     def not_moved(self) -> bool:
@@ -183,16 +161,12 @@ class Progress:
 
 
 class PageReader:
-    """Reads one response of one partition, by a decoder of its own.
-
-    Any chunking of the same bytes gives the same events, last cursor and outcome. What one chunk
-    closes is one batch, and `max_unclosed_bytes` applies to what is left after a chunk.
-
-    A checkpoint that repeats the cursor asked with, or one of those passed lately, closes nothing.
-    The events before it would come again, so they are held until another checkpoint follows (R13).
-
-    `closed` and `last_cursor` are what the discovery before the request listed; where events are
-    selected, `last_cursor` is another place, and None. Without `progress` a response stands alone.
+    """Reads one response of one partition, by a decoder of its own. Any chunking of the same bytes
+    gives the same events, last cursor and outcome. A checkpoint that repeats the cursor asked with,
+    or one of those passed lately, closes nothing. The events before it would come again, so they
+    are held until another checkpoint follows (R13). `closed` and `last_cursor` are what the
+    discovery before the request listed; where events are selected, `last_cursor` is another place,
+    and None.
     """
 
     def __init__(
@@ -213,39 +187,32 @@ class PageReader:
         self._error: FeedError | None = None
         self._open: list[Event] = []
         self._open_bytes = 0
-        self._held = 0
-        """Of `_open`: how many events are before the last checkpoint."""
+        self._held = 0  # of `_open`: how many events are before the last checkpoint
         self._ready: list[Event] = []
         self._ready_bytes = 0
         self._closed_by: str | None = None  # the cursor that closes `_ready`
-        self._doubted: str | None = None
-        """A cursor without events, to which only further responses can lead."""
+        self._doubted: str | None = None  # without events; only further responses can lead to it
         self.asked = decoder.asked = asked
         self.closed = closed
         self.last_cursor = last_cursor if closed else None
         self._progress = progress or Progress(math.inf, passed=RECENT)
         self._progress.asked(asked, self.last_cursor)
-        self.cursor = asked
-        """The cursor of the last batch given so far; at first the one asked with."""
-        self.last_checkpoint: str | None = None
-        """The last cursor of the response so far, also when it is the one asked with."""
+        self.cursor = asked  # of the last batch given so far; at first the one asked with
+        self.last_checkpoint: str | None = None  # also when it is the one asked with
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of events that no checkpoint closed yet, and of the incomplete line.
-
-        Lines that nobody keeps may come for weeks, and don't count (R15).
+        """Bytes of events that no checkpoint closed yet, and of the incomplete line. Lines that
+        nobody keeps may come for weeks, and don't count (R15).
         """
         return self._open_bytes + self._decoder.tail_bytes
 
     @property
     def unclosed_events(self) -> int:
-        """Events that no checkpoint closed yet."""
         return len(self._open)
 
     @property
     def unknown_commands(self) -> int:
-        """Lines that were neither an event nor a checkpoint."""
         return self._decoder.unknown_commands
 
     @property
@@ -256,10 +223,9 @@ class PageReader:
         return CheckpointedEvents(self._open[: self._held], self.last_checkpoint or "", 0)
 
     def feed(self, chunk: bytes) -> list[CheckpointedEvents]:
-        """Read the next bytes. Return what a checkpoint closed, as at most one batch.
-
-        Never raises for what the bytes hold, because the batches before a fault count: `check` and
-        `finish` raise it afterwards. Bytes behind a fault are ignored.
+        """Read the next bytes. Return what a checkpoint closed, as at most one batch. Never raises
+        for what they hold, because the batches before a fault count: `check` and `finish` raise it
+        afterwards.
         """
         if self._error is None:
             try:
@@ -276,19 +242,14 @@ class PageReader:
         return parts(chunk, self._decoder)
 
     def check(self) -> None:
-        """Raise the fault that `feed` found behind the batches it returned, if there was one.
-
-        `TornResponseError`, `LineTooLongError`, `ProtocolError` of a line, `BufferLimitError`.
-        """
+        """Raise the fault that `feed` found behind the batches it returned, if there was one."""
         if self._error is not None:
             raise self._error
 
     def finish(self, now: float = 0.0) -> Finished:
-        """Note, once, that the response is complete. A last line without ``\\n`` counts.
-
-        `now` is the time, on any clock, for a progress that is `doubted_for` some. Raises what
-        `check` does, and `NoProgressError` when too many responses in a row brought events and no
-        new cursor, or returned to a recent one (R13).
+        """Note, once, that the response is complete at the time `now`, on any clock. Raises what
+        `check` does, and `NoProgressError` after too many responses in a row with events and no new
+        cursor (R13).
         """
         self.check()
         try:
@@ -326,7 +287,6 @@ class PageReader:
         return [batch]
 
     def too_much_unclosed(self) -> BufferLimitError:
-        """Return the error for bytes that no checkpoint closes and no buffer can hold."""
         return BufferLimitError(
             f"{self.kept_bytes} bytes came without a checkpoint to deliver them by. They hold "
             f"{self.unclosed_events} events, which take memory of their own, and "
@@ -397,10 +357,8 @@ class PageReader:
         return Outcome.BEHIND if self._returned() else self._end()
 
     def _returned(self) -> bool:
-        """Whether an empty response names an older place, for no good reason.
-
-        Two replicas may name the end of an open partition differently. Where every response of such
-        a cycle was empty, it is the end; a lagging replica of a closed one is found by its end.
+        """Whether an empty response names an older place. Two replicas may name the end of an open
+        partition differently. Where every response of such a cycle was empty, it is the end.
         """
         cursor = self.last_checkpoint
         if cursor is None or cursor == self.asked or self.last_cursor is not None:
@@ -435,99 +393,79 @@ class PageReader:
         )
 
 
-def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: int) -> FeedError:
-    """Return the error for a closed partition whose replica does not reach its end (R6)."""
-    return NoProgressError(
-        f"the partition is closed and ends at lastCursor {shown(last_cursor or '')}, but nothing "
-        f"comes behind {shown(asked)}: the replica that answers may lag behind. If nothing is "
-        f"missing, 'feedapi cursors drain {partition}' ends it here",
-        feed=feed,
-        partition=partition,
-    )
-
-
-def unrecognized_error(*, feed: str, partition: int) -> FeedError:
-    """Return the error for a response that says nothing of the partition (R6)."""
-    return TornResponseError(
+_FAULTS = {
+    Outcome.LAGGING: (
+        "the partition is closed and ends at lastCursor {last}, but nothing comes behind {asked}: "
+        "the replica that answers may lag behind. If nothing is missing, 'feedapi cursors drain "
+        "{partition}' ends it here"
+    ),
+    Outcome.BEHIND: (
+        "the response to a fetch from {asked} names an older place of the partition as its end: "
+        "the replica that answers lags behind. It is asked again"
+    ),
+    Outcome.UNRECOGNIZED: (
         "the response holds only lines that are neither an event nor a checkpoint: a gateway on "
-        "the way may have answered in the publisher's place",
-        feed=feed,
-        partition=partition,
-    )
+        "the way may have answered in the publisher's place"
+    ),
+}
 
 
-def behind_error(asked: str, *, feed: str, partition: int) -> FeedError:
-    """Return the error for a response that leads back to an older place (R13)."""
-    return NoProgressError(
-        f"the response to a fetch from {shown(asked)} names an older place of the partition as its "
-        "end: the replica that answers lags behind. It is asked again",
-        feed=feed,
-        partition=partition,
-    )
+def outcome_error(
+    outcome: Outcome, asked: str, last_cursor: str | None, *, feed: str, partition: int
+) -> FeedError:
+    """Return the error for a response that shows neither progress nor an end (R6, R13)."""
+    kind = TornResponseError if outcome is Outcome.UNRECOGNIZED else NoProgressError
+    text = _FAULTS.get(outcome, outcome.value)
+    text = text.format(last=shown(last_cursor or ""), asked=shown(asked), partition=partition)
+    return kind(text, feed=feed, partition=partition)
 
 
 class EndEvidence:
-    """The empty answers of one closed partition whose end no discovery lists (R6).
-
-    A moment's answer proves nothing: a replica that lags, a gateway and a page of maintenance
-    answer 200 as well. Sound empty answers are an end once there were three, with a discovery in
-    between that still lists the partition as closed, and nothing failed for `settle_time` seconds.
-    `pause` comes before the second answer is asked for; later pauses are longer.
+    """The sound empty answers of one closed partition whose end no discovery lists (R6). `pause`
+    comes before the second answer is asked for; later pauses are longer.
     """
 
-    __slots__ = ("_answers", "_info", "_pause", "_settle_time")
+    __slots__ = ("_info", "_pause", "_settle_time", "answers")
 
     def __init__(self, settle_time: float, pause: float) -> None:
         self._settle_time = settle_time
         self._pause = pause
-        self._answers = 0
+        self.answers = 0  # sound ones in a row
         self._info: object = None
 
-    @property
-    def answers(self) -> int:
-        """Sound empty answers in a row."""
-        return self._answers
-
     def reset(self) -> None:
-        """Forget the answers: something else came, or a request failed."""
-        self._answers, self._info = 0, None
+        self.answers, self._info = 0, None
 
     def lacks_discovery(self, info: object) -> bool:
         """Whether no discovery has succeeded since the first answer; `info` is the present one."""
         return self._info is None or info is self._info
 
     def add(self, info: object, *, now: float, since: float) -> float | None:
-        """Count a sound empty answer of a request after the discovery `info`.
-
-        Since `since` the partition is seen closed, and nothing failed. Return None when the end is
-        shown, otherwise the seconds until the next request.
+        """Count an answer of a request after the discovery `info`. Since `since` the partition is
+        seen closed, and nothing failed. Return the seconds until the next request; None: the end is
+        shown.
         """
-        if not self._answers:
+        if not self.answers:
             self._info = info
-        self._answers += 1
+        self.answers += 1
         left = since + self._settle_time - now
-        if left <= 0 and self._answers >= MIN_EMPTY_ANSWERS and not self.lacks_discovery(info):
+        if left <= 0 and self.answers >= MIN_EMPTY_ANSWERS and not self.lacks_discovery(info):
             return None
         # Often enough that one partition which always fails is not half of a feed's answers.
         longest = max(self._pause, self._settle_time / _ANSWERS)
-        pause = min(self._pause * float(2 ** min(self._answers - 1, _MOST_DOUBLINGS)), longest)
+        pause = min(self._pause * float(2 ** min(self.answers - 1, _MOST_DOUBLINGS)), longest)
         return min(pause, left) if left > 0 else pause
 
 
 class FeedAnswers:
     """How many of a feed's answers of the last `seconds` have failed (R6)."""
 
-    __slots__ = ("_counts", "_seconds", "failed_at")
-
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._counts: dict[int, list[int]] = {}
-        """Of each part of the time: all answers, and those that failed."""
-        self.failed_at = float("-inf")
-        """When half of them had failed last."""
+        self._counts: dict[int, list[int]] = {}  # of each part: all answers, and those that failed
+        self.failed_at = float("-inf")  # when half of them had failed last
 
     def add(self, now: float, *, failed: bool) -> None:
-        """Count an answer."""
         part = int(now * _PARTS / self._seconds)
         if part not in self._counts:
             self._counts = {at: n for at, n in self._counts.items() if at > part - _PARTS}

@@ -9,24 +9,20 @@ from weakref import WeakSet
 
 from feedapi_client.model import FIRST, LAST
 
+# Characters of the longest cursor or token. Encoded for a URL it may take three times as much, and
+# httpx sends no URL over 64 KiB.
 MAX_CURSOR = 16 * 1024
-"""Characters of the longest cursor or token. Encoded for a URL it may take three times as much,
-and httpx sends no URL over 64 KiB."""
-SPECIAL = frozenset((FIRST, LAST))
-"""What a consumer asks with and a publisher never answers with (R3)."""
+SPECIAL = frozenset((FIRST, LAST))  # a consumer asks with these, and no publisher answers so (R3)
 _QUOTED = 200
 _SHOWN = 8
 _CURSOR_SHOWN = 80
-LONGEST_TEXT = 16 * 1024
-"""Characters of a text that are searched for secrets, and shown."""
-LONGEST_BYTES = 4 * LONGEST_TEXT + 4
-"""Bytes that are more characters than these, of whatever text."""
-_NO_WORD = re.compile(
+LONGEST_TEXT = 16 * 1024  # characters that are searched for secrets, and shown
+LONGEST_BYTES = 4 * LONGEST_TEXT + 4  # that are more characters than these, of whatever text
+_NO_WORD = re.compile(  # what is between words, as it is and as encoders write it
     r"(?:\\(?:u[0-9a-f]{4}|x[0-9a-f]{2})|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};"
     r"|[^a-z0-9])++",
     re.IGNORECASE | re.ASCII,
 )
-"""What is between words, as it is and as encoders write it."""
 _CUT = re.compile(r"(?:\\u|%|&)[#\w]{0,8}\Z")
 _SYMBOLS = re.compile(r"[^a-z0-9]+", re.IGNORECASE | re.ASCII)
 
@@ -36,29 +32,26 @@ class KnownSecrets(Protocol):
 
     site: str
 
-    def texts(self) -> frozenset[str]:
-        """Return the texts that are hidden."""
-        ...
+    def texts(self) -> frozenset[str]: ...
 
 
+# A publisher may echo what it was sent anywhere, in a cursor or an id too.
 in_use: WeakSet[KnownSecrets] = WeakSet()
-"""Of all feeds in use. A publisher may echo what it was sent anywhere, in a cursor or an id too."""
 
 
-def hidden(text: str, *, cut: bool = False) -> str:
+def hidden(text: str) -> str:
     """Return what a publisher sent without the secrets of the feeds in use."""
     secrets = frozenset[str]().union(*(each.texts() for each in list(in_use)))
-    return hide_secrets(text, secrets, cut=cut)
+    return hide_secrets(text, secrets)
 
 
-def hide_secrets(text: str, secrets: Iterable[str], *, cut: bool = False) -> str:
-    """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them.
-
-    Only letters and digits are compared, which no encoder escapes. The text is cut to
-    `LONGEST_TEXT` first, unless it is `cut` already, and what may be the beginning of a secret at
-    the cut is hidden, too. Secrets of fewer than four characters are left.
+def hide_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them:
+    only letters and digits are compared, which no encoder escapes. The text is cut to
+    `LONGEST_TEXT` first, and what may be the beginning of a secret at the cut is hidden, too.
+    Secrets of fewer than four characters are left.
     """
-    cut, text = cut or len(text) > LONGEST_TEXT, text[:LONGEST_TEXT]
+    cut, text = len(text) > LONGEST_TEXT, text[:LONGEST_TEXT]
     text = _CUT.sub("", text) if cut else text
     forms: set[str] = set()
     for secret in secrets:
@@ -91,10 +84,8 @@ def hide_secrets(text: str, secrets: Iterable[str], *, cut: bool = False) -> str
 
 
 def excerpt(body: bytes, hide: Callable[[str], str] = hidden) -> str:
-    """Return the first 200 characters of a response, printable and on one line.
-
-    `hide` gets as much as it looks at, so that no part of a secret is left that reaches beyond the
-    cut.
+    """Return the first 200 characters of a response, printable and on one line. `hide` gets as much
+    as it looks at, so that no part of a secret is left that reaches beyond the cut.
     """
     return printable(hide(body[:LONGEST_BYTES].decode("utf-8", "backslashreplace")))
 
@@ -115,7 +106,6 @@ def printable(text: str, length: int = _QUOTED) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number of things, in the right form: "1 event", "2,000 events"."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from feedapi_client.errors import AuthenticationError, FeedError
-from feedapi_client.lineage.planner import Entry, State
+from feedapi_client.lineage.states import Entry, State
 from feedapi_client.runtime.discovery import Discovery
 from feedapi_client.runtime.partition import BufferBudget, RuntimePartition
 from feedapi_client.runtime.planning import Planning

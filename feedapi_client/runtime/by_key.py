@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
-from feedapi_client.lineage.planner import State
+from feedapi_client.lineage.states import State
 from feedapi_client.model import Batch, Event
 from feedapi_client.quarantine.by_event import EventFailures, Key
 from feedapi_client.quarantine.failure_text import failure_line

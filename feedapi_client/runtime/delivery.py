@@ -17,7 +17,7 @@ from feedapi_client.errors import (
     LeaseLostError,
     StoreError,
 )
-from feedapi_client.lineage.planner import Entry, State
+from feedapi_client.lineage.states import Entry, State
 from feedapi_client.model import Batch, Position
 from feedapi_client.notifications import (
     BatchCommitted,

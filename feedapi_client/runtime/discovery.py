@@ -20,7 +20,7 @@ from feedapi_client.errors import (
     RequestRefusedError,
     StoreError,
 )
-from feedapi_client.lineage.planner import Action, State
+from feedapi_client.lineage.states import Action, State
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
 from feedapi_client.pace import limits_requests
@@ -28,7 +28,7 @@ from feedapi_client.protocol.page import (
     MIN_EMPTY_ANSWERS,
     CheckpointedEvents,
     Outcome,
-    unrecognized_error,
+    outcome_error,
 )
 from feedapi_client.protocol.text import counted
 from feedapi_client.retry import Backoff, gives_up_after, retry
@@ -492,5 +492,7 @@ class PresentEnds:
                 reader.check()
             finished = reader.finish()
             if finished.outcome is Outcome.UNRECOGNIZED:
-                raise unrecognized_error(feed=self._client.feed, partition=partition)
+                raise outcome_error(
+                    finished.outcome, LAST, None, feed=self._client.feed, partition=partition
+                )
         return finished.batches[0] if finished.batches else None

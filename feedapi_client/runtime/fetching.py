@@ -14,13 +14,12 @@ from feedapi_client.errors import (
     CursorRejectedError,
     FeedError,
     FeedUnavailableError,
-    NoProgressError,
     ProtocolError,
     RequestRefusedError,
     TornResponseError,
     TransportError,
 )
-from feedapi_client.lineage.planner import State
+from feedapi_client.lineage.states import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.notifications import FetchEnded, FetchRetried, error_text
 from feedapi_client.options import default_decision
@@ -29,9 +28,7 @@ from feedapi_client.protocol.page import (
     CheckpointedEvents,
     Outcome,
     PageReader,
-    behind_error,
-    lagging_error,
-    unrecognized_error,
+    outcome_error,
 )
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.late import LateEvents
@@ -274,7 +271,7 @@ class Request(Turn):
             idle.deadline = self._clock() + limits.stream_idle_timeout
         waits = True
         try:
-            async for chunk in response.chunks():
+            async for chunk in response:
                 waits = False
                 if idle is not None:
                     idle.deadline = math.inf
@@ -545,8 +542,8 @@ class Fetching:
         elif isinstance(result, FeedError):
             self._failed(p, request, result, place)
         elif result is Outcome.LAGGING:
-            last_cursor = request.info.partitions[p.id].last_cursor
-            error = lagging_error(p.read_cursor, last_cursor, feed=iteration.feed, partition=p.id)
+            end = request.info.partitions[p.id].last_cursor
+            error = outcome_error(result, p.read_cursor, end, feed=iteration.feed, partition=p.id)
             self._lags(p, error, ends=True, report=iteration.report)
         elif result is Outcome.UNRECOGNIZED or result is Outcome.BEHIND:
             self._without_evidence(p, result, request.asked)
@@ -582,7 +579,8 @@ class Fetching:
         if outcome is Outcome.DOUBTFUL:
             self._ask_in(p, limits.silent_pause)
         elif outcome is Outcome.NO_PROGRESS:
-            error = NoProgressError(outcome.value, feed=self._iteration.feed, partition=p.id)
+            feed = self._iteration.feed
+            error = outcome_error(outcome, p.read_cursor, None, feed=feed, partition=p.id)
             self._ask_in(p, p.trouble.pause_without_progress(error))
         elif outcome is None and not p.held_open:
             # A proxy cut it at once, or nearly: no more contact than a poll (R15).
@@ -620,13 +618,10 @@ class Fetching:
         iteration = self._iteration
         p.forget_empty_answers()
         behind = outcome is Outcome.BEHIND
-        if behind:
-            error = behind_error(asked, feed=iteration.feed, partition=p.id)
-        elif p.streamed and p.held_open:
+        if not behind and p.streamed and p.held_open:
             self._ask_in(p, 0.0)  # held open and idle, whatever kept it alive
             return
-        else:
-            error = unrecognized_error(feed=iteration.feed, partition=p.id)
+        error = outcome_error(outcome, asked, None, feed=iteration.feed, partition=p.id)
         ends = not iteration.settings.follow or self.planning.planner.is_closed(p.id)
         self._lags(p, error, ends=ends, report=iteration.report_failure, at_once=behind)
 

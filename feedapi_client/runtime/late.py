@@ -10,7 +10,7 @@ import anyio
 
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError
-from feedapi_client.lineage.planner import State
+from feedapi_client.lineage.states import State
 from feedapi_client.protocol.page import Outcome
 from feedapi_client.protocol.text import shown
 from feedapi_client.retry import Backoff
@@ -187,7 +187,7 @@ class LateEvents:
         """Return whether events come behind a cursor; without any, the cursor that does come."""
         async with self.client.open(self._topology.known, p.id, cursor) as response:
             reader = response.reader
-            async for chunk in response.chunks():
+            async for chunk in response:
                 if any(batch.events for batch in reader.feed(chunk)):
                     return True, None
                 reader.check()

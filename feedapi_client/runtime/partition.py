@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import anyio
 
-from feedapi_client.lineage.planner import Entry, State
+from feedapi_client.lineage.states import Entry, State
 from feedapi_client.model import FIRST, Event, Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.protocol.page import MOST_PASSED, CheckpointedEvents, EndEvidence, Progress

@@ -14,11 +14,11 @@ import anyio
 import anyio.lowlevel
 
 from feedapi_client.errors import FeedError, FencedError
-from feedapi_client.lineage.planner import (
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import (
     Action,
     Drained,
     Fail,
-    Planner,
     Rediscover,
     Report,
     Save,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.lowlevel
 
-from feedapi_client.lineage.planner import Entry, Start, State
+from feedapi_client.lineage.states import Entry, Start, State
 from feedapi_client.notifications import ProblemFound, ProblemGone
 from feedapi_client.runtime.by_key import ByKey
 from feedapi_client.runtime.delivery import Delivery

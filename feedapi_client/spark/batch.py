@@ -24,7 +24,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from feedapi_client.errors import CursorRejectedError
-from feedapi_client.lineage.planner import Fail, Planner
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import Fail
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.page import CheckpointedEvents
@@ -156,7 +157,8 @@ def chains(
             raise action.error
     found: list[list[Target]] = []
     chain_of: dict[int, list[Target]] = {}
-    cursors, depths = planner.runnable(), dict[int, int]()
+    cursors = {e.id: e.cursor for e in planner.entries.values() if e.running}
+    depths: dict[int, int] = {}
     before = {id: [p for p in planner.preceding(id) if p in planner.graph] for id in cursors}
     count_before({id: dict.fromkeys(others, 1) for id, others in before.items()}, depths)
     for partition in sorted(cursors, key=lambda p: (depths[p], p)):

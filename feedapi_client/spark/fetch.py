@@ -33,9 +33,7 @@ from feedapi_client.protocol.page import (
     Outcome,
     PageReader,
     Progress,
-    behind_error,
-    lagging_error,
-    unrecognized_error,
+    outcome_error,
 )
 from feedapi_client.retry import Backoff, gives_up_after
 from feedapi_client.runtime.trouble import is_refusal, refusal_backoff
@@ -190,7 +188,7 @@ class Fetch:
             reader = response.reader
             self._moved = self._clock()
             try:
-                for chunk in response.chunks():
+                for chunk in response:
                     for piece in self._pieces(reader, chunk):
                         yield from self._deliver(reader.feed(piece))
                     reader.check()
@@ -266,13 +264,9 @@ class Fetch:
             result.ended, result.asked_closed = True, reader.closed
             result.silent = outcome is not Outcome.END and reader.last_checkpoint is None
             result.unproven = outcome is not Outcome.END and reader.closed
-        elif outcome is Outcome.UNRECOGNIZED:
-            raise unrecognized_error(feed=feed, partition=partition)
-        elif outcome in (Outcome.LAGGING, Outcome.BEHIND):
-            self.lags = True
-            if outcome is Outcome.BEHIND:
-                raise behind_error(asked, feed=feed, partition=partition)
-            raise lagging_error(asked, reader.last_cursor, feed=feed, partition=partition)
+        elif outcome in (Outcome.LAGGING, Outcome.BEHIND, Outcome.UNRECOGNIZED):
+            self.lags = self.lags or outcome is not Outcome.UNRECOGNIZED
+            raise outcome_error(outcome, asked, reader.last_cursor, feed=feed, partition=partition)
 
 
 # ---------------------------------------------------------------------- reads of a task

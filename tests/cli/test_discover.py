@@ -76,7 +76,7 @@ def test_r8_an_edge_that_seems_to_be_missing_is_reported_until_it_is_given(
     publisher.split(0, into=(1,), method="starts-after")
     publisher.append(1, {"n": 1})
     rows = [
-        Row("discover URL", says="suspected: partition 0 is closed"),
+        Row("discover URL", says="suspected: partition 0 closed without a child"),
         Row("discover URL", says="--lineage 1:0"),
         Row("discover URL --lineage 1:0", says="└── after (--lineage) ▸ 1  open"),
         Row("discover URL --lineage 7:0", 1, "it is not listed"),

@@ -35,7 +35,7 @@ async def test_r08_the_children_of_partition_0_wait_for_it_without_any_option(
     async with feed.consume(follow=False) as consumer:
         events = await read(consumer)
         (report,) = consumer.status().reports
-    assert f"partitions 1, {first}, {second} may do so" in report
+    assert f"partitions 1, {first}, {second} may start after partition 0" in report
     assert "lineage={" in report
     feed.check(events)
     assert len(events) == 120

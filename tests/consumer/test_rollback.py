@@ -82,7 +82,7 @@ async def test_r11_without_follow_one_that_is_open_again_is_read_and_then_an_err
     feed.close(0)
     assert await feed.read() == [*range(6)]
     feed.reopen(0)
-    with pytest.raises(LineageError, match="after it was closed and drained"):
+    with pytest.raises(LineageError, match="although it was closed and drained"):
         await feed.read(retry=IMPATIENT)
     drained = (await feed.store.positions())[0]
     await feed.store.replace(feed.consume().key, {0: Position(drained.cursor)})

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from feedapi_client.lineage.planner import Action, Planner, Save
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import Action, Save
 from feedapi_client.model import Position
 from feedapi_client.notifications import Listeners
 from feedapi_client.options import Limits, RetryPolicy

@@ -69,7 +69,7 @@ async def body_of(at: Endpoint, params: list[tuple[str, str]] | None = None, **m
 
 async def get(at: Endpoint, max_bytes: int = LIMIT) -> tuple[int, bytes]:
     """Status and body of a discovery."""
-    found: tuple[int, bytes] = await run(at, at.get("", [], max_bytes=max_bytes))
+    found: tuple[int, bytes] = await run(at, Exchange(at, "", []).discovery(max_bytes))
     return found
 
 

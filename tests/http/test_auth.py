@@ -115,12 +115,6 @@ async def test_a_refused_token_is_renewed_once_for_a_request(publisher: Publishe
 @pytest.mark.parametrize(
     ("status", "answer", "error", "says"),
     [
-        (
-            401,
-            {"access_token": None, "error": "invalid_client"},
-            AuthenticationError,
-            "invalid_client",
-        ),
         (400, {"access_token": None, "error": "<secret>"}, AuthenticationError, "status 400"),
         (400, {"access_token": None, "error": "secret"}, AuthenticationError, "status 400$"),
         (400, {"access_token": None, "error": ["secret"]}, AuthenticationError, "status 400$"),
@@ -267,7 +261,9 @@ async def test_a_token_file_is_a_regular_one(publisher: Publisher, tmp_path: Pat
     os.write(writer, b"t" * 64 * 1024)
     feed = httpx.ASGITransport(publisher.asgi)
     async with httpx.AsyncClient(transport=feed, auth=TokenFile(tmp_path / "token")) as http:
-        with pytest.raises(AuthenticationError, match="token can't be read: it is no regular file"):
+        with pytest.raises(
+            AuthenticationError, match="token can't be read: there is no regular file"
+        ):
             async with FeedConsumer("http://feed/feed", http=http):
                 pass
     os.close(writer)

@@ -32,13 +32,17 @@ options = dict(
 
 def use_sync():
     with SyncFeedClient(url, **options) as client:
-        for batch in client.fetch(0, "_first"):
-            pass
+        with client.open(client.discover(), 0, "_first") as response:
+            for chunk in response:
+                response.reader.feed(chunk)
+                response.reader.check()
 
 async def use_async():
     async with FeedClient(url, **options) as client:
-        async for batch in client.fetch(0, "_first"):
-            pass
+        async with client.open(await client.discover(), 0, "_first") as response:
+            async for chunk in response:
+                response.reader.feed(chunk)
+                response.reader.check()
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -88,17 +88,6 @@ class TestTransport:
         with pytest.raises(TornResponseError, match="TLS: TLSV13_ALERT_CERTIFICATE_REQUIRED"):
             await page_of(UNKNOWN, sync=sync, http=http)
 
-    async def test_r14_a_server_that_hangs_up_for_want_of_a_certificate_is_explained(
-        self, trusted: Certificate, sync: bool
-    ) -> None:
-        context = trusted.server()
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(trusted.path)
-        async with wire(lambda _: ok(b""), tls=context) as server:
-            http = a_client(sync, verify=trusted.client())
-            with pytest.raises(FeedError, match="client certificate"):
-                await discovery_of(server.url, sync=sync, http=http)
-
     async def test_r14_a_server_without_tls_is_an_outage(self, sync: bool) -> None:
         short = Limits(request_timeout=1)  # both sides of the handshake wait for the other
         async with wire(lambda _: ok(b"")) as server:

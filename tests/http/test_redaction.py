@@ -26,7 +26,6 @@ from tests.http.helpers import (
     a_client,
     basic_auth,
     body_of,
-    endpoint,
     get,
     opened,
     page_of,
@@ -105,41 +104,13 @@ def test_r19_hiding_secrets(said: str, secrets: list[str], shown: str | None) ->
     assert hide_secrets(said, secrets) == (said if shown is None else shown)
 
 
-RECORDS = [
-    (
-        "Adding %s to the header table",
-        (b":path", b"/feed?key=sesame&tenant=a%20b%2Fc"),
-        "Adding (b':path', b'/feed?***') to the header table",
-    ),
-    (
-        "setup_socks5_connection.started host=%s",
-        "b'feed' auth=(b'proxyuser', b'open it\\'s')",
-        "host=b'feed' auth=(b'proxyuser', b'***')",
-    ),
-    (
-        "receive_response_headers.complete return_value=%s",
-        (b"HTTP/1.1", 407, b"refused open-it", [(b"Set-Cookie", b"open-it")]),
-        "(b'HTTP/1.1', 407, b'***', [(b'Set-Cookie', b'***')])",
-    ),
-    (
-        "receive_response_headers.complete return_value=%s",
-        (b"HTTP/1.1", 403, b"refused open-it", [(b"Set-Cookie", b"open-it" * 3000)]),
-        "(b'HTTP/1.1', 403, b'***', [(b'Set-Cookie', b'***'\n",
-    ),
-    ("URLs: %s", "http://" * 200_000, "URLs: http://http://"),  # quadratic it was
-]
-
-
-@pytest.mark.parametrize(("message", "argument", "shown"), RECORDS, ids=range(len(RECORDS)))
 @pytest.mark.parametrize("logger", ["hpack.hpack", "httpcore.socks", "httpcore.proxy"])
-def test_r19_no_secret_in_what_libraries_log(
-    caplog: pytest.LogCaptureFixture, message: str, argument: Any, shown: str, logger: str
+def test_r19_of_what_carries_headers_only_the_event_is_logged(
+    caplog: pytest.LogCaptureFixture, logger: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    at = endpoint(URL.format(port=9), sync=True)
-    logging.getLogger(logger).debug(message, argument)
-    assert shown in caplog.text
-    assert at.feed
+    logging.getLogger(logger).debug("headers.complete value=%s", [(b"Set-Cookie", b"open-it")])
+    assert caplog.messages == ["headers.complete"]
 
 
 @pytest.mark.parametrize("token", ["s3same." * 400, "s3same" * 10])
@@ -238,7 +209,7 @@ async def test_r19_logs_of_a_request_under_way_are_redacted(
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request.headers["X-Api-Key"])
-        logging.getLogger("hpack.hpack").debug("Adding %s", " ".join(seen))
+        logging.getLogger("httpx").debug("Adding %s", " ".join(seen))
         return httpx.Response(200, content=LINE)
 
     http = a_client(sync, transport=httpx.MockTransport(answer), auth=Rotating())
@@ -384,7 +355,7 @@ async def test_r19_what_an_auth_adds_to_the_url_is_not_shown(
         async with opened(server.url, sync=sync, http=http) as at:
             with pytest.raises(FeedError) as caught:
                 await body_of(at, [("cursor", "c-1234"), ("filter-color", "green")])
-            logging.getLogger("hpack.hpack").debug("Adding %s", "api_key=sesame+street")
+            logging.getLogger("httpx").debug("Adding %s", "api_key=sesame+street")
             assert at.hide("bad line: sesame street") == "bad line: ***"
     query = r"\?cursor=c-1234&filter-color=green&api_key=\*\*\*&user=\*\*\*"
     assert re.search(query, str(caught.value))

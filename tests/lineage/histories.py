@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from feedapi_client import FeedError, FeedInfo, Partition, Position, ProtocolError
-from feedapi_client.lineage.planner import (
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import (
     Action,
     Drained,
     Entry,
     Fail,
-    Planner,
     Rediscover,
     Report,
     Save,
@@ -37,7 +37,7 @@ from feedapi_client.model import FIRST
 _LETTERS = dict(zip(State, "WRCDSVPE", strict=True))
 _LISTED = re.compile(r"(\d+)(?:([!^])(\w*))?(?:<(\d+))?(?:<<([\d,]+))?")
 _STORED = re.compile(r"(\d+)(?:@(\w+))?(?::(\w+))?(?:#(\d+))?")
-_OF_MANY = ("revoke", "refused", "select")  # their partitions are one argument
+_OF_MANY = ("revoke", "refused")  # their partitions are one argument
 
 
 def parsed(text: str) -> dict[str, list[str]]:

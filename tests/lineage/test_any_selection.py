@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedapi_client import FeedInfo, Partition, Position
-from feedapi_client.lineage.planner import Fail, Planner, Save, Start, Stop
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import Fail, Save, Start, Stop
 
 Tree = tuple[dict[int, int | None], list[int], set[int]]
 
@@ -33,7 +34,7 @@ def test_r08_any_selection_is_read_in_order(tree: Tree, stored: dict[int, Positi
         touched |= {a.partition for a in actions if isinstance(a, Start | Stop | Fail)}
         touched |= {id for a in actions if isinstance(a, Save) for id in a.positions}
         actions = []
-        for id in list(planner.runnable()):
+        for id in [e.id for e in planner.entries.values() if e.running]:
             drained.append(id)
             planner.delivered(id)
             actions += planner.released(id, planner.checkpoint(id, f"end of {id}"))

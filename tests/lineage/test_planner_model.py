@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from feedapi_client.lineage.planner import (
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import (
     Action,
     Drained,
     Fail,
-    Planner,
     Rediscover,
     Report,
     Save,

@@ -155,10 +155,12 @@ class TestFields:
         assert discover({"partitions": [], **fields}) == info
 
     def test_r12_both_spellings_must_not_differ(self) -> None:
-        with pytest.raises(
-            LineageError, match=r"partition 7: .*startsAfterPartition and its older spelling"
+        for fields in (
+            {"startsAfterParent": "3", "startsAfterPartition": "4"},
+            {"splitFromAncestors": ["3"], "cursorFromPartitions": ["4"]},
         ):
-            one(startsAfterParent="3", startsAfterPartition="4")
+            with pytest.raises(LineageError, match=r"partition 7: .*in the older spelling too"):
+                one(**fields)
 
     @pytest.mark.parametrize("id", ["0", 0, "32767", 32767, "007"])
     def test_an_id_is_a_string_or_an_integer(self, id: Any) -> None:

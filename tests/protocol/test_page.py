@@ -30,8 +30,7 @@ from feedapi_client.protocol.page import (
     Outcome,
     PageReader,
     Progress,
-    behind_error,
-    lagging_error,
+    outcome_error,
     passed_limit,
 )
 
@@ -177,7 +176,7 @@ class TestBatches:
             page.finish()
 
     def test_r06_the_error_of_a_lagging_replica_names_both_cursors(self) -> None:
-        assert str(lagging_error("a", "z", feed=FEED, partition=2)) == (
+        assert str(outcome_error(Outcome.LAGGING, "a", "z", feed=FEED, partition=2)) == (
             f"feed {FEED}, partition 2: the partition is closed and ends at lastCursor 'z', but "
             "nothing comes behind 'a': the replica that answers may lag behind. If nothing is "
             "missing, 'feedapi cursors drain 2' ends it here"
@@ -371,7 +370,7 @@ class TestCycles:
         progress = Progress(2)
         respond(progress, event(1), checkpoint("a"), asked="0")
         assert respond(progress, checkpoint("0"), asked="a") is Outcome.BEHIND
-        error = behind_error("a", feed=FEED, partition=2)
+        error = outcome_error(Outcome.BEHIND, "a", None, feed=FEED, partition=2)
         assert "fetch from 'a' names an older place" in str(error)
 
 

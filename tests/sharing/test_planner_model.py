@@ -10,15 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from feedapi_client.lineage.planner import (
-    Action,
-    Fail,
-    Planner,
-    Save,
-    Start,
-    State,
-    Stop,
-)
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.states import Action, Fail, Save, Start, State, Stop
 from feedapi_client.model import Position
 from feedapi_client.sharing.assignment import merged
 from tests.lineage.test_planner_model import ENTITIES, ModelEvent, ModelFeed

@@ -137,7 +137,7 @@ def an_empty_discovery_uses_up_the_start(patch: pytest.MonkeyPatch) -> None:
 
     def first_and_only(self: Planner, info: Any, **how: Any) -> Any:
         actions = discover(self, info, **how)
-        self._first_start = False
+        self.starts_first = False
         return actions
 
     patch.setattr(Planner, "discover", first_and_only)

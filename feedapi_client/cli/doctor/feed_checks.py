@@ -10,8 +10,7 @@ from feedapi_client.cli.doctor.examination import Examination
 from feedapi_client.cli.doctor.prober import Answer
 from feedapi_client.cli.doctor.wire import Discovery
 from feedapi_client.errors import LineageError
-from feedapi_client.lineage.graph import suspected_missing_edges, validate
-from feedapi_client.model import FeedInfo
+from feedapi_client.lineage.graph import Graph, suspected_missing_edges
 from feedapi_client.protocol.text import counted
 
 LEVELS = MUST, SHOULD, DEVIATION = "MUST", "SHOULD", "deviation"
@@ -164,7 +163,7 @@ def discovery_usable(e: Examination) -> Findings:
     A consumer refuses the whole discovery, and does not start."""
     refusal = e.discoveries[0].refusal
     try:
-        validate(e.info or FeedInfo("v2-draft", {}))
+        Graph(e.info.partitions if e.info else {})
     except LineageError as error:
         refusal = error
     if refusal is not None:
