@@ -1,6 +1,18 @@
-"""One call for each operation of the protocol, without schedule, retries of fetches or cursors."""
+"""One call for each operation of the protocol.
 
-from feedapi_client.client.feed_client import FeedClient, FetchResponse, Page
-from feedapi_client.client.sync_client import SyncFeedClient, SyncFetchResponse
+`FeedClient` is asynchronous, `SyncFeedClient` the same over `httpx.Client`. Neither schedules,
+retries fetches or keeps cursors: `FeedConsumer` does that.
+"""
 
-__all__ = ["FeedClient", "FetchResponse", "Page", "SyncFeedClient", "SyncFetchResponse"]
+from feedapi_client.client.feed_client import FeedClient, Fetch, FetchResponse, Page
+from feedapi_client.client.sync_client import SyncFeedClient, SyncFetch, SyncFetchResponse
+
+__all__ = [
+    "FeedClient",
+    "Fetch",
+    "FetchResponse",
+    "Page",
+    "SyncFeedClient",
+    "SyncFetch",
+    "SyncFetchResponse",
+]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, Self
 
 import orjson
 
 from feedapi_client.arguments import check_function, check_instance
-from feedapi_client.errors import ProtocolError, RequestRefusedError
+from feedapi_client.errors import FeedError, ProtocolError, RequestRefusedError
 from feedapi_client.http.io import AsyncHTTP, AsyncIO
 from feedapi_client.http.transport import Endpoint, Exchange
 from feedapi_client.lineage.graph import Graph
-from feedapi_client.model import Decoder, Event, FeedInfo
+from feedapi_client.model import Batch, Decoder, Event, FeedInfo
 from feedapi_client.options import (
     FetchOptions,
     Limits,
@@ -25,7 +26,7 @@ from feedapi_client.options import (
     default_decision,
     entry_decision,
 )
-from feedapi_client.protocol.decoder import PageDecoder
+from feedapi_client.protocol.decoder import PART_BYTES, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
 from feedapi_client.protocol.page import CheckpointedEvents, PageReader, Progress
@@ -123,11 +124,15 @@ class FeedClient:
         status, body = await Exchange(self.transport, "", []).discovery(most)
         digest = sha256(b"%d %b" % (status, body)).digest()
         if self._known is None or self._known[0] != digest:
-            info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
-            self.check(info)
-            self._known = digest, info
+            read = partial(self._read, status, body)
+            self._known = digest, await self.transport.io.aside(read, len(body))
         self.info = replace(self._known[1])
         return self.info
+
+    def _read(self, status: int, body: bytes) -> FeedInfo:
+        info = negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions)
+        self.check(info)
+        return info
 
     def check(self, info: FeedInfo) -> None:
         """Raise `LineageError` when the partitions of a discovery make no valid graph, and
@@ -145,12 +150,12 @@ class FeedClient:
         stream: bool | int = False,
         progress: Progress | None = None,
     ) -> FetchResponse:
-        """Fetch chunk by chunk: ``async with client.open(...) as response``, and feed each chunk to
-        `response.reader`. With `stream` (True, or milliseconds) the response is held open where the
-        feed offers that.
+        """The plainest fetch: feed the chunks to the reader yourself.
 
-        Entering raises `RequestRefusedError`, `AuthenticationError`, `FeedUnavailableError` and
-        `ProtocolError`, the chunks `TornResponseError`.
+        ``async with client.open(...) as response``, then feed `response.chunks()` to
+        `response.reader`. With `stream` (True, or milliseconds) the response is held open where the
+        feed offers that. Entering raises `RequestRefusedError`, `AuthenticationError`,
+        `FeedUnavailableError`, `ProtocolError`; the chunks raise `TornResponseError`.
         """
         dialect, limits = DIALECTS[info.dialect], self.limits
         # A reader that keeps its own idle time, as the consumer does, ends a stream before the
@@ -189,24 +194,15 @@ class FeedClient:
         client._any_payload = True
         return client
 
-    async def fetch(self, partition: int, cursor: str) -> Page:
-        """Fetch one whole response. Discovers first when nothing is known. Not retried.
+    def fetch(self, partition: int, cursor: str) -> Fetch:
+        """One fetch: await it for a `Page`, or iterate for each `Batch` as its checkpoint arrives.
 
-        Raises what `open` does, `TornResponseError`, `LineTooLongError`, `ProtocolError` and
-        `BufferLimitError`.
+        Discovers first when nothing is known. Not retried; raises what `open` does, and
+        `TornResponseError`, `LineTooLongError`, `ProtocolError` or `BufferLimitError` behind what
+        was checkpointed. When iterated, it asks for a streamed response if `fetch.stream` says so;
+        to leave it early, enter it (``async with client.fetch(...) as batches``).
         """
-        info = self.info or await self.discover()
-        batches: list[CheckpointedEvents] = []
-        async with self.open(info, partition, cursor) as response:
-            reader = response.reader
-            async for chunk in response:
-                batches += reader.feed(chunk)
-                reader.check()
-            batches += reader.finish().batches
-        if reader.held is not None:
-            batches.append(reader.held)  # it shows what was sent, whatever the cursor
-        last = batches[-1].cursor if batches else reader.last_checkpoint
-        return Page(partition, cursor, [event for each in batches for event in each.events], last)
+        return Fetch(self, partition, cursor)
 
     def __repr__(self) -> str:
         known = "not discovered yet"
@@ -216,11 +212,14 @@ class FeedClient:
 
 
 class FetchResponse(Exchange):
-    """A response, open while it is entered. Iterate over its chunks, and feed them to `reader`."""
+    """A response, open while it is entered. Feed its chunks to `reader`."""
+
+    __slots__ = ("_info", "_parts", "_since", "reader")
 
     def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
         super().__init__(*request)
         self._parts: Iterator[bytes] = iter(())
+        self._since = 0.0
         self.reader, self._info = reader, info
 
     async def __aenter__(self) -> Self:
@@ -232,11 +231,23 @@ class FetchResponse(Exchange):
 
     async def __anext__(self) -> bytes:
         part = next(self._parts, None)
-        if part is not None:
-            await self._io.others()  # to read a chunk may take long
-            return part
-        self._parts = self.reader.parts(await super().__anext__())
-        return next(self._parts, b"")
+        if part is None:
+            self._parts = self.reader.parts(await super().__anext__())
+            part = next(self._parts, b"")
+            if self.reader.kept_bytes < PART_BYTES:
+                self._since = self._io.now()
+                return part
+            self._since = 0.0
+        await self._io.others(self._since)  # to read a chunk, or a long line, may take long
+        self._since = self._io.now()
+        return part
+
+    def chunks(self) -> Self:
+        """The body's bytes as they arrive, content encodings undone.
+
+        Raises `TornResponseError` when the body breaks off.
+        """
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +266,77 @@ class Page:
     def caught_up(self) -> bool:
         """Whether the response says that the cursor asked with is the partition's present end."""
         return not self.events and self.cursor == self.asked
+
+
+class Fetch:
+    """One fetch: await it, `read` it, or iterate over it, once. See `FeedClient.fetch`."""
+
+    def __init__(self, client: FeedClient, partition: int, cursor: str) -> None:
+        self._client, self._partition, self._cursor = client, partition, cursor
+        self._batches: Any = None
+
+    def __await__(self) -> Generator[Any, Any, Page]:
+        return self.read().__await__()
+
+    async def read(self) -> Page:
+        """Return the whole response. Raises RuntimeError when it was read already."""
+        if self._batches is not None:
+            raise RuntimeError("a fetch can be read once: call fetch() again")
+        self._batches = self._read(stream=False)
+        batches = [batch async for batch in self]
+        events = [event for batch in batches for event in batch.events]
+        cursor = batches[-1].cursor if batches else None
+        return Page(self._partition, self._cursor, events, cursor)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the request. Does nothing when it has ended."""
+        if self._batches is not None:
+            await self._batches.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        if self._batches is None:
+            self._batches = self._read(stream=self._client.options.streaming)
+        batch: Batch = await anext(self._batches)
+        return batch
+
+    async def _read(self, *, stream: bool | int) -> AsyncIterator[Batch]:
+        """Errors come behind what was checkpointed before them."""
+        client, partition = self._client, self._partition
+        info, gave = client.info or await client.discover(), False
+        async with client.open(info, partition, self._cursor, stream=stream) as response:
+            reader = response.reader
+            async for chunk in response.chunks():
+                for events in reader.feed(chunk):
+                    gave = True
+                    yield self._batch(events)
+                reader.check()
+            last: list[CheckpointedEvents]
+            failed = None
+            try:
+                last = reader.finish().batches
+                held, cursor = reader.held, reader.last_checkpoint
+                if held is not None:
+                    last = [*last, held]  # it shows what was sent, whatever the cursor
+                elif not gave and not last and cursor is not None:
+                    last = [CheckpointedEvents([], cursor, 0)]
+            except FeedError as error:
+                last, failed = reader.rest(), error
+            for events in last:
+                yield self._batch(events)
+            if failed is not None:
+                raise failed
+
+    def _batch(self, events: CheckpointedEvents) -> Batch:
+        return Batch(self._partition, events.events, events.cursor)
 
 
 def _check_count(error: RequestRefusedError, info: FeedInfo) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import orjson
 
-from feedapi_client.client.feed_client import FeedClient, FetchResponse, Page
+from feedapi_client.client.feed_client import FeedClient, Page
 from feedapi_client.http.io import BlockingIO, SyncHTTP, run_now
-from feedapi_client.model import Decoder, FeedInfo
+from feedapi_client.model import Batch, Decoder, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.protocol.page import Progress
+from feedapi_client.protocol.page import PageReader, Progress
+
+T = TypeVar("T")
 
 
 class _BlockingFeedClient(FeedClient):
@@ -100,35 +102,67 @@ class SyncFeedClient:
         progress: Progress | None = None,
     ) -> SyncFetchResponse:
         """See `FeedClient.open`."""
-        response = self._client.open(info, partition, cursor, stream=stream, progress=progress)
-        return SyncFetchResponse(response)
+        return SyncFetchResponse(
+            self._client.open(info, partition, cursor, stream=stream, progress=progress)
+        )
 
-    def fetch(self, partition: int, cursor: str) -> Page:
-        """See `FeedClient.fetch`."""
-        return run_now(self._client.fetch(partition, cursor))
+    def fetch(self, partition: int, cursor: str) -> SyncFetch:
+        """One fetch: `read()` it for a `Page`, or iterate over it for each `Batch`.
+
+        Otherwise as `FeedClient.fetch`.
+        """
+        return SyncFetch(self._client.fetch(partition, cursor))
 
     def __repr__(self) -> str:
         return repr(self._client).replace(type(self._client).__name__, type(self).__name__, 1)
 
 
-class SyncFetchResponse:
-    """See `FetchResponse`."""
+class _Blocking(Generic[T]):
+    """An asynchronous iterator and context manager whose coroutines don't suspend."""
 
-    def __init__(self, response: FetchResponse) -> None:
-        self._response, self.reader = response, response.reader
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
 
     def __enter__(self) -> Self:
-        run_now(self._response.__aenter__())
+        run_now(self._inner.__aenter__())
         return self
 
     def __exit__(self, *exc: object) -> None:
-        run_now(self._response.__aexit__(*exc))
+        run_now(self._inner.__aexit__(*exc))
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> bytes:
+    def __next__(self) -> T:
         try:
-            return run_now(self._response.__anext__())
+            item: T = run_now(self._inner.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
+        return item
+
+
+class SyncFetchResponse(_Blocking[bytes]):
+    """See `FetchResponse`."""
+
+    @property
+    def reader(self) -> PageReader:
+        """What the chunks are fed to."""
+        reader: PageReader = self._inner.reader
+        return reader
+
+    def chunks(self) -> Self:
+        """See `FetchResponse.chunks`."""
+        return self
+
+
+class SyncFetch(_Blocking[Batch]):
+    """One fetch: `read` it, or iterate over it, once. See `SyncFeedClient.fetch`."""
+
+    def read(self) -> Page:
+        """Return the whole response."""
+        page: Page = run_now(self._inner.read())
+        return page
+
+    def close(self) -> None:
+        """End the request. Does nothing when it has ended."""
+        run_now(self._inner.aclose())

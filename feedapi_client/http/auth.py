@@ -24,6 +24,11 @@ from feedapi_client.arguments import check_plain, check_seconds
 from feedapi_client.errors import AuthenticationError, FeedUnavailableError
 from feedapi_client.http.io import BlockingBody, HTTPXBody, basic, run_now
 
+# The codes of RFC 6749, section 5.2. Any other text may be an echo of the secret.
+_ERRORS = (
+    *("invalid_request", "invalid_client", "invalid_grant", "unauthorized_client"),
+    *("unsupported_grant_type", "invalid_scope"),
+)
 _MAX_TOKEN = 64 * 1024  # bytes of a token file, and of a token endpoint's answer
 _UNAUTHORIZED = 401
 _REFUSED = (401, 403)
@@ -224,7 +229,8 @@ class OAuthClientCredentials(httpx.Auth):
         found = found if isinstance(found, dict) else {}
         token, kind = found.get("access_token"), str(found.get("token_type", "bearer"))
         if not 200 <= status < 300 or not isinstance(token, str) or kind.lower() != "bearer":
-            raise self._no_token(f"status {status}")  # any text may be an echo of the secret
+            reasons = [f", {code}" for code in _ERRORS if found.get("error") == code]
+            raise self._no_token("".join((f"status {status}", *reasons)))
         if not token.isascii() or not token.isprintable():
             raise self._no_token("one that can't be sent")
         seconds = math.inf  # until a request is refused

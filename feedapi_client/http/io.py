@@ -10,7 +10,7 @@ import math
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from urllib.request import getproxies
 import anyio
 import anyio.lowlevel
 import httpx
+from anyio import to_thread
 
 from feedapi_client.arguments import check_instance
 from feedapi_client.causes import failure_of
@@ -35,6 +36,8 @@ SyncHTTP = httpx.Client
 SHARE = 0.9
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
+_SLICE = 0.001  # seconds that a response may be worked on until other tasks get their turn
+_LONG = 64 * 1024  # bytes that take a millisecond or two to read: some thousand partitions
 _LONGEST = 86_400.0  # seconds of a read that is not limited
 
 
@@ -182,6 +185,7 @@ class AsyncIO(_IO):
         verify: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(url, http, limits, verify)
+        self._turn = anyio.Lock(fast_acquire=True)
         self._wire: Fetcher | None = None
         if self.owned and proxy_of(self.site) is None:
             self._wire = Fetcher(
@@ -198,9 +202,19 @@ class AsyncIO(_IO):
         no_use = self.client.is_closed or is_patched(type(self.client))
         return None if no_use else self._wire
 
-    async def others(self) -> None:
-        """Let other tasks run."""
-        await anyio.lowlevel.checkpoint()
+    async def aside(self, work: Callable[[], T], size: int) -> T:
+        """Return what `work` on so many bytes returns; on many it runs in a thread (R16)."""
+        return await to_thread.run_sync(work) if size >= _LONG else work()
+
+    async def others(self, since: float = math.inf) -> None:
+        """Let other tasks run. Of those that worked for long `since` then, one goes on in a turn of
+        the loop: a turn of 64 would be long, too.
+        """
+        if anyio.current_time() < since + _SLICE / 2:
+            await anyio.lowlevel.checkpoint()
+        else:
+            async with self._turn:
+                await anyio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
         if self.owned:
@@ -243,8 +257,10 @@ class BlockingIO(_IO):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs it
 
-    async def others(self) -> None:
-        pass  # threads need none of this
+    async def aside(self, work: Callable[[], T], _size: int) -> T:
+        return work()  # threads need none of this
+
+    async def others(self, since: float = math.inf) -> None: ...
 
     async def attempt(
         self, call: Awaitable[T], silence: ReadTimeout, deadline: Deadline

@@ -49,6 +49,8 @@ _USUAL = {  # how an event begins, by the payload's key
 _BLANK_LINES = re.compile(rb"\n\s*\n")
 # What the line of an event holds, in small letters: an escape may be a part of its key.
 _PAYLOAD_WORDS = (b'"data', b'"event', b"\\u")
+# What a line holds, in small letters, that says anything under whatever key.
+_WORDS = (*_PAYLOAD_WORDS, b'"cursor', b'"headers', b'"partition')
 # The line of a checkpoint with fewer bytes beside its cursor can't hold an event too.
 _BARE = len(b'{"cursor":"","data":""}')
 _HEADERS = {b"{", b"n"}  # how they begin, or that there are none
@@ -153,6 +155,8 @@ class PageDecoder:
             self._begun, block = True, block.removeprefix(BOM_UTF8)
         complete, decoded = block.endswith(b"\n"), None
         if complete and len(block) >= _SMALL:
+            if self._is_nothing(block):
+                return
             decoded = self._at_once(block)
             self.slow = decoded is None
         if decoded is not None:
@@ -252,6 +256,25 @@ class PageDecoder:
                 return head
         self._heads = []
         return b""
+
+    def _is_nothing(self, block: bytes) -> bool:
+        """Whether complete lines are objects that say nothing: count them, unseen."""
+        begins = block[:_SMALL], block  # where nearly all blocks say something
+        if len(block) > self._max_line_bytes or any(
+            word in part.lower() for part in begins for word in _WORDS
+        ):
+            return False
+        try:
+            found = len(_read_nothing(block))
+        except (ValueError, RecursionError):
+            return False
+        # A newline between ``}`` and ``{`` can't be inside of an object.
+        block = _BLANK_LINES.sub(b"\n", block.lstrip())
+        if block.count(b"}\n{") != found - 1 or block[:1] + block[-2:] != b"{}\n":
+            return False
+        self.unknown_commands += found
+        self._count(found)
+        return True
 
     # ------------------------------------------------------------------ line by line
 
@@ -411,6 +434,10 @@ class PageDecoder:
         return torn
 
 
+class _Nothing(msgspec.Struct, gc=False): ...
+
+
+_read_nothing = msgspec.json.Decoder(_Nothing).decode_lines
 _read_any = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _VALUES = {  # the longest value of a line, in bytes (a character is an escape of six), and its type
     "cursor": (6 * MAX_CURSOR + 2, msgspec.json.Decoder(str | None).decode),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -16,6 +15,7 @@ from feedapi_client.client import FeedClient, Page, SyncFeedClient
 from feedapi_client.errors import (
     AuthenticationError,
     BufferLimitError,
+    CommitOrderError,
     FeedError,
     FeedUnavailableError,
     LineageError,
@@ -25,7 +25,7 @@ from feedapi_client.errors import (
     RequestRefusedError,
     TornResponseError,
 )
-from feedapi_client.model import FeedInfo
+from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from tests.client.wire import DISCOVERY, Reply, Request, chunk, feed, ok, start, wire
 
@@ -56,8 +56,35 @@ class Client:
         return found
 
     async def fetch(self, partition: int, cursor: str) -> Page:
-        page: Page = await self._call(partial(self.client.fetch, partition, cursor))
+        page: Page = await self._call(self.client.fetch(partition, cursor).read)
         return page
+
+    async def batches(
+        self, partition: int, cursor: str, first: int | None = None
+    ) -> tuple[list[Batch], FeedError | None]:
+        """The batches of a fetch, or the first few, and the error behind them."""
+        found: list[Batch] = []
+        fetch = self.client.fetch(partition, cursor)
+
+        def blocking() -> None:
+            with fetch as batches:
+                for batch in batches:
+                    found.append(batch)
+                    if len(found) == first:
+                        return
+
+        async def suspending() -> None:
+            async with fetch as batches:
+                async for batch in batches:
+                    found.append(batch)
+                    if len(found) == first:
+                        return
+
+        try:
+            await self._call(blocking if self.sync else suspending)
+        except FeedError as error:
+            return found, error
+        return found, None
 
 
 @asynccontextmanager
@@ -244,6 +271,16 @@ class TestFetch:
         events = [(event.partition, event.json()["n"]) for event in page.events]
         assert events == [(1, 1), (1, 2), (1, 3)]
 
+    async def test_r03_a_fetch_is_iterated_for_batches_as_checkpoints_arrive(
+        self, sync: bool
+    ) -> None:
+        """And left early."""
+        page = feed(lambda _: Reply(start(PAGE[:51]), hold=True))
+        async with wire(page) as server, opened(server.url, sync) as client:
+            (batch,), error = await client.batches(1, "_first", first=1)
+        assert (batch.partition, len(batch.events), batch.cursor) == (1, 2, "a")
+        assert error is None
+
     @pytest.mark.parametrize(
         ("body", "caught_up"),
         [
@@ -258,6 +295,19 @@ class TestFetch:
     ) -> None:
         async with wire(feed(body)) as server, opened(server.url, sync) as client:
             assert (await client.fetch(0, "x")).caught_up is caught_up
+
+    async def test_a_batch_of_a_client_can_not_be_committed(self, sync: bool) -> None:
+        async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
+            batches, _ = await client.batches(0, "_first")
+        with pytest.raises(CommitOrderError, match="without a consumer"):
+            await batches[0].commit()
+
+    async def test_a_fetch_is_read_once(self, sync: bool) -> None:
+        async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
+            fetch = client.client.fetch(0, "_first")
+            await client._call(fetch.read)
+            with pytest.raises(RuntimeError, match="once"):
+                await client._call(fetch.read)
 
     async def test_a_fetch_is_not_retried(self, sync: bool) -> None:
         later = feed(lambda _: ok(b"", status="503 Later"))
@@ -308,15 +358,16 @@ class TestFetch:
         ],
         ids=["text", "payload", "long", "torn"],
     )
-    async def test_r03_a_faulty_page_is_an_error(
+    async def test_r03_checkpointed_events_come_before_the_error(
         self, tail: bytes | None, kind: type[Exception], sync: bool
     ) -> None:
         torn = Reply(start(PAGE), close=True)
         page = feed((lambda _: torn) if tail is None else PAGE + tail)
         limits = Limits(max_line_bytes=1000)
         async with wire(page) as server, opened(server.url, sync, limits=limits) as client:
-            with pytest.raises(kind):
-                await client.fetch(0, "_first")
+            batches, error = await client.batches(0, "_first")
+        assert [batch.cursor for batch in batches] == ["b"]
+        assert type(error) is kind
 
     async def test_r03_bytes_without_a_checkpoint_are_bounded(self, sync: bool) -> None:
         event = b'{"data":"' + b"x" * 500 + b'"}\n'
@@ -328,6 +379,17 @@ class TestFetch:
                 BufferLimitError, match=r"Limits\.max_buffered_bytes is 5000\. Raise it"
             ):
                 await client.fetch(0, "_first")
+
+    async def test_r15_a_stream_is_asked_for_when_iterating(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
+        httpx_mock.add_response(url=URL, text='{"partitions":[{"id":"0"}],"stream":true}')
+        httpx_mock.add_response(url=URL + "?partition=0&cursor=a&stream=y", text='{"cursor":"a"}\n')
+        httpx_mock.add_response(url=URL + "?partition=0&cursor=a", text='{"cursor":"a"}\n')
+        async with opened(URL, sync, fetch=FetchOptions(stream=True)) as client:
+            batches, _ = await client.batches(0, "a")
+            assert [batch.cursor for batch in batches] == ["a"]
+            assert (await client.fetch(0, "a")).caught_up
 
     async def test_v1_is_fetched_one_partition_at_a_time(
         self, httpx_mock: HTTPXMock, sync: bool
@@ -349,12 +411,12 @@ class TestFetch:
 
             def blocking() -> None:
                 with response:
-                    for piece in response:
+                    for piece in response.chunks():
                         response.reader.feed(piece)
 
             async def suspending() -> None:
                 async with response:
-                    async for piece in response:
+                    async for piece in response.chunks():
                         response.reader.feed(piece)
 
             await client._call(blocking if sync else suspending)

@@ -115,6 +115,12 @@ async def test_a_refused_token_is_renewed_once_for_a_request(publisher: Publishe
 @pytest.mark.parametrize(
     ("status", "answer", "error", "says"),
     [
+        (
+            401,
+            {"access_token": None, "error": "invalid_client"},
+            AuthenticationError,
+            "invalid_client",
+        ),
         (400, {"access_token": None, "error": "<secret>"}, AuthenticationError, "status 400"),
         (400, {"access_token": None, "error": "secret"}, AuthenticationError, "status 400$"),
         (400, {"access_token": None, "error": ["secret"]}, AuthenticationError, "status 400$"),

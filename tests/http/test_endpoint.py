@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import random
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,7 +25,7 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.io import run_now
+from feedapi_client.http.io import AsyncIO, run_now
 from feedapi_client.http.transport import Exchange
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, chunk, ok, start, wire
@@ -383,6 +385,39 @@ class TestConnections:
             page = await page_of(server.url, sync=False, http=http)
             done = True
         assert (len(page), turns > 20 if own else turns > 100) == (200_000 if own else 1000, True)
+
+    @pytest.mark.parametrize(("worked", "in_a_turn"), [("long", 1), ("for a moment", 16)])
+    async def test_r16_of_those_that_work_for_long_one_goes_on_in_a_turn(
+        self, worked: str, in_a_turn: int
+    ) -> None:
+        """Counted in turns of another task."""
+        io, turns, went_on = AsyncIO("http://feed/"), 0, 0
+
+        async def work() -> None:
+            nonlocal went_on
+            for _ in range(20):
+                await io.others(since=-math.inf if worked == "long" else math.inf)
+                went_on += 1
+
+        async def others() -> None:
+            nonlocal turns
+            while went_on < 16 * 20:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others)
+            for _ in range(16):
+                tasks.start_soon(work)
+        assert turns * in_a_turn >= went_on
+        assert turns <= 3 * went_on / in_a_turn
+        await io.aclose()
+
+    async def test_r16_a_long_discovery_is_read_beside_other_tasks(self) -> None:
+        io = AsyncIO("http://feed/")
+        assert await io.aside(threading.get_ident, 1000) == threading.get_ident()
+        assert await io.aside(threading.get_ident, 1 << 20) != threading.get_ident()
+        await io.aclose()
 
 
 ENDLESS_HEADERS = {
