@@ -45,7 +45,6 @@ class ReplayedBatch(Batch[Any]):
         self._replayed, self._using = batch, using
 
     def commit(self, transaction: Any = None) -> None:  # type: ignore[override]
-        """See `SyncBatch.commit`."""
         if transaction is None and connections[self._using].in_atomic_block:
             transaction = connections[self._using]
         async_to_sync(self._replayed.commit)(transaction)
@@ -69,7 +68,6 @@ class QuarantineAdmin(admin.ModelAdmin):
 
     @admin.display(ordering="quarantined_at", description="quarantined")
     def time(self, event: Any) -> datetime | str:
-        """Return when the event was quarantined; a time that no store wrote as it is."""
         try:
             return _EPOCH + timedelta(microseconds=event.quarantined_at)
         except OverflowError:
@@ -81,20 +79,16 @@ class QuarantineAdmin(admin.ModelAdmin):
 
     @admin.display(description="payload")
     def event(self, event: Any) -> str:
-        """Return the payload, indented if it is JSON, and at most `_LONGEST_SHOWN` characters."""
         return shown_payload(bytes(event.payload))
 
     @admin.display(description="headers")
     def event_headers(self, event: Any) -> str:
-        """Return the headers, at most `_LONGEST_SHOWN` characters of them."""
         return str(event.headers)[:_LONGEST_SHOWN]
 
     def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002
-        """Only consumers add events."""
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody changes what a publisher has sent."""
         return False
 
     def has_replay_permission(self, request: Any) -> bool:
@@ -103,7 +97,6 @@ class QuarantineAdmin(admin.ModelAdmin):
 
     @admin.action(description="Replay selected quarantined events", permissions=["replay"])
     def replay(self, request: Any, queryset: Any) -> None:
-        """Give the events to the handler again, in their order. Those that fail again stay."""
         ids = list(queryset.order_by("id").values_list("id", flat=True))
         try:
             handled, failures = replay_here(queryset.db, _handler(), ids)
@@ -138,14 +131,7 @@ def shown_payload(raw: bytes) -> str:
 def replay_here(
     using: str, handle: Callable[[Any], object], ids: list[str]
 ) -> tuple[int, list[tuple[str, Exception]]]:
-    """Replay events in the calling thread; return how many were handled, and which failed.
-
-    What the handler does not commit itself is removed when it returns, in an ``atomic()`` of this
-    thread: with ``ATOMIC_REQUESTS`` that is part of the request's transaction.
-
-    Raises:
-        StoreError: the quarantine failed.
-    """
+    """What the handler does not commit is removed when it returns, in an ``atomic()`` of this thread."""
     failures: list[tuple[str, Exception]] = []
 
     def report(event: Any, error: Exception | None) -> None:

@@ -54,7 +54,6 @@ class DjangoDatabase(Database):
 
     @property
     def place(self) -> object:
-        """See `Database.place`."""
         return self.using
 
     async def check(self, tables: object) -> None:
@@ -63,12 +62,10 @@ class DjangoDatabase(Database):
     # In the application's transaction
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """See `Database.within`: in the open transaction of the calling thread."""
         here = partial(self._run_here, transaction, script)
         return await in_callers_thread(here, otherwise=lambda call: sync_to_async(call)())
 
     async def check_alone(self) -> None:
-        """See `Database.check_alone`: the caller's thread, if one waits, has no open block."""
         if is_thread_lent():
             await in_callers_thread(self.check_thread)
         elif getattr(AsyncToSync.executors, "current", None) is not None:
@@ -78,7 +75,6 @@ class DjangoDatabase(Database):
                 await sync_to_async(self.check_thread)()
 
     def check_thread(self) -> None:
-        """Check that this thread has no open ``atomic()``."""
         if connections[self.using].in_atomic_block:
             raise StoreError(
                 f"an atomic block is open on {self.using!r}, and the cursor would not be part of "
@@ -122,8 +118,6 @@ class DjangoDatabase(Database):
     # In a transaction of the store's own
 
     async def transact(self, script: Script[T]) -> T:
-        """See `Database.transact`."""
-
         def work() -> T:
             with self._lock:
                 connection = self._begin()
@@ -166,7 +160,6 @@ class DjangoDatabase(Database):
         return self._connection
 
     def text_of(self, error: Exception) -> str:
-        """See `Database.text_of`."""
         known = (Error, ImproperlyConfigured, SynchronousOnlyOperation)
         text = str(error) if isinstance(error, known) else ""  # any other may quote a cursor
         return next(iter(text.strip().splitlines()), "")

@@ -79,11 +79,9 @@ class Aside:
         return not cursors
 
     def takes(self, error: Exception) -> bool:
-        """Return whether an error of the handler may be the fault of an event."""
         return not is_final(error) and may_be_an_events_fault(self._quarantine, error)
 
     def handled(self, partition: int) -> None:
-        """Note that an event of the partition was handled: the row of failures has ended."""
         self.in_a_row.pop(partition, None)
 
     def record(
@@ -121,7 +119,6 @@ class Aside:
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether the consumer can't go on, whatever the application does."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_final(one) for one in error.exceptions)
     return isinstance(error, (FencedError, CommitOrderError, WrongFunctionError))

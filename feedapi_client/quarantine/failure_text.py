@@ -40,14 +40,12 @@ class _Note(str):
 
 
 def note_limit(error: Exception, feed: FeedKey, partition: int, limit: int) -> None:
-    """Note that `Quarantine.limit` is why the error is raised."""
     where = f"feed {feed.url}, partition {partition}"
     many = counted(limit, "event in a row was", "events in a row were")
     error.add_note(_Note(f"{where}: {many} quarantined before this one"))
 
 
 def failure_line(error: BaseException) -> str:
-    """Return the type of the error, the text of one of this library, and notes of ours."""
     name = type(error).__qualname__
     ours = isinstance(error, (FeedError, StrayCancellationError))
     notes = [each for each in getattr(error, "__notes__", ()) if isinstance(each, _Note)]

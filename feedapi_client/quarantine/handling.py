@@ -47,17 +47,13 @@ class NoFurtherAttempt(BaseException):
 class Watch(Protocol):
     """Told of what becomes of batches whose handler fails."""
 
-    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
-        """The handler gets the batch again after a pause, for the attempt of this number."""
-        ...
+    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None: ...
 
     async def pause(self, seconds: float) -> None:
         """Wait before the next attempt. Raises `NoFurtherAttempt` after a stop."""
         ...
 
-    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
-        """These events are in quarantine."""
-        ...
+    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None: ...
 
 
 async def retrying_handler(
@@ -95,8 +91,6 @@ async def retrying_handler(
 
 
 class _Handling:
-    """One batch: its remaining events, those that are put aside, and what is known of them."""
-
     def __init__(
         self, batch: Batch, handle: Handler, policy: Retry, aside: Aside | None, watch: Watch
     ) -> None:
@@ -137,7 +131,6 @@ class _Handling:
     # Delivery
 
     async def _repeat(self, attempt: Any) -> None:
-        """Try as often as the policy says, and raise the last error."""
         backoff = self._policy.backoff(lambda error: not (self._committed or is_final(error)))
         on_retry = partial(self._watch.retrying, self._batch)
         await retry(attempt, backoff, sleep=self._pause, on_retry=on_retry)
@@ -194,7 +187,6 @@ class _Handling:
     # The failing events
 
     async def _recover(self, aside: Aside) -> None:
-        """Put the failing events aside, have the others handled, and commit."""
         while self._remaining:
             cause = await self._find_failing_event()
             if cause is not None:

@@ -43,7 +43,6 @@ class HeldKeys:
         return self.stale or bool(self._ids)
 
     async def load(self) -> None:
-        """Read the keys of all quarantined events of the feed. Raises `StoreError`."""
         async with self._lock:
             if not self.stale:
                 return
@@ -69,11 +68,7 @@ class HeldKeys:
         self._ids, self._firsts = found, firsts
 
     async def holding(self, key: Hashable) -> str | None:
-        """Return the id of the first event of the key that is in quarantine now.
-
-        Raises:
-            StoreError
-        """
+        """Return the id of the first event of the key that is in quarantine now."""
         if self.stale:
             await self.load()
         ids = self._ids.get(key)
@@ -86,15 +81,12 @@ class HeldKeys:
         return None
 
     async def first(self, key: Hashable) -> str | None:
-        """Return the id of the event that the key has been held back for. Raises `StoreError`."""
         return None if await self.holding(key) is None else self._firsts[key]
 
     def add(self, key: Hashable, record: QuarantinedEvent) -> None:
-        """Note that an event of the key goes into quarantine, with the next save."""
         self._ids.setdefault(key, deque()).append(record.id)
         self._firsts.setdefault(key, first_of_key(record))
         self._unsaved.add(record.id)
 
     def settled(self, records: Sequence[QuarantinedEvent]) -> None:
-        """Note that these were saved, or never will be."""
         self._unsaved.difference_update(record.id for record in records)

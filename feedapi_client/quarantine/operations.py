@@ -130,7 +130,6 @@ async def replay(
 
 
 async def _held_back(held: HeldKeys, event: QuarantinedEvent) -> Exception | None:
-    """Return why an event has to wait, if an earlier one of its key is in quarantine."""
     if (first := first_of_key(event)) == event.id:
         return None
     holding = await held.holding(first)
@@ -146,7 +145,6 @@ async def _chosen(store: QuarantineStore, ids: Iterable[str]) -> AsyncIterator[Q
 async def _replay_event(
     store: QuarantineStore, handle: Handler, event: QuarantinedEvent, decoder: Decoder
 ) -> Exception | None:
-    """Return the error of the handler, or None if it handled the event."""
     removed = False
 
     async def commit(_: Batch, transaction: Any) -> None:

@@ -109,7 +109,6 @@ class Retry:
 
 
 def may_be_an_events_fault(quarantine: Quarantine, error: Exception) -> bool:
-    """Return whether an error of a handler may be the fault of the event."""
     of_store = isinstance(error, (StoreError, CommitOrderError))
     return isinstance(error, quarantine.errors) and not of_store
 
@@ -126,11 +125,7 @@ OnFailure = Literal["raise", "retry", "quarantine"] | Retry | Quarantine
 
 
 def parse_on_failure(on_failure: OnFailure) -> tuple[Retry, Quarantine | None]:
-    """Return how often to call the handler, and the quarantine that follows the last call.
-
-    Raises:
-        ValueError: `on_failure` is none of the documented values.
-    """
+    """Return how often to call the handler, and the quarantine that follows the last call."""
     match on_failure:
         case "raise":
             return Retry(attempts=1), None

@@ -59,7 +59,6 @@ class QuarantinedEvent:
 
 
 def first_of_key(event: QuarantinedEvent) -> str:
-    """Return the id of the event for which its key is held back: its own, if it is the first."""
     if event.error_type != EarlierEventQuarantined.__name__:
         return event.id
     return event.error.removeprefix(_FOLLOWS)
@@ -68,7 +67,6 @@ def first_of_key(event: QuarantinedEvent) -> str:
 def quarantined(
     feed: FeedKey, event: Event, cursor: str, index: int, error: BaseException
 ) -> QuarantinedEvent:
-    """Return the record of an event that failed now."""
     now = datetime.now(UTC)
     return QuarantinedEvent(
         # Time, then position: sorts in the order of quarantining, also within a batch.
@@ -95,7 +93,6 @@ def _text(error: BaseException) -> str:
 
 
 def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
-    """Return the values of the table's columns, see `feedapi_client.stores.tables`."""
     feed = event.feed
     return (
         event.id,
@@ -115,7 +112,6 @@ def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
 
 
 def from_row(row: Sequence[Any]) -> QuarantinedEvent:
-    """Return the event of these values."""
     id, _, url, name, filters, partition, cursor, index, raw, headers, error_type, error, at = row
     return QuarantinedEvent(
         id=id,

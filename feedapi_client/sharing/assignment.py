@@ -64,15 +64,7 @@ def plan(
     *,
     pinned: Collection[int] = (),
 ) -> Plan:
-    """Return what the instance `me` claims and gives away.
-
-    Arguments:
-        me: one of `instances`.
-        instances: the living instances.
-        owners: the owner of each lease, also of partitions that are in no unit.
-        units: the partitions that can be read, as far as `me` sees. None is in two units.
-        pinned: partitions of `me` that it keeps, and that don't count.
-    """
+    """`pinned` are partitions of `me` that it keeps, and that don't count; none is in two units."""
     living = {p: owner for p, owner in owners.items() if owner in instances}
     members = {unit[0]: unit for unit in units}
     known = {partition for unit in members.values() for partition in unit}
@@ -89,7 +81,6 @@ def plan(
 
 
 def merged(units: Iterable[Iterable[int]]) -> list[Unit]:
-    """Return the units, those with a common partition merged into one."""
     groups: dict[int, set[int]] = {}
     for unit in units:
         group = set(unit)

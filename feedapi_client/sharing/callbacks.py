@@ -42,11 +42,9 @@ class Callbacks:
         return self._assigning.keys()
 
     def use(self, tasks: TaskGroup) -> None:
-        """Start the functions in these tasks from now on."""
         self._tasks = tasks
 
     def assign(self, partitions: Collection[int]) -> None:
-        """Call `on_assigned` with partitions that were claimed."""
         if self._share.on_release is not None:
             self._told.update(partitions)
         if self._share.on_assigned is not None and self._tasks is not None:
@@ -71,7 +69,6 @@ class Callbacks:
         return not any(partition in those for those in pending)
 
     def release(self, partitions: Collection[int]) -> None:
-        """Call `on_release` with partitions that are to be given away or were lost."""
         told = frozenset(self._told.intersection(partitions) - self.arriving)
         if told and self._tasks is not None:
             self._told -= told

@@ -47,15 +47,7 @@ def instance_name(share: Share) -> str:
 
 
 class Coordinator:
-    """The leases of one session; implements `Sharing`. All methods are called from its event loop.
-
-    Arguments:
-        share: the options.
-        store: keeps the leases.
-        key: the feed and the consumer.
-        planning: of the session.
-        name: of this instance.
-    """
+    """All methods are called from the session's event loop."""
 
     def __init__(
         self, share: Share, store: LeaseStore, key: FeedKey, planning: Planning, *, name: str
@@ -169,7 +161,6 @@ class Coordinator:
 
     @property
     def _commits(self) -> bool:
-        """Whether a commit is under way: nobody else is to begin before it."""
         return any(partition.committing for partition in self._planning.partitions.values())
 
     async def _committed(self) -> None:
@@ -212,7 +203,6 @@ class Coordinator:
         return max(0.0, min([pause, *deadlines]))
 
     async def _round(self) -> None:
-        """Look at the other instances, and act. Raises `StoreError`."""
         await self._planning.carried_out()
         if not self._member.joined:
             return
@@ -249,7 +239,6 @@ class Coordinator:
             await self._refresh(looked)
 
     async def _refresh(self, looked: int) -> None:
-        """Give the planner what is stored, and which leases are held."""
         planning, self._loaded_at = self._planning, anyio.current_time()
         began = planning.planner.begin_load()
         positions = await planning.positions.load()
@@ -275,7 +264,6 @@ class Coordinator:
         )
 
     def _compare_options(self) -> None:
-        """Report once of each instance which options are not the same as here."""
         for other in self._view.instances:
             if other.name not in self._others or other.name in self._compared:
                 continue
@@ -306,7 +294,6 @@ class Coordinator:
         return Plan(frozenset(left[:1]), decided.give) if left else decided
 
     async def _claim(self, partitions: Collection[int]) -> bool:
-        """Claim partitions. Return whether one was claimed."""
         if not partitions:
             return False
         none, expired = Lease(BOOTSTRAP, None, 0), self._member.expired
@@ -324,7 +311,6 @@ class Coordinator:
         return True
 
     async def _mark_ends(self) -> None:
-        """Tell the others what was read to its end, without `follow`."""
         owned, leases = self._owned.keys() - self._leaving.keys(), self._view.leases
         if ended := self._ends.to_mark(owned, leases):
             await self._member.put([Lease(p, self.name, self._owned[p], ended=True) for p in ended])

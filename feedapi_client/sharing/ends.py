@@ -16,8 +16,6 @@ from feedapi_client.stores.leases import Lease, View
 
 
 class Ends:
-    """The ends of the partitions, as one instance sees them."""
-
     def __init__(self, planning: Planning) -> None:
         self._planning, self._iteration = planning, planning.iteration
         self._members: set[str] = set()
@@ -30,7 +28,6 @@ class Ends:
         """The ends that are asked for again: their cursors, and since when."""
 
     def saw(self, view: View) -> None:
-        """Note who takes part, and at first which marks are there. Before anything is marked."""
         names = {instance.name for instance in view.instances}
         if not names <= self._members:
             self._members |= names

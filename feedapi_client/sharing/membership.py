@@ -81,7 +81,6 @@ class Membership:
         await translated(self._store.leave(self._key, self._name), "leaving", self._key.url)
 
     async def beat(self) -> None:
-        """Write the heartbeat."""
         sent = anyio.current_time()
         beating = self._store.beat(self._key, self._name, self._seconds, self._options)
         if not await translated(beating, "writing the heartbeat", self._key.url):
@@ -91,11 +90,9 @@ class Membership:
         self._changed.set()
 
     async def wait_until_joined(self) -> None:
-        """Wait until the heartbeat is written for the first time."""
         await self._changed.wait()
 
     async def run(self) -> None:
-        """Keep the heartbeat until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
             while True:
@@ -127,7 +124,6 @@ class Membership:
     def log(
         self, text: str, partitions: Collection[int] = (), *, level: int = logging.INFO
     ) -> None:
-        """Log a change of this instance."""
         shown = ", ".join(map(str, sorted(partitions)[:_SHOWN]))
         more = f" and {len(partitions) - _SHOWN} more" if len(partitions) > _SHOWN else ""
         log.log(
@@ -152,7 +148,6 @@ def _in_slices(leases: Collection[Lease]) -> Iterator[list[Lease]]:
 
 
 def published_options(settings: ConsumerSettings) -> str:
-    """Return what an instance tells the others: options that have to be the same in all."""
     from feedapi_client import __version__
 
     chosen = settings.partitions
@@ -167,7 +162,6 @@ def published_options(settings: ConsumerSettings) -> str:
 
 
 def different_options(one: str, other: str) -> list[str]:
-    """Return the names of the options that both have told and that differ."""
     mine, theirs = (
         dict(part.split("=", 1) for part in options.split() if "=" in part)
         for options in (one, other)

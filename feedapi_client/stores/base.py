@@ -213,13 +213,7 @@ class Closable:
 
 
 class Answering(Closable):
-    """What stores ask: a database or a server, each call bounded in time, its errors translated.
-
-    Attributes:
-        name: where it is, for messages, after what it is.
-        timeout: maximum time for one call, in seconds; None: without end.
-        asyncio_only: whether its driver runs on asyncio only.
-    """
+    """Each call is bounded in time (`timeout`), and its errors are translated."""
 
     name: str
     timeout: float | None = None
@@ -230,7 +224,6 @@ class Answering(Closable):
         raise NotImplementedError
 
     def needs_asyncio(self, transaction: Any) -> bool:  # noqa: ARG002
-        """Return whether a call, with a transaction of the caller if there is one, needs it."""
         return self.asyncio_only
 
     async def answer(
@@ -279,7 +272,6 @@ class Answering(Closable):
             raise self.failure(what, feed, error) from (error if chained else None)
 
     def failure(self, what: str, feed: FeedKey | None, error: Exception) -> StoreError:
-        """Return the error of a call that failed."""
         return StoreError(
             f"{what} {self.name}".rstrip() + f" failed: {self.reason(error)}",
             feed=None if feed is None else feed.url,
@@ -297,21 +289,14 @@ def _on_asyncio() -> bool:
 def check_replaces(
     feed: FeedKey, partition: int, replaces: int | None, stored: Position | int | None
 ) -> None:
-    """Check that what is stored (None: nothing) has the revision that is to be replaced.
-
-    Raises:
-        FencedError: it has not.
-    """
+    """Raise `FencedError` unless this revision (None: nothing) is stored."""
     found = stored.revision if isinstance(stored, Position) else stored
     if found != replaces:
         raise fenced(feed, partition, replaces, found)
 
 
 def fenced(feed: FeedKey, partition: int, replaces: int | None, stored: int | None) -> FencedError:
-    """Return the error of a refused save.
-
-    What is stored is newer when another consumer has saved, and older when the store went back.
-    """
+    """What is stored is newer when another consumer has saved, and older when the store went back."""
     expected = "nothing" if replaces is None else f"revision {replaces}"
     found = "nothing is stored" if stored is None else f"revision {stored} is stored"
     if (stored or 0) < (replaces or 0):
@@ -333,7 +318,6 @@ def fenced(feed: FeedKey, partition: int, replaces: int | None, stored: int | No
 
 
 def held_elsewhere(feed: FeedKey, partition: int | None, seconds: float) -> FencedError:
-    """Return the error of a save that has waited for another transaction as long as it may."""
     return FencedError(
         f"another transaction holds this position and has not ended within {seconds:g} s: another "
         f"consumer named {feed.name!r} commits it, or is paused within a commit. That transaction "
@@ -372,11 +356,6 @@ def is_encodable(text: str) -> bool:
 
 
 def stored_key(url: str, name: str, filters: str) -> FeedKey:
-    """Return a key from its stored parts; `filters` is JSON.
-
-    Raises:
-        StoreError: they are no key.
-    """
     try:
         return FeedKey(url, name, orjson.loads(filters))
     except (ValueError, TypeError, AttributeError) as error:
@@ -389,11 +368,6 @@ def stored_key(url: str, name: str, filters: str) -> FeedKey:
 def stored_position(
     feed: FeedKey, partition: int, cursor: str, status: str, revision: int
 ) -> Position:
-    """Return a position from its stored parts.
-
-    Raises:
-        StoreError: the status is unknown to this version.
-    """
     if status not in _STATUSES:
         raise StoreError(
             f"the stored position has the unknown status {status!r}: "
@@ -407,7 +381,6 @@ def stored_position(
 def in_place_of(
     stored: Mapping[int, Position], positions: Mapping[int, Position]
 ) -> dict[int, Position]:
-    """Return positions that replace the stored ones."""
     return {
         partition: Position.after(stored.get(partition), new.cursor, new.status)
         for partition, new in positions.items()
@@ -415,7 +388,6 @@ def in_place_of(
 
 
 def consumer_interferes(feed: FeedKey | None) -> StoreError:
-    """Return the error of an operation that lost every race against a running consumer."""
     return StoreError(
         "a running consumer keeps changing the positions: stop it and try again",
         feed=None if feed is None else feed.url,

@@ -57,7 +57,6 @@ async def in_callers_thread(
 
 
 def is_thread_lent() -> bool:
-    """Return whether a thread of the application waits for this save, and runs functions."""
     return _lent.get() is not None
 
 
@@ -88,7 +87,6 @@ class CallerThread:
         self._refuses = False
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Have the waiting thread call the function. See `in_callers_thread`."""
         errand = _Errand(function)
         self._awaited.add(errand)
         try:
@@ -102,19 +100,16 @@ class CallerThread:
         return result
 
     def refuse(self) -> None:
-        """After an interruption: the thread runs nothing more."""
         self._refuses = True
         for errand in self._awaited:
             errand.refuse()
 
     def over(self) -> None:
-        """Let the threads that wait go on, now and for ever."""
         self.is_over = True
         self._inbox.put(None)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let stores run their functions in the waiting thread, within the block."""
         token = _lent.set(self)
         try:
             yield
@@ -122,16 +117,12 @@ class CallerThread:
             _lent.reset(token)
 
     def wait(self) -> None:
-        """Run functions until `over`.
-
-        Raises what interrupts the thread: `KeyboardInterrupt`, say. `refuse` has to follow.
-        """
+        """Run functions until `over`. When an interruption is raised, `refuse` has to follow."""
         while (errand := self._next()) is not None:
             errand.run()
         self._inbox.put(None)  # for the next thread
 
     def wait_for_end(self) -> None:
-        """Wait for `over`, and run nothing: after an interruption."""
         while not self.is_over:
             self._next()
 
@@ -163,7 +154,6 @@ class _Errand:
             self._reply(self.result.set_result, value)
 
     def refuse(self) -> None:
-        """In the event loop."""
         if not self.result.done():
             error = InterruptedCallError("the calling thread was interrupted")
             self.result.set_exception(error)

@@ -129,12 +129,7 @@ class DoneStore(CursorStore, Protocol):
 
 
 def stored_id(value: object) -> str:
-    """Return what is stored of the identity of an event.
-
-    Raises:
-        TypeError: it is no text, bytes, integer or UUID.
-        ValueError: it is empty.
-    """
+    """Raise TypeError or ValueError for what is no identity."""
     match value:
         case bool():
             raise _no_id(value)
@@ -161,11 +156,6 @@ def _no_id(value: object) -> TypeError:
 
 
 def check_done_format(feed: FeedKey, ids: Collection[str]) -> None:
-    """Check that this version knows how these were made.
-
-    Raises:
-        StoreError: it does not.
-    """
     if not all(id.startswith(DONE_FORMAT) for id in ids):
         raise StoreError(
             "what is done ahead of the cursor was stored in another format: "
@@ -175,7 +165,6 @@ def check_done_format(feed: FeedKey, ids: Collection[str]) -> None:
 
 
 def claimed_anew(feed: FeedKey, partition: int) -> FencedError:
-    """Return the error of an event that is done under a claim that is not the current one."""
     return FencedError(
         f"another consumer named {feed.name!r} reads this partition now: what is done here does "
         "not count any more, and its transaction has to be rolled back",
@@ -185,7 +174,6 @@ def claimed_anew(feed: FeedKey, partition: int) -> FencedError:
 
 
 def already_done(feed: FeedKey, partition: int) -> AlreadyDoneError:
-    """Return the error of an event that is remembered already."""
     return AlreadyDoneError(
         "the event is done already: roll the transaction back, and let this error through",
         feed=feed.url,
@@ -194,14 +182,7 @@ def already_done(feed: FeedKey, partition: int) -> AlreadyDoneError:
 
 
 class DoneScripts:
-    """The statements on the table of what is done, as scripts. Each runs within one transaction.
-
-    One row for each event, and one for the claim of each partition, whose `event_id` is empty.
-
-    Arguments:
-        dialect: the kind of database, by SQLAlchemy's name.
-        table, cursors: the tables of done events and of positions, quoted.
-    """
+    """A row for each event, and one for the claim of each partition, whose `event_id` is empty."""
 
     def __init__(self, dialect: str, table: str, cursors: str) -> None:
         kind = DIALECTS[dialect]
@@ -229,13 +210,7 @@ class DoneScripts:
         self._delete = f"DELETE FROM {table} WHERE {self._feed}"
 
     def claim(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Script[int]:
-        """Claim the partitions, and return the number. A transaction of its own.
-
-        What was done under the claims before is complete when it was committed.
-
-        Raises:
-            FencedError: the first partition has another revision.
-        """
+        """When it was committed, what was done under the claims before is complete."""
         yield from self._lock_file()
         yield from self._check_revision(feed, partitions[0], revision)
         number = secrets.randbits(_CLAIM_BITS) + 1  # that no claim had, whatever was deleted
@@ -249,11 +224,7 @@ class DoneScripts:
     def load(
         self, feed: FeedKey, partitions: Sequence[int], revision: int
     ) -> Script[dict[str, int]]:
-        """Return what is done. A transaction of its own, after the one of `claim`.
-
-        Raises:
-            FencedError: the first partition has another revision.
-        """
+        """A transaction of its own, after the one of `claim`."""
         done: dict[str, int] = {}
         for partition in dict.fromkeys(partitions):
             for row in (yield Query(self._load, (feed.id, partition))):
@@ -268,11 +239,6 @@ class DoneScripts:
         check_replaces(feed, partition, revision or None, rows[0][0] if rows else None)
 
     def done(self, feed: FeedKey, event: DoneEvent) -> Script[None]:
-        """Remember that the event is done, in the transaction that has its effects.
-
-        Raises:
-            FencedError, AlreadyDoneError: it is not accepted. Nothing was changed.
-        """
         partition, claim, id = event
         yield from self._lock_file()
         if self._adds:  # for an error of a statement PostgreSQL would end the transaction
@@ -287,23 +253,20 @@ class DoneScripts:
         yield Query(self._insert, (feed.id, partition, id, claim))
 
     def _lock_file(self) -> Script[None]:
-        """Take the lock of the one writer, where there is one: see `PositionScripts.change`."""
+        """See `PositionScripts._lock_file`."""
         if self._write_nothing:
             yield Query(self._write_nothing)
 
     def is_done(self, feed: FeedKey, event: DoneEvent) -> Script[bool]:
-        """Return whether the event is remembered."""
         return bool((yield Query(self._find, (feed.id, event.partition, event.id))))
 
     def forget(self, feed: FeedKey, passed: Mapping[int, Collection[str]]) -> Script[None]:
-        """Forget what the saved cursors have passed."""
         for partition, ids in sorted(passed.items()):
             for some in in_parts(ids):
                 marks = ", ".join([self._id] * len(some))
                 yield Query(f"{self._forget} IN ({marks})", (feed.id, partition, *some))
 
     def delete(self, feed: FeedKey, partitions: Collection[int] | None) -> Script[None]:
-        """Forget all that is done and claimed in these partitions, or in all."""
         if partitions is None:
             yield Query(self._delete, (feed.id,))
         else:
@@ -312,6 +275,5 @@ class DoneScripts:
                 yield Query(named, (feed.id,))
 
     def move(self, old: FeedKey, new: FeedKey) -> Script[None]:
-        """Let what is done under one key be done under another."""
         yield Query(self._delete, (new.id,))
         yield Query(self._move, (new.id, old.id))

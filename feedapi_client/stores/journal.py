@@ -74,10 +74,7 @@ class Pruner:
         self._pruned: dict[str, int] = {}
 
     def due(self, feed: FeedKey, now: int) -> int | None:
-        """Return the time before which entries are to be deleted; None if it is too early.
-
-        `now` and the result are in microseconds since 1970.
-        """
+        """Return the time before which entries are to be deleted; None if it is too early."""
         if self._keep is None:
             return None
         pause = min(self._keep / _PRUNES_PER_RETENTION, _PRUNE_AT_LEAST_EVERY) // _MICROSECOND
@@ -90,11 +87,7 @@ class Pruner:
 
 
 def microseconds(when: datetime) -> int:
-    """Return microseconds since 1970 UTC.
-
-    Raises:
-        ValueError: `when` has no time zone.
-    """
+    """Raise ValueError where `when` has no time zone."""
     if when.tzinfo is None:
         raise ValueError(
             f"the time {when.isoformat()} has no time zone: "
@@ -104,17 +97,11 @@ def microseconds(when: datetime) -> int:
 
 
 def now() -> int:
-    """Return the time of a save, in microseconds since 1970 UTC."""
     return time.time_ns() // 1000
 
 
 def check_reach(feed: FeedKey, journal: Journal | None, when: datetime, now: int) -> int:
-    """Return `when` in microseconds since 1970 UTC. `now` is the time of the database.
-
-    Raises:
-        StoreError: there is no journal, or it can't reach back so far.
-        ValueError: `when` has no time zone.
-    """
+    """Return `when` in microseconds since 1970 UTC. `now` is the time of the database."""
     if journal is None:
         raise StoreError("the store keeps no journal: give it journal=Journal()", feed=feed.url)
     at = microseconds(when)
@@ -129,11 +116,6 @@ def check_reach(feed: FeedKey, journal: Journal | None, when: datetime, now: int
 def reconstruct(
     feed: FeedKey, when: datetime, covering: Iterable[CoveringRow], later: Iterable[LaterRow]
 ) -> dict[int, Position]:
-    """Return the positions at `when`.
-
-    Raises:
-        StoreError: a partition may have had a position that the journal does not know.
-    """
     found: dict[int, Position] = {}
     for partition, cursor, status, revision, _ in sorted(covering, key=lambda row: row[4]):
         found[partition] = stored_position(feed, partition, cursor, status, revision)
@@ -157,13 +139,7 @@ def reconstruct(
 
 
 def check_rewind(feed: FeedKey, to: datetime, target: dict[int, Position]) -> None:
-    """Check that there are positions to rewind to.
-
-    A consumer on an empty store would bootstrap, and `start` might skip events.
-
-    Raises:
-        StoreError: there is none.
-    """
+    """A consumer on an empty store would bootstrap, and `start` might skip events."""
     if not target:
         raise StoreError(
             f"the feed had no position at {to.isoformat()}; "

@@ -101,11 +101,6 @@ def _changes(instances: Iterable[Instance]) -> list[tuple[str, int]]:
 
 
 def change_number(bits: int = 20) -> int:
-    """Return a step of `Instance.changes`, or with 40 bits its first value.
-
-    Drawn, so that no number comes again after a failover has lost some, or an instance has left and
-    joined again: who looks before and after would see no change. Redis computes with 53 bits.
-    """
     return 1 + secrets.randbits(bits)
 
 
@@ -159,13 +154,7 @@ class LeaseStore(Protocol):
 
 
 class LeaseScripts:
-    """Makes the scripts of `LeaseStore`.
-
-    Arguments:
-        dialect: the kind of database, by SQLAlchemy's name.
-        named: returns the name of a table, quoted, see `PositionScripts`.
-        clock: the time, in microseconds, where it is not that of the database.
-    """
+    """`clock` returns the time, in microseconds, where it is not that of the database."""
 
     def __init__(
         self, dialect: str, named: Callable[[str], str], clock: Callable[[], int] | None = None
@@ -182,7 +171,6 @@ class LeaseScripts:
         self._skip = f"{self._dialect.lock} SKIP LOCKED" if self._dialect.lock else ""
 
     def look(self, feed: FeedKey, last: View | None) -> Script[View]:
-        """See `LeaseStore.look`."""
         rows = yield Query(
             f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, changes, options "
             f"FROM {self._instances} WHERE {self._feed}",
@@ -209,7 +197,6 @@ class LeaseScripts:
         )
 
     def beat(self, feed: FeedKey, instance: str, seconds: float, options: str) -> Script[bool]:
-        """See `LeaseStore.beat`."""
         length = int(seconds * SECOND)
         renew = (
             f"UPDATE {self._instances} SET expires_at = {self._now} + ? "
@@ -233,7 +220,6 @@ class LeaseScripts:
         return False
 
     def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> Script[set[int]]:
-        """See `LeaseStore.put`."""
         alive = {name for name, left in (yield from self._left(feed)).items() if left > 0}
         wanted = {lease.partition: lease for lease in leases} if instance in alive else {}
         found: set[int] = set()
@@ -254,7 +240,6 @@ class LeaseScripts:
         return found
 
     def leave(self, feed: FeedKey, instance: str) -> Script[None]:
-        """See `LeaseStore.leave`."""
         rows = yield Query(
             f"SELECT partition_id, epoch, ended FROM {self._leases} "
             f"WHERE {self._feed} AND owner = ?",
@@ -266,7 +251,6 @@ class LeaseScripts:
         yield CountedChange(gone, (feed.id, instance))
 
     def _left(self, feed: FeedKey) -> Script[dict[str, int]]:
-        """Return the time until the heartbeat of each instance expires."""
         select = f"SELECT instance, expires_at - {self._now} FROM {self._instances}"
         rows = yield Query(f"{select} WHERE {self._feed}", (feed.id,))
         return dict(rows)
@@ -274,7 +258,6 @@ class LeaseScripts:
     def _rows(
         self, feed: FeedKey, partitions: Collection[int], lock: str = ""
     ) -> Script[dict[int, tuple[str | None, int]]]:
-        """Return owner and epoch of these leases."""
         rows = yield Query(
             f"SELECT partition_id, owner, epoch FROM {self._leases} WHERE {self._feed} "
             f"AND partition_id IN ({listed(partitions)}) ORDER BY partition_id{lock}",
@@ -353,7 +336,6 @@ class LeaseScripts:
 
 @contextmanager
 def _passing_locks() -> Iterator[None]:
-    """Pass by a row that another transaction holds."""
     try:
         yield
     except Exception as error:

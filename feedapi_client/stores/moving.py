@@ -30,11 +30,6 @@ _MAX_COMMANDS = 3
 
 
 def check_moves(keys: Mapping[FeedKey, FeedKey]) -> None:
-    """Check the argument of `AdministrableStore.move`.
-
-    Raises:
-        ValueError: a key is in it twice.
-    """
     if len({*keys, *keys.values()}) < 2 * len(keys):
         raise ValueError("a key to move from or to is given twice")
 
@@ -46,15 +41,6 @@ def moved_positions(
     *,
     overwrite: bool,
 ) -> dict[int, Position]:
-    """Return the positions that a move saves under the key `new`.
-
-    Arguments:
-        positions: what the old key holds.
-        stored: what the new key holds.
-
-    Raises:
-        StoreError: the new key has positions and `overwrite` is not set.
-    """
     if stored and not overwrite:
         raise StoreError(
             f"the consumer {new.name!r} of this feed has cursors already: nothing was moved",
@@ -71,7 +57,6 @@ def moved_positions(
 
 
 def deleted(feed: FeedKey, partitions: Iterable[int] | None) -> Edit:
-    """Return the edit of `AdministrableStore.delete`."""
     gone = None if partitions is None else set(partitions)
 
     def edit(stored: Stored) -> Stored:
@@ -82,13 +67,10 @@ def deleted(feed: FeedKey, partitions: Iterable[int] | None) -> Edit:
 
 
 def replaced(feed: FeedKey, positions: Mapping[int, Position]) -> Edit:
-    """Return the edit of `AdministrableStore.replace`."""
     return lambda stored: {feed: stored[feed] | in_place_of(stored[feed], positions)}
 
 
 def moved(keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Edit:
-    """Return the edit of `AdministrableStore.move`."""
-
     def edit(stored: Stored) -> Stored:
         wanted: Stored = {}
         for old, new in keys.items():
@@ -103,10 +85,7 @@ def moved(keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Edit:
 def move_quarantined(
     table: str, dialect: str, keys: Iterable[tuple[FeedKey, FeedKey]]
 ) -> Script[None]:
-    """Move the quarantined events of each key to another one, as part of a transaction.
-
-    Those of the new key stay. Without the table there are none.
-    """
+    """Those of the new key stay."""
     if not (yield from exists(table, dialect)):
         return
     update = (
@@ -149,16 +128,11 @@ async def adopt(
 
 
 async def stored_keys(store: CursorStore) -> list[FeedKey]:
-    """Return all stored keys; none for a store that can't list them. Raises `StoreError`."""
     return await store.feeds() if isinstance(store, AdministrableStore) else []
 
 
 async def check_key_format(store: CursorStore, key: FeedKey) -> None:
-    """Check that a listed key is not one of another format, under which `load` finds nothing.
-
-    Raises:
-        StoreError: it is, or the store failed.
-    """
+    """Under a key of another format, which `feeds` lists, `load` finds nothing."""
     if not await store.load(key) and key in await stored_keys(store):
         raise StoreError(
             f"the store holds positions of the consumer '{_shown(key.name)}' under a key that this "
@@ -224,7 +198,6 @@ def _refused(key: FeedKey, found: list[FeedKey]) -> StoreError:
 
 
 def _command(found: FeedKey, key: FeedKey) -> str:
-    """Return the command that moves the positions of one key to another, as a shell takes it."""
     address, digest, _ = key.url.partition("#")
     words = [found.url, f"{address}?..." if digest else address, "--name", key.name]
     if found.filters != key.filters:

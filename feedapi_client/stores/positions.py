@@ -116,13 +116,11 @@ class PositionScripts:
         self._replace_found = self._dialect.replacing(("feed_id", "partition_id"), _CHANGED)
 
     def feeds(self) -> Script[list[Any]]:
-        """Return URL, consumer's name and filters (JSON) of every feed."""
         select = f"SELECT DISTINCT feed_url, consumer, filters FROM {self._cursors}"
         rows: list[Any] = yield Query(select)
         return rows
 
     def load(self, feed: FeedKey, lock: str = "") -> Script[dict[int, Position]]:
-        """Return all positions."""
         rows = yield from self._rows(feed, "feed_cursor, status, revision", lock)
         return {row[0]: stored_position(feed, *row) for row in rows}
 
@@ -157,20 +155,17 @@ class PositionScripts:
         yield from save
 
     def delete(self, feed: FeedKey, partitions: Collection[int] | None) -> Script[None]:
-        """Delete the positions of the partitions, or of all."""
         yield from self.change([feed], deleted(feed, partitions))
         yield from self.done.delete(feed, partitions)
 
     def replace(
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> Script[dict[int, Position]]:
-        """Save the positions, whatever is stored; return them as saved."""
         saved = yield from self.change([feed], replaced(feed, positions))
         yield from self.done.delete(feed, positions)
         return {partition: saved[feed][partition] for partition in positions}
 
     def move(self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Script[Stored]:
-        """Move the positions of each key to another one; return them as saved."""
         saved = yield from self.change([*keys, *keys.values()], moved(keys, overwrite=overwrite))
         found = [(old, new) for old, new in keys.items() if new in saved]
         for old, new in found:
@@ -180,7 +175,6 @@ class PositionScripts:
         return {new: saved[new] for _, new in found}
 
     def rewind(self, feed: FeedKey, to: datetime) -> Script[dict[int, Position]]:
-        """Make the positions of a time the current ones; return them as saved."""
         yield from self._lock_file()
         yield from self.load(feed, self._dialect.lock)
         target = yield from self.positions_at(feed, to)
@@ -207,7 +201,6 @@ class PositionScripts:
         return wanted
 
     def positions_at(self, feed: FeedKey, when: datetime) -> Script[dict[int, Position]]:
-        """Return the positions of a time, see `JournalledStore.positions_at`."""
         at = check_reach(feed, self._journal, when, (yield from self._time()))
         # The `CoveringRow`s of the journal module: positions that were the current ones at a time.
         covering = yield Query(
@@ -262,7 +255,6 @@ class PositionScripts:
         yield from self.done.forget(feed, passed)
 
     def _update_one(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[bool]:
-        """Save the only position if its row is there, free, and has the expected revision."""
         passes = self._dialect.lock != "" and feed in self.lock_waits
         if passes and not self._dialect.skips:
             return False
@@ -382,7 +374,6 @@ class PositionScripts:
     def _rows(
         self, feed: FeedKey, columns: str, lock: str, partitions: Iterable[int] | None = None
     ) -> Script[list[Any]]:
-        """Return the partition and these columns of all positions, or of some."""
         select = f"SELECT partition_id, {columns} FROM {self._cursors} WHERE {self._feed}"
         parts = [""]
         if partitions is not None:
@@ -395,16 +386,12 @@ class PositionScripts:
     # Time
 
     def _saved_at(self, at: int) -> tuple[str, tuple[int, ...]]:
-        """Return the time of a save as a part of a statement, and its parameter.
-
-        With a journal that of the look: the end of one position is the beginning of the next.
-        """
+        """With a journal that of the look: the end of one position is the beginning of the next."""
         if self._journal is not None:
             return self._number, (at,)
         return self._clock, (self._now(),) if self._now else ()
 
     def _time(self) -> Script[int]:
-        """Return the time where it is needed as a number."""
         if self._now is not None:
             return self._now()
         if self._journal is None:

@@ -128,18 +128,7 @@ class PostgresCursorStore(ServerStore):
 
 
 class PostgresDatabase(Database):
-    """A pool of one driver: of the caller, which the store does not close, or of a DSN.
-
-    Attributes:
-        driver: "psycopg", "psycopg in threads" or "asyncpg".
-
-    Arguments:
-        pool, schema, timeout: as the stores take them.
-
-    Raises:
-        TypeError: this is no pool.
-        ImportError: a DSN, and no driver is installed.
-    """
+    """A pool of one driver: of the caller, which the store does not close, or of a DSN."""
 
     dialect = "postgresql"
     name = "(postgresql)"
@@ -167,7 +156,6 @@ class PostgresDatabase(Database):
 
     @property
     def size(self) -> int | None:
-        """The largest number of connections; None: no limit."""
         if isinstance(self._given, str):
             return _POOL_SIZE
         pool = self._given
@@ -220,7 +208,6 @@ class PostgresDatabase(Database):
         return connection
 
     async def run(self, connection: Any, script: Script[T], _lock_seconds: float = 0, /) -> T:
-        """See `LeaseConnections.run`: statements bound their waits themselves."""
         driver = _driver_of(connection)
         if driver == "asyncpg":
             return await _run_asyncpg(connection, script)
@@ -253,7 +240,6 @@ class PostgresDatabase(Database):
     # The pool
 
     async def aclose(self) -> None:
-        """Close the pool that was opened for a DSN. A later use opens another one."""
         if isinstance(self._given, str):
             async with self._lock:
                 opened, self._pool = self._pool, None
@@ -311,7 +297,6 @@ def _kind_of(value: Any, kinds: dict[tuple[str, str], str]) -> str | None:
 
 
 def _driver_of(connection: Any) -> str:
-    """Return the driver of a connection. Raises `StoreError`."""
     if (driver := _kind_of(connection, _CONNECTIONS)) is None:
         raise StoreError(
             "transaction must be an AsyncConnection or a Connection of psycopg, or a Connection "

@@ -376,12 +376,7 @@ class RedisCursorStore(Closable):
     async def _change(
         self, edits: Mapping[FeedKey, tuple[int, Mapping[int, _Edit]]]
     ) -> tuple[int, int] | None:
-        """Change positions, all or none; return partition and stored revision of what is refused.
-
-        Arguments:
-            edits: for each feed how many positions it must hold (-1: any number); the revision that
-                must be stored, and the new position, of each partition.
-        """
+        """All or none; return partition and stored revision of what is refused. -1: any number."""
         arguments: list[bytes | int] = []
         for feed, (size, changes) in edits.items():
             arguments += [_description(feed), size, len(changes)]
@@ -438,7 +433,6 @@ _Edit = tuple[int | None, Position | None]
 def _edited(
     stored: Mapping[int, Position], wanted: Mapping[int, Position]
 ) -> tuple[int, dict[int, _Edit]]:
-    """Return what `RedisCursorStore._change` takes to replace all that is stored of a feed."""
     changes: dict[int, _Edit] = {}
     for partition in stored.keys() | wanted.keys():
         found, new = stored.get(partition), wanted.get(partition)
@@ -464,7 +458,6 @@ def _position(feed: FeedKey, partition: int, value: str) -> Position:
 
 
 def _description(feed: FeedKey) -> bytes:
-    """Return the field ``feed`` of the feed's hash."""
     key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
     return orjson.dumps({**key, "format": STORE_FORMAT})
 

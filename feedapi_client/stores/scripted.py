@@ -75,17 +75,12 @@ class Database(Answering):
         return self
 
     def quoted(self, table: str) -> str:
-        """Return the name of a table as an identifier of SQL."""
         return table
 
     def need(self, tables: Mapping[str, str]) -> None:
-        """Take note of tables (by those of `TABLES`) that have to be there at the first use.
-
-        Nothing to do where an operator creates them.
-        """
+        """Take note of tables to make at the first use, where no operator creates them."""
 
     async def transact(self, script: Script[T]) -> T:
-        """Run a script in a transaction of the store's own."""
         raise NotImplementedError
 
     async def read(self, script: Script[T]) -> T:
@@ -93,11 +88,7 @@ class Database(Answering):
         return await self.transact(script)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """Run a script in the caller's transaction, in the thread that it belongs to.
-
-        Raises:
-            StoreError: this is no transaction of this database.
-        """
+        """In the thread that the transaction belongs to. Raise `StoreError` for one elsewhere."""
         raise NotImplementedError
 
     async def check_alone(self) -> None:
@@ -117,11 +108,9 @@ class Database(Answering):
                 return
 
     async def check(self, tables: Mapping[str, str]) -> None:
-        """Check that no newer version of this package wrote the tables. Raises `StoreError`."""
         await self.read(check_formats(tables, self.dialect, self.quoted))
 
     def reason(self, error: Exception) -> str:
-        """See `Answering.reason`."""
         text = self.text_of(error) or type(error).__name__
         if is_missing_table(error):
             return f"{text} ({self.hint})"
@@ -134,24 +123,12 @@ class Database(Answering):
 
 
 class Along(NamedTuple):
-    """What to pass as `transaction` for one of the store's own in which another script follows.
-
-    Attributes:
-        script: makes it, for each attempt.
-    """
+    """A `transaction` that is one of the store's own, in which another script follows."""
 
     script: Callable[[], Script[None]]
 
 
 class ScriptedStore(Closable):
-    """Implements `AdministrableStore` and `DoneStore`.
-
-    Arguments:
-        database: where the tables are.
-        table: the name of that of positions; the others' begin with it.
-        journal: keep a history of positions.
-    """
-
     def __init__(
         self, database: Database, table: str = CURSORS, journal: Journal | None = None
     ) -> None:
@@ -268,7 +245,6 @@ class ScriptedStore(Closable):
         return await self._administer(None, lambda: self._scripts.move(keys, overwrite=overwrite))
 
     async def _runner(self, transaction: Any) -> Callable[[Script[Any]], Awaitable[Any]]:
-        """Return what runs a script: in the caller's transaction, or in one of the store's own."""
         if not _is_own(transaction):
             return partial(self.database.within, transaction)
         await self.database.check_alone()
@@ -281,10 +257,7 @@ class ScriptedStore(Closable):
         passed: Mapping[int, Collection[str]],
         transaction: Any,
     ) -> None:
-        """Save, a few times after a conflict with another consumer.
-
-        While another transaction holds a row, for the time that the save may wait for it.
-        """
+        """Try again after a conflict, and while another transaction holds a row."""
         run, own = await self._runner(transaction), _is_own(transaction)
         if not positions:
             if not own:  # which may be refused
@@ -315,8 +288,6 @@ class ScriptedStore(Closable):
                 return
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
-        """Do an operator's work in a transaction; again while consumers interfere."""
-
         async def work() -> T:
             for _ in range(_ADMIN_ATTEMPTS):
                 try:
@@ -330,7 +301,6 @@ class ScriptedStore(Closable):
 
 
 def _is_own(transaction: Any) -> bool:
-    """Return whether a save with this `transaction` is in one of the store's own."""
     return transaction is None or isinstance(transaction, Along)
 
 
@@ -344,8 +314,6 @@ def _one_after_the_other(*scripts: Script[None]) -> Script[None]:
 
 
 class JournalledScripts(ScriptedStore):
-    """Implements `JournalledStore`, too."""
-
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
         """See `JournalledStore.positions_at`."""
         microseconds(when)
@@ -359,10 +327,7 @@ class JournalledScripts(ScriptedStore):
 
 
 class ScriptedLeases:
-    """Implements `LeaseStore`. Each operation is a transaction of its own.
-
-    A subclass sets both attributes.
-    """
+    """Each operation is a transaction of its own. A subclass sets both attributes."""
 
     _lease_scripts: LeaseScripts
     _lease_database: Database

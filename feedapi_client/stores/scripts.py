@@ -21,8 +21,6 @@ _QUOTED_OR_PLACEHOLDER = re.compile(r"""\?|"[^"]*"|'[^']*'|`[^`]*`|\[[^\]]*\]"""
 
 
 class Query(NamedTuple):
-    """A statement and its parameters."""
-
     sql: str
     parameters: Sequence[Any] = ()
 
@@ -47,11 +45,7 @@ def in_parts(named: Iterable[Named], size: int = _NAMED_PER_STATEMENT) -> Iterat
 
 @lru_cache(_CACHED)
 def with_placeholders(sql: str, style: str) -> str:
-    """Replace each `?`, but not within quoted names and texts.
-
-    Arguments:
-        style: what to put there; `$` gets its number.
-    """
+    """Replace each `?` by `style` (numbered if it is `$`), but not in quoted names and texts."""
     numbers = count(1)
 
     def placeholder() -> str:
@@ -63,7 +57,7 @@ def with_placeholders(sql: str, style: str) -> str:
 
 
 def run_steps(script: Script[T], execute: Callable[[Any], Any]) -> T:
-    """Run a script, and return its result. An error of a statement is raised within the script."""
+    """An error of a statement is raised within the script."""
     try:
         step = next(script)
         while True:
@@ -79,7 +73,6 @@ def run_steps(script: Script[T], execute: Callable[[Any], Any]) -> T:
 
 
 async def run_steps_async(script: Script[T], execute: Callable[[Any], Awaitable[Any]]) -> T:
-    """Do as `run_steps`, with an asynchronous function."""
     try:
         step = next(script)
         while True:
@@ -100,13 +93,7 @@ def run_on_cursors(
     style: str = "?",
     received: Callable[[], None] | None = None,
 ) -> T:
-    """Run a script on a connection of the DBAPI, and return its result.
-
-    Arguments:
-        cursor_of: opens a cursor of that connection. Its rows are tuples.
-        style: the driver's placeholder, see `with_placeholders`.
-        received: called after each statement, where its result may not be there yet.
-    """
+    """`received` is called after each statement, where its result may not be there yet."""
 
     cursor = cursor_of()
 
@@ -130,8 +117,6 @@ async def run_on_async_cursors(
     style: str = "?",
     received: Callable[[], Awaitable[None]] | None = None,
 ) -> T:
-    """Do as `run_on_cursors` with the same of an asynchronous driver."""
-
     cursor = await cursor_of()
 
     async def execute(step: Step) -> Any:

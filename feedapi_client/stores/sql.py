@@ -129,10 +129,7 @@ class SQLAlchemyCursorStore(ServerStore):
         super().__init__(database, table, journal, served)
 
     async def close_lease_connections(self) -> None:
-        """Close the connections that are kept while an instance has joined. A later use opens one.
-
-        Cancellation: they are closed all the same.
-        """
+        """See `aclose`."""
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -140,18 +137,7 @@ class SQLAlchemyCursorStore(ServerStore):
 
 
 class SQLDatabase(Database):
-    """The database of an engine, with a table of `TABLES` in it.
-
-    Arguments:
-        engine, metadata, schema, timeout: as the stores take them.
-        kind, table: what the table is called in `TABLES`, and here. A session of several engines
-            is used on that to which an UPDATE of it goes.
-
-    Raises:
-        TypeError: this is no engine.
-        ValueError: it is of another kind of database, in autocommit mode, or its threads do not
-            see the same database.
-    """
+    """A session of several engines is used on that to which an UPDATE of the table `kind` goes."""
 
     def __init__(
         self,
@@ -196,11 +182,7 @@ class SQLDatabase(Database):
         return self._sync.url
 
     def table_of(self, kind: str, name: str) -> sa.Table:
-        """Return a table of `TABLES`, also if another store has put it into the metadata before.
-
-        Arguments:
-            kind, name: what it is called there, and here.
-        """
+        """Return a table of `TABLES`, also if another store has put it into the metadata before."""
         full = f"{self._schema}.{name}" if self._schema else name
         if (found := self._metadata.tables.get(full)) is not None:
             return found
@@ -235,8 +217,6 @@ class SQLDatabase(Database):
         return await transact_in_thread(self.engine.begin, work)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """See `Database.within`."""
-
         def work(connection: sa.Connection) -> T:
             if connection.dialect.name != self.dialect:
                 raise StoreError(
@@ -265,10 +245,7 @@ class SQLDatabase(Database):
         return await in_callers_thread(call, otherwise=in_thread)
 
     def text_of(self, error: Exception) -> str:
-        """See `Database.text_of`.
-
-        Neither the statement and its parameters, which may be payloads, nor the password.
-        """
+        """Neither the statement and its parameters, which may be payloads, nor the password."""
         if not isinstance(error, self._known):
             return ""
         foreign = getattr(error, "orig", None) or error
@@ -291,7 +268,6 @@ def _type(declared: str) -> Any:
 
 
 def _run(connection: sa.Connection, script: Script[T]) -> T:
-    """Run a script on a connection, and return its result."""
     style = _PLACEHOLDERS.get(connection.dialect.paramstyle, "%s")
 
     def execute(step: Step) -> Any:
@@ -332,10 +308,7 @@ def _is_autocommit(connection: sa.Connection) -> bool:
 
 
 class _LeaseConnections:
-    """Connections of the store's own, outside of the application's pool, to a database's server.
-
-    Each statement commits itself: a process that is paused between two of them holds no lock.
-    """
+    """Outside of the application's pool. Each statement commits itself."""
 
     def __init__(self, engine: Engine) -> None:
         sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
@@ -353,8 +326,6 @@ class _LeaseConnections:
         return await in_thread(self._engine.connect)
 
     async def run(self, connection: AnyConnection, script: Script[T], lock_seconds: float, /) -> T:
-        """See `LeaseConnections.run`."""
-
         def work(connection: sa.Connection) -> T:
             if self._bound != lock_seconds and connection.dialect.name in MYSQL:
                 wait = lock_wait(connection.dialect.name, lock_seconds)
@@ -367,8 +338,6 @@ class _LeaseConnections:
         return await in_thread(partial(self._one_at_a_time, work, connection), abandon=True)
 
     async def release(self, connection: AnyConnection, *, broken: bool) -> None:
-        """See `LeaseConnections.release`."""
-
         def work(connection: sa.Connection) -> None:
             if broken and not connection.invalidated:
                 connection.invalidate()

@@ -110,7 +110,6 @@ def feed_condition(dialect: str) -> str:
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Return numbers as a list of SQL."""
     return ", ".join(str(int(number)) for number in numbers)
 
 
@@ -120,7 +119,6 @@ def milliseconds(seconds: float) -> str:
 
 
 def lock_wait(dialect: str, seconds: float) -> str:
-    """Return a length of time as `Dialect.bound` takes it."""
     return milliseconds(seconds) if dialect == "postgresql" else str(max(1, round(seconds)))
 
 
@@ -130,18 +128,15 @@ def is_conflict(error: Exception) -> bool:
 
 
 def is_integrity_error(error: Exception) -> bool:
-    """Return whether a constraint refused a row, such as an equal key."""
     named = any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
     return named or any(str(code).startswith("23") for code in _codes(error)[:2])
 
 
 def is_lock_timeout(error: Exception) -> bool:
-    """Return whether a statement has waited for another's row lock as long as it may."""
     return any(code in _LOCK_TIMEOUTS for code in _codes(error))
 
 
 def is_missing_table(error: Exception) -> bool:
-    """Return whether a statement names a table that the database does not have."""
     codes = _codes(error)
     return any(code in _MISSING_TABLES or "no such table" in str(code) for code in codes)
 

@@ -104,14 +104,7 @@ class MemoryCursorStore(ScriptedLeases, ScriptedStore):
 
 
 class SQLiteDatabase(Database):
-    """A file with one connection, used by one worker thread at a time.
-
-    A cancelled task leaves the queue for it, but a call that has begun is finished.
-
-    Arguments:
-        path: the file.
-        busy_timeout: maximum time to wait for another writer, in seconds.
-    """
+    """One connection, used by one worker thread at a time. A call that has begun is finished."""
 
     dialect = "sqlite"
     asyncio_only = False
@@ -174,7 +167,6 @@ class SQLiteDatabase(Database):
         raise AssertionError("the scope is never cancelled")
 
     async def aclose(self) -> None:
-        """Close the connection. The next use opens another one."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._close)
 
@@ -196,7 +188,6 @@ class SQLiteDatabase(Database):
         return f"{text}{hint}"
 
     def _joined(self, script: Script[T], connection: Any) -> Script[T]:
-        """Run a script in the transaction of the caller's connection, or open one."""
         databases = yield Query("PRAGMA database_list")
         file = next(row[2] for row in databases if row[1] == "main")
         if not file or os.path.realpath(file) != self.place:
@@ -311,7 +302,6 @@ class MemoryDatabase(Database):
 
 
 def _transact(connection: sqlite3.Connection, script: Script[T]) -> T:
-    """Run a script in a transaction of its own, and return its result."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         result = run_on_cursors(script, connection.cursor)
@@ -341,7 +331,6 @@ def _switch_to_wal(connection: sqlite3.Connection, *, last_try: bool) -> bool:
 
 
 def _identity(path: str) -> object:
-    """What tells a file from another one of its name; None without a file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -350,11 +339,7 @@ def _identity(path: str) -> object:
 
 
 def create_privately(path: str) -> None:
-    """Create the file for its owner alone, unless it is there: quarantined payloads may be in it.
-
-    SQLite gives the files beside it (-wal, -shm) the same rights. What can't be created is left to
-    SQLite, which says why.
-    """
+    """Quarantined payloads may be in it. SQLite gives -wal and -shm the same rights."""
     if path in ("", ":memory:"):
         return
     with suppress(OSError):

@@ -64,10 +64,7 @@ async def _to_its_end(call: Coroutine[Any, Any, T]) -> T:
 async def transact_in_thread(
     begin: Callable[[], AbstractContextManager[Connection]], work: Callable[[Connection], T]
 ) -> T:
-    """Call a function in a worker thread, with the connection of a transaction of its own.
-
-    When nobody waits for it any more, the thread rolls back.
-    """
+    """When nobody waits for the thread any more, it rolls back."""
     left = threading.Event()
 
     def call() -> T:

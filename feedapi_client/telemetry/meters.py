@@ -124,7 +124,6 @@ class Measured:
         error: str | None = None,
         operation: str | None = None,
     ) -> None:
-        """Add to a counter, or to a histogram."""
         if partition is not None:
             self._partitions.add(partition)
             if len(self._partitions) > MAX_PARTITIONS:
@@ -151,10 +150,7 @@ class Measured:
         return self.common | {name: value for name, value in own.items() if value is not None}
 
     def refresh(self) -> None:
-        """Read status and health, unless that was done just now.
-
-        All partitions that may be read have their counters then.
-        """
+        """All partitions that may be read have their counters then."""
         if time.monotonic() - self._looked_at <= _FRESH_SECONDS:
             return
         self.status, self.health = self._look()
@@ -193,8 +189,6 @@ def _by_name(
 def _each(
     value: Callable[[Measured, PartitionStatus], float | None], worst: Callable[..., float] = max
 ) -> _Gauge:
-    """Of each partition that is being read; of many the worst one."""
-
     def read(of: Measured) -> Iterator[tuple[dict[str, str], float]]:
         found = [
             (each.partition, seen)
@@ -247,12 +241,10 @@ class Meters:
         self._ended: dict[Metric, dict[Attributes, Numbers]] = {}
 
     def attach(self, measured: Measured) -> None:
-        """Export what is measured of one more consumer."""
         with self._lock:
             self._open = (*self._open, measured)
 
     def detach(self, measured: Measured) -> None:
-        """Export its gauges no more, and its counters as they are. May be called again."""
         with self._lock:
             if measured in self._open:
                 self._open = tuple(each for each in self._open if each is not measured)
@@ -276,8 +268,7 @@ class Meters:
                         _add(found, series)
             return found
 
-    def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None:
-        """Measure a duration with what can't be read from here."""
+    def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None: ...
 
 
 def _add(to: dict[Attributes, Numbers], series: Series) -> None:
@@ -310,7 +301,6 @@ class Instruments(Meters):
                 meter.create_observable_gauge(metric.name, observed, **named)
 
     def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None:
-        """See `Meters.record`."""
         self._histograms[metric].record(seconds, attributes)
 
     def _values(self, metric: Metric, _: CallbackOptions) -> Iterator[Value]:
@@ -322,7 +312,6 @@ _all: WeakKeyDictionary[Meter, Instruments] = WeakKeyDictionary()
 
 
 def instruments_of(meter: Meter | None) -> Instruments:
-    """Return the instruments of a meter; of the global provider's without one."""
     meter = _global_meter() if meter is None else meter
     if meter not in _all:
         _all[meter] = Instruments(meter)

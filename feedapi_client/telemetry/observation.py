@@ -182,7 +182,6 @@ class _Spans:
         self._open: dict[int, Span] = {}
 
     def begin(self, partition: int, events: int) -> None:
-        """Begin the span of a batch."""
         if self._open:
             self.end(partition, None)
         if self._off or (self._look_at is not None and self._no_provider()):
@@ -193,7 +192,6 @@ class _Spans:
             self._open[partition] = span
 
     def current(self, partition: int) -> AbstractContextManager[object]:
-        """Make the span the current one, so that spans of the handler are below it."""
         span = self._open.get(partition)
         if span is None:
             return _NO_CONTEXT
@@ -203,7 +201,6 @@ class _Spans:
         )
 
     def add(self, partition: int, name: str, kind: str, seconds: float, error: str | None) -> None:
-        """Add what is over now, and took so long, to the span of the batch in flight."""
         if (parent := self._open.get(partition)) is not None:
             now = time.time_ns()
             below = trace.set_span_in_context(parent)
@@ -211,12 +208,10 @@ class _Spans:
             _end(self._start(partition, name, kind, SpanKind.CLIENT, {}, **begun), error, now)
 
     def end(self, partition: int, error: str | None) -> None:
-        """End the span of a batch."""
         if (span := self._open.pop(partition, None)) is not None:
             _end(span, error)
 
     def close(self) -> None:
-        """End the spans of batches that nobody has finished."""
         for partition in list(self._open):
             self.end(partition, None)
 
