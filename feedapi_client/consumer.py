@@ -50,7 +50,7 @@ from feedapi_client.model import (
 )
 from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
-from feedapi_client.quarantine.by_event import EventFailures
+from feedapi_client.quarantine.aside import Aside
 from feedapi_client.quarantine.handling import retrying_handler
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.retry import gives_up_after
@@ -331,9 +331,9 @@ class FeedConsumer(Generic[Payload]):
         watched = BatchHandler(handle)
         adopts = self._settings.adopts
         with self._logged():
-            handle = await retrying_handler(
-                watched, on_failure, self.key, self.store, watched, adopts=adopts
-            )
+            aside = Aside(on_failure, self.key, self.store, adopts=adopts)
+            await aside.prepare()
+            handle = retrying_handler(watched, aside, watched)
         session = await self._begin()
         await self._handle(session, watched, handle, session.delivery.handled, max_concurrency)
 
@@ -442,8 +442,8 @@ class FeedConsumer(Generic[Payload]):
         check_count("max_in_flight", max_in_flight)
         adopts = self._settings.adopts
         with self._logged():
-            failures = EventFailures(
-                on_failure, self.key, self.store, key, self._decoder, adopts=adopts
+            failures = Aside(
+                on_failure, self.key, self.store, adopts=adopts, key=key, decoder=self._decoder
             )
             await failures.prepare()
         session = await self._begin()

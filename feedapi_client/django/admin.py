@@ -131,7 +131,7 @@ def shown_payload(raw: bytes) -> str:
 def replay_here(
     using: str, handle: Callable[[Any], object], ids: list[str]
 ) -> tuple[int, list[tuple[str, Exception]]]:
-    """What the handler does not commit is removed when it returns, in an ``atomic()`` of this thread."""
+    """What the handler does not commit is removed when it returns, in this thread."""
     failures: list[tuple[str, Exception]] = []
 
     def report(event: Any, error: Exception | None) -> None:

@@ -20,12 +20,11 @@ from typing import Any, Protocol
 
 import anyio
 
-from feedapi_client.model import Batch, Committer, Event, FeedKey
+from feedapi_client.model import Batch, Committer, Event
 from feedapi_client.quarantine.aside import Aside, is_final
-from feedapi_client.quarantine.policy import Handler, OnFailure, Retry, parse_on_failure
+from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.retry import retry
-from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.threads import in_thread
 
@@ -56,47 +55,25 @@ class Watch(Protocol):
     def quarantined(self, events: Sequence[QuarantinedEvent]) -> None: ...
 
 
-async def retrying_handler(
-    handle: Handler,
-    on_failure: OnFailure,
-    feed: FeedKey,
-    cursors: CursorStore,
-    watch: Watch,
-    *,
-    adopts: FeedKey | None = None,
-) -> Handler:
+def retrying_handler(handle: Handler, aside: Aside, watch: Watch) -> Handler:
     """Return `handle` wrapped in what `on_failure` asks for.
 
     The returned handler handles and commits a batch, and raises what ends the iteration. It may be
     called for several partitions at once.
-
-    Raises:
-        ValueError: `on_failure` is unknown.
-        StoreError: there is no place for quarantined events.
     """
-    policy, quarantine = parse_on_failure(on_failure)
-    aside = None
-    if quarantine is not None:
-        if quarantine.whole_key:
-            raise ValueError("Quarantine.whole_key needs a key for each event: use run_by_key")
-        aside = Aside(quarantine, feed, cursors, adopts=adopts)
-        await aside.prepare()
-    elif policy.attempts == 1:
+    if aside.store is None and aside.policy.attempts == 1:
         return handle
 
     async def handle_batch(batch: Batch) -> None:
-        await _Handling(batch, handle, policy, aside, watch).run()
+        await _Handling(batch, handle, aside, watch).run()
 
     return handle_batch
 
 
 class _Handling:
-    def __init__(
-        self, batch: Batch, handle: Handler, policy: Retry, aside: Aside | None, watch: Watch
-    ) -> None:
+    def __init__(self, batch: Batch, handle: Handler, aside: Aside, watch: Watch) -> None:
         self._batch = batch
         self._handle = handle
-        self._policy = policy
         self._aside = aside
         self._watch = watch
         self._remaining: list[tuple[int, Event]] = list(enumerate(batch.events))
@@ -107,10 +84,8 @@ class _Handling:
         self._passing = 0  # number of the remaining events that are known to pass, from the first
 
     async def run(self) -> None:
-        aside = self._aside
-        delivered = await self._is_delivered(partial(self._repeat, self._deliver))
-        if aside is not None and not delivered:
-            await self._recover(aside)
+        if not await self._is_delivered(partial(self._repeat, self._deliver)):
+            await self._recover()
         for event in self._quarantined:
             log.warning(
                 "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
@@ -125,13 +100,13 @@ class _Handling:
             )
         self._watch.quarantined(self._quarantined)
         last = self._quarantined[-1].index if self._quarantined else -1
-        if aside is not None and last < len(self._batch) - 1:
-            aside.handled(self._batch.partition)
+        if last < len(self._batch) - 1:
+            self._aside.handled(self._batch.partition)
 
     # Delivery
 
     async def _repeat(self, attempt: Any) -> None:
-        backoff = self._policy.backoff(lambda error: not (self._committed or is_final(error)))
+        backoff = self._aside.policy.backoff(lambda error: not (self._committed or is_final(error)))
         on_retry = partial(self._watch.retrying, self._batch)
         await retry(attempt, backoff, sleep=self._pause, on_retry=on_retry)
 
@@ -162,14 +137,9 @@ class _Handling:
         try:
             await deliver()
         except Exception as error:
-            if (
-                self._aside is None
-                # Once the cursor is saved the events count as handled.
-                or self._committed
-                or self._handled
-                or not self._remaining
-                or not self._aside.takes(error)
-            ):
+            # Once the cursor is saved the events count as handled.
+            handled = self._committed or self._handled or not self._remaining
+            if handled or not self._aside.takes(error):
                 raise
             return False
         return True
@@ -179,18 +149,15 @@ class _Handling:
         await self._handle(Batch(self._batch.partition, chosen, self._batch.cursor, commit))
 
     async def _save(self, transaction: Any) -> None:
-        if self._aside is None:
-            await self._batch.commit(transaction)
-        else:
-            await self._aside.save(self._batch, self._quarantined, transaction)
+        await self._aside.save(self._batch, self._quarantined, transaction)
 
     # The failing events
 
-    async def _recover(self, aside: Aside) -> None:
+    async def _recover(self) -> None:
         while self._remaining:
             cause = await self._find_failing_event()
             if cause is not None:
-                self._put_aside(aside, cause)
+                self._put_aside(cause)
             if self._rolls_back and self._remaining:
                 if cause is None:  # the failure may pass by itself
                     await self._repeat(self._deliver)
@@ -257,12 +224,12 @@ class _Handling:
             del self._remaining[:count]
             self._passing = 0
 
-    def _put_aside(self, aside: Aside, error: Exception) -> None:
+    def _put_aside(self, error: Exception) -> None:
         """Move the event at `_passing` from the remaining events to the quarantined ones."""
         index, event = self._remaining[self._passing]
         if index != (self._quarantined[-1].index + 1 if self._quarantined else 0):
-            aside.handled(event.partition)  # the one before it
-        record = aside.record(event, self._batch.cursor, index, error)
+            self._aside.handled(event.partition)  # the one before it
+        record = self._aside.record(event, self._batch.cursor, index, error)
         if record is None:
             raise error
         self._quarantined.append(record)

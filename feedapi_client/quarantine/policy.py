@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from feedapi_client.arguments import check_fields, check_instance
-from feedapi_client.errors import CommitOrderError, StoreError
 from feedapi_client.model import Batch
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.retry import Backoff
@@ -106,11 +105,6 @@ class Retry:
             attempts=self.attempts,
             retry_if=lambda error: isinstance(error, self.errors) and retry_if(error),
         )
-
-
-def may_be_an_events_fault(quarantine: Quarantine, error: Exception) -> bool:
-    of_store = isinstance(error, (StoreError, CommitOrderError))
-    return isinstance(error, quarantine.errors) and not of_store
 
 
 def _check_errors(name: str, errors: object) -> None:

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
@@ -17,8 +17,13 @@ from feedapi_client.stores.moving import move_quarantined
 from feedapi_client.stores.scripted import Along, Database, ScriptedStore
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import feed_condition
-from feedapi_client.stores.sqlite import MemoryCursorStore, MemoryDatabase
+from feedapi_client.stores.sqlite import MemoryCursorStore, MemoryDatabase, SQLiteDatabase
 from feedapi_client.stores.tables import QUARANTINE, TABLES
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from feedapi_client.stores.sql import Engine
 
 T = TypeVar("T")
 
@@ -217,6 +222,22 @@ class MemoryQuarantineStore(ScriptedQuarantine):
         super().__init__(MemoryDatabase() if cursors is None else cursors.database)
 
 
+class SQLiteQuarantineStore(ScriptedQuarantine):
+    """Keeps events in the table ``feedapi_quarantine`` of a SQLite file.
+
+    A `transaction` is a `sqlite3.Connection` to that file, as `SQLiteCursorStore` takes it. Runs on
+    asyncio and trio.
+
+    Arguments:
+        path: the file, created on first use.
+        busy_timeout: maximum time to wait for another writer, in seconds.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 30.0) -> None:
+        self.path = os.fspath(path)
+        super().__init__(SQLiteDatabase(self.path, busy_timeout))
+
+
 class OperatedQuarantine(ScriptedQuarantine):
     """In a database where an operator creates the table."""
 
@@ -227,6 +248,57 @@ class OperatedQuarantine(ScriptedQuarantine):
             StoreError
         """
         await self._answer(lambda: self.database.create(self._tables), shield=False)
+
+
+class SQLAlchemyQuarantineStore(OperatedQuarantine):
+    """Keeps events in a table of the application's database. Needs the extra ``sql``.
+
+    The table is created by `create_tables`, or by the application's own migrations: with
+    `metadata` it is part of it, as `table`. A `transaction` is a connection or a session, as
+    `SQLAlchemyCursorStore` takes it. Runs on asyncio only.
+
+    Arguments:
+        engine: the caller's engine, which the store does not dispose of.
+        table, schema: name of the table. Without a `schema` that of the `metadata` counts.
+        metadata: the metadata to put the table into, and `format_table`; by default one of the
+            store's own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        table: str = "feedapi_quarantine",
+        schema: str | None = None,
+        metadata: sa.MetaData | None = None,
+    ) -> None:
+        from feedapi_client.stores.sql import SQLDatabase
+
+        database = SQLDatabase(engine, metadata, schema, QUARANTINE, table)
+        super().__init__(database, table)
+        self.engine = engine
+        self.table = database.table
+        self.format_table = database.format_table
+
+
+class PostgresQuarantineStore(OperatedQuarantine):
+    """Keeps events in a table of the application's PostgreSQL database, without SQLAlchemy.
+
+    The table is that of `SQLAlchemyQuarantineStore`. A `transaction` is a connection, as
+    `PostgresCursorStore` takes it. What it opens for a DSN `aclose` closes.
+
+    Arguments:
+        pool: as `PostgresCursorStore` takes it, or its `database`, of the same schema.
+        table, schema: name of the table.
+    """
+
+    def __init__(
+        self, pool: Any, *, table: str = "feedapi_quarantine", schema: str | None = None
+    ) -> None:
+        from feedapi_client.stores.postgres import PostgresDatabase
+
+        own = not isinstance(pool, PostgresDatabase)
+        super().__init__(PostgresDatabase(pool, schema) if own else pool, table)
 
 
 def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
@@ -247,17 +319,3 @@ def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
         f"{type(cursors).__name__} has no quarantine: say where quarantined events go, "
         "on_failure=Quarantine(to=...)"
     )
-
-
-def open_quarantine(where: str) -> AbstractAsyncContextManager[QuarantineStore]:
-    """Open the quarantine in a SQLite file or in the database of a SQLAlchemy URL, for a block.
-
-    A URL such as ``postgresql+psycopg://...`` needs the extra ``sql``.
-
-    Raises:
-        ValueError: this names no database.
-        StoreError: there is no quarantine, or it can't be opened.
-    """
-    from feedapi_client.operations import opening
-
-    return opening.open_quarantine(where)

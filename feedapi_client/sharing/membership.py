@@ -13,7 +13,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.options import Share
 from feedapi_client.runtime.iteration import ConsumerSettings
-from feedapi_client.stores.foreign_errors import translated
+from feedapi_client.stores.base import translated
 from feedapi_client.stores.leases import Lease, LeaseStore, View
 
 log = logging.getLogger(__name__)

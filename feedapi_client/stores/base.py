@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import orjson
 
+from feedapi_client.causes import failure_of, store_problem
 from feedapi_client.errors import FeedError, FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 
@@ -286,6 +287,19 @@ def _on_asyncio() -> bool:
     return True
 
 
+async def translated(call: Awaitable[T], doing: str, feed: str) -> T:
+    """Return what `call` returns: a store of one's own may let errors of its driver through."""
+    try:
+        return await call
+    except FeedError:
+        raise
+    except BaseException as failed:  # noqa: BLE001 - a stray cancellation is one, too
+        error = failure_of(failed, doing)
+        problem = store_problem(error)
+        why = type(error).__name__ + ("" if problem is None else f": {problem}")
+        raise StoreError(f"{doing} failed: {why}", feed=feed) from error
+
+
 def check_replaces(
     feed: FeedKey, partition: int, replaces: int | None, stored: Position | int | None
 ) -> None:
@@ -296,7 +310,7 @@ def check_replaces(
 
 
 def fenced(feed: FeedKey, partition: int, replaces: int | None, stored: int | None) -> FencedError:
-    """What is stored is newer when another consumer has saved, and older when the store went back."""
+    """What is stored is newer if another consumer has saved, and older if the store went back."""
     expected = "nothing" if replaces is None else f"revision {replaces}"
     found = "nothing is stored" if stored is None else f"revision {stored} is stored"
     if (stored or 0) < (replaces or 0):

@@ -113,7 +113,6 @@ class SQLAlchemyCursorStore(ServerStore):
         journal: Journal | None = None,
         timeout: float = 30.0,
     ) -> None:
-        metadata = sa.MetaData() if metadata is None else metadata
         database = SQLDatabase(engine, metadata, schema, CURSORS, table, timeout)
         self.engine = engine
         self.table = database.table
@@ -142,7 +141,7 @@ class SQLDatabase(Database):
     def __init__(
         self,
         engine: Engine,
-        metadata: sa.MetaData,
+        metadata: sa.MetaData | None,
         schema: str | None,
         kind: str,
         table: str,
@@ -168,8 +167,8 @@ class SQLDatabase(Database):
         self.name = f"({self.dialect})"
         self.engine = engine
         self.timeout = timeout
-        self._metadata = metadata
-        self._schema = metadata.schema if schema is None else schema
+        self._metadata = sa.MetaData() if metadata is None else metadata
+        self._schema = self._metadata.schema if schema is None else schema
         # The one that the engine maps it to.
         schemas = options.get("schema_translate_map") or {}
         self._mapped: str | None = schemas.get(self._schema, self._schema)

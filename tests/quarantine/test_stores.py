@@ -18,6 +18,7 @@ from feedapi_client import (
     FeedKey,
     StoreError,
 )
+from feedapi_client.operations.opening import open_quarantine
 from feedapi_client.quarantine import (
     MemoryQuarantineStore,
     PostgresQuarantineStore,
@@ -26,7 +27,6 @@ from feedapi_client.quarantine import (
     SQLiteQuarantineStore,
     drop,
     list_events,
-    open_quarantine,
     quarantine_beside,
     show,
 )
