@@ -21,6 +21,7 @@ from opentelemetry import metrics as api
 from opentelemetry.metrics import CallbackOptions, Meter
 from opentelemetry.metrics import Observation as Value
 
+import feedapi_client.telemetry.metrics as metrics
 from feedapi_client.status import (
     ConsumerStatus,
     Health,
@@ -28,29 +29,7 @@ from feedapi_client.status import (
     PartitionStatus,
     ProblemName,
 )
-from feedapi_client.telemetry.metrics import (
-    BUFFERED,
-    CAUGHT_UP,
-    CAUGHT_UP_AGE,
-    COMMIT_AGE,
-    ERROR,
-    FROM_THE_START,
-    IN_FLIGHT_AGE,
-    LEASES,
-    LIVE,
-    MESSAGES,
-    METRICS,
-    OPERATION,
-    OPERATION_TYPE,
-    PARTITION,
-    PARTITIONS,
-    PROBLEM,
-    PROBLEMS,
-    READY,
-    STATE,
-    Kind,
-    Metric,
-)
+from feedapi_client.telemetry.metrics import Kind, Metric
 
 SCOPE = "feedapi_client"
 BUCKETS = (
@@ -142,10 +121,10 @@ class Measured:
         self, partition: int | None, error: str | None, operation: str | None
     ) -> dict[str, str]:
         own = {
-            PARTITION: None if partition is None else str(partition),
-            ERROR: error,
-            OPERATION: operation,
-            OPERATION_TYPE: _OPERATION_TYPES.get(operation or ""),
+            metrics.PARTITION: None if partition is None else str(partition),
+            metrics.ERROR: error,
+            metrics.OPERATION: operation,
+            metrics.OPERATION_TYPE: _OPERATION_TYPES.get(operation or ""),
         }
         return self.common | {name: value for name, value in own.items() if value is not None}
 
@@ -158,8 +137,8 @@ class Measured:
         statuses = self.status.partitions.values()
         read = [each.partition for each in statuses if each.state not in _ENDED]
         self._partitions.update(read)
-        for metric in FROM_THE_START:
-            operation = "process" if metric is MESSAGES else None
+        for metric in metrics.FROM_THE_START:
+            operation = "process" if metric is metrics.MESSAGES else None
             for partition in read if len(self._partitions) <= MAX_PARTITIONS else (None,):
                 self.add(metric, 0, partition=partition, operation=operation)
 
@@ -198,7 +177,7 @@ def _each(
             and (seen := value(of, each)) is not None
         ]
         if len(of.status.partitions) <= MAX_PARTITIONS:
-            yield from (({PARTITION: str(id)}, seen) for id, seen in found)
+            yield from (({metrics.PARTITION: str(id)}, seen) for id, seen in found)
         elif found:
             yield {}, worst(seen for _, seen in found)
 
@@ -217,18 +196,22 @@ def _caught_up_seconds(of: Measured, each: PartitionStatus) -> float | None:
 
 
 _GAUGES: dict[Metric, _Gauge] = {
-    BUFFERED: _one(lambda of: of.status.buffered_bytes),
-    PARTITIONS: _by_name(
-        STATE, PartitionState, lambda of: (each.state for each in of.status.partitions.values())
+    metrics.BUFFERED: _one(lambda of: of.status.buffered_bytes),
+    metrics.PARTITIONS: _by_name(
+        metrics.STATE,
+        PartitionState,
+        lambda of: (each.state for each in of.status.partitions.values()),
     ),
-    CAUGHT_UP: _each(lambda _, each: each.caught_up is True, min),
-    CAUGHT_UP_AGE: _each(_caught_up_seconds),
-    IN_FLIGHT_AGE: _each(lambda _, each: each.in_flight_seconds or 0.0),
-    COMMIT_AGE: _each(lambda _, each: each.commit_age_seconds),
-    LEASES: _one(_leases),
-    LIVE: _one(lambda of: of.health.live),
-    READY: _one(lambda of: of.health.ready),
-    PROBLEMS: _by_name(PROBLEM, ProblemName, lambda of: (each.name for each in of.health.problems)),
+    metrics.CAUGHT_UP: _each(lambda _, each: each.caught_up is True, min),
+    metrics.CAUGHT_UP_AGE: _each(_caught_up_seconds),
+    metrics.IN_FLIGHT_AGE: _each(lambda _, each: each.in_flight_seconds or 0.0),
+    metrics.COMMIT_AGE: _each(lambda _, each: each.commit_age_seconds),
+    metrics.LEASES: _one(_leases),
+    metrics.LIVE: _one(lambda of: of.health.live),
+    metrics.READY: _one(lambda of: of.health.ready),
+    metrics.PROBLEMS: _by_name(
+        metrics.PROBLEM, ProblemName, lambda of: (each.name for each in of.health.problems)
+    ),
 }
 
 
@@ -287,7 +270,7 @@ class Instruments(Meters):
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self._histograms: dict[Metric, api.Histogram] = {}
-        for metric in METRICS:
+        for metric in metrics.METRICS:
             named: Any = {"unit": metric.unit, "description": metric.description}
             if metric.kind is Kind.HISTOGRAM:
                 self._histograms[metric] = meter.create_histogram(

@@ -38,8 +38,6 @@ _COUNTED = {
     HandlerRetried: metrics.HANDLER_RETRIES,
     EventQuarantined: metrics.QUARANTINED,
 }
-_LOOK_SECONDS = 1.0
-"""How often to look whether the application has set a provider: that reads the environment."""
 _NO_CONTEXT = nullcontext()
 
 
@@ -167,25 +165,19 @@ _TAKES: dict[type, Callable[[Observation, Any, str | None], None]] = {
 
 
 class _Spans:
-    """The spans of one consumer: one ``process`` a batch, with ``fetch`` and ``commit`` below it.
+    """One ``process`` a batch, with ``fetch`` and ``commit`` below it.
 
-    Without a tracer that of the global provider. As long as the application has not set one, no
-    span is begun; those of batches are within a second after it has.
+    Without a tracer that of the global provider, also if the application sets that one later.
     """
 
     def __init__(self, tracer: Tracer | None, common: dict[str, str]) -> None:
         self._tracer = trace.get_tracer(SCOPE) if tracer is None else tracer
-        self._off = isinstance(self._tracer, trace.NoOpTracer)
-        # When to look next for a provider; None when there is no need to.
-        self._look_at: float | None = float("-inf") if tracer is None else None
         self._common = common
         self._open: dict[int, Span] = {}
 
     def begin(self, partition: int, events: int) -> None:
         if self._open:
             self.end(partition, None)
-        if self._off or (self._look_at is not None and self._no_provider()):
-            return
         count = {"messaging.batch.message_count": events}
         span = self._start(partition, "process", "process", SpanKind.CONSUMER, count)
         if span.is_recording():
@@ -214,14 +206,6 @@ class _Spans:
     def close(self) -> None:
         for partition in list(self._open):
             self.end(partition, None)
-
-    def _no_provider(self) -> bool:
-        """Whether the application has not set a global provider, as far as was looked."""
-        now = time.monotonic()
-        if self._look_at is not None and now >= self._look_at:
-            missing = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-            self._look_at = now + _LOOK_SECONDS if missing else None
-        return self._look_at is not None
 
     def _start(
         self, partition: int, name: str, kind: str, of: SpanKind, more: dict[str, Any], **begun: Any
