@@ -6,14 +6,12 @@ import signal
 import threading
 from typing import Any, ClassVar
 
-from asgiref.sync import async_to_sync
 from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections, connections, transaction
 
 from feedapi_client.django.store import DjangoCursorStore
 from feedapi_client.errors import FeedError
 from feedapi_client.quarantine.policy import OnFailure, Retry
-from feedapi_client.stores.base import Closable
 from feedapi_client.sync import SyncBatch, SyncFeedConsumer
 
 __all__ = ["ConsumeCommand"]
@@ -116,8 +114,6 @@ class ConsumeCommand(BaseCommand):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if isinstance(consumer.store, Closable):
-                async_to_sync(consumer.store.aclose)()
         if consumer.cut_short:
             raise CommandError("the grace period was over before all in flight was committed")
 

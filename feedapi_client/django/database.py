@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,10 +28,8 @@ _SQLITE_TIMEOUT = 30
 class DjangoDatabase(Database):
     """A database of ``settings.DATABASES``.
 
-    Scripts run in a transaction of the application, in its thread, or in one of the store's own.
-    For the latter there is one connection, used in worker threads, one at a time. Django's request
-    handling does not know it: it is checked before each use, and replaced when the server has
-    closed it.
+    Scripts run in a transaction of the application, in its thread, or in one of the store's own: on
+    a connection for it alone, in a worker thread, as Django has one for each request.
     """
 
     hint = "has `manage.py migrate` been run on this database?"
@@ -49,8 +44,6 @@ class DjangoDatabase(Database):
                 f"the database {using!r} is on {self.dialect}: cursors are kept in PostgreSQL, "
                 "MySQL, MariaDB and SQLite"
             )
-        self._lock = threading.Lock()
-        self._connection: Any = None
 
     @property
     def place(self) -> object:
@@ -118,75 +111,30 @@ class DjangoDatabase(Database):
     # In a transaction of the store's own
 
     async def transact(self, script: Script[T]) -> T:
-        def work() -> T:
-            with self._lock:
-                connection = self._begin()
-                try:
-                    result = run_on_cursors(script, connection.cursor, "%s")
-                    _execute(connection, "COMMIT")
-                except BaseException:
-                    _roll_back(connection)
-                    raise
-                return result
-
         # The thread ends the transaction also when nobody waits for it any more.
-        return await in_thread(work, abandon=True)
+        return await in_thread(partial(self._transact, script), abandon=True)
 
-    async def aclose(self) -> None:
-        """Close the store's own connection. The next use opens another one."""
-
-        def close() -> None:
-            with self._lock:
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-
-        with anyio.CancelScope(shield=True):
-            await in_thread(close)
-
-    def _begin(self) -> Any:
-        if self._connection is None:
-            self._connection = connection = connections.create_connection(self.using)
-            connection.settings_dict = _own_settings(connection)
-            connection.inc_thread_sharing()
-            # A store that is never closed must not end with a ResourceWarning.
-            weakref.finalize(self, _close_quietly, connection)
-        self._connection.close_if_unusable_or_obsolete()
-        self._connection.ensure_connection()
-        # One statement less than Django's set_autocommit needs. And a transaction of SQLite that
-        # has read fails at once when it writes beside another writer.
-        immediately = "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN"
-        _execute(self._connection, immediately)
-        return self._connection
+    def _transact(self, script: Script[T]) -> T:
+        connection = connections.create_connection(self.using)
+        settings = connection.settings_dict
+        options = settings["OPTIONS"]
+        if self.dialect == "sqlite":
+            options = {"timeout": _SQLITE_TIMEOUT, **options}
+        connection.settings_dict = {**settings, "OPTIONS": options, "AUTOCOMMIT": True}
+        try:
+            # One statement less than Django's set_autocommit needs. And a transaction of SQLite
+            # that has read fails at once when it writes beside another writer.
+            _execute(connection, "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
+            result = run_on_cursors(script, connection.cursor, "%s")
+            _execute(connection, "COMMIT")
+            return result
+        finally:  # without a commit the server rolls back
+            connection.close()
 
     def text_of(self, error: Exception) -> str:
         known = (Error, ImproperlyConfigured, SynchronousOnlyOperation)
         text = str(error) if isinstance(error, known) else ""  # any other may quote a cursor
         return next(iter(text.strip().splitlines()), "")
-
-
-def _own_settings(connection: Any) -> dict[str, Any]:
-    """Return settings for a connection that stays open, and is checked before each use."""
-    settings = {**connection.settings_dict, "AUTOCOMMIT": True, "ATOMIC_REQUESTS": False}
-    options = dict(settings["OPTIONS"])
-    if connection.vendor == "sqlite":
-        options.setdefault("timeout", _SQLITE_TIMEOUT)
-    if not options.get("pool"):  # a pool checks by itself, and wants connections back
-        settings |= {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}
-    return {**settings, "OPTIONS": options}
-
-
-def _close_quietly(connection: Any) -> None:
-    with suppress(Exception):
-        if connection.connection is not None:
-            connection.connection.close()
-
-
-def _roll_back(connection: Any) -> None:
-    try:
-        _execute(connection, "ROLLBACK")
-    except Exception:  # noqa: BLE001 - the server rolls back what it has lost
-        connection.close()
 
 
 def _execute(connection: Any, sql: str) -> None:

@@ -32,8 +32,7 @@ class DjangoCursorStore(JournalledScripts):
     ``transaction=`` in an open block of the same thread is refused: it would survive a rollback.
 
     Saves that the consumer makes on its own, and all other operations, are transactions of the
-    store's own, on one connection beside those of the application's threads. It has the
-    application's settings, but ``CONN_MAX_AGE``: it stays open, and is checked before each use.
+    store's own, each on a connection of its own with the application's settings.
 
     Runs on asyncio only, as Django does.
 

@@ -331,23 +331,6 @@ def test_a_commit_from_async_code_says_that_there_is_no_block(
     asyncio.run(consume())
 
 
-@pytest.mark.parametrize("server", ["postgres", "mariadb"])
-def test_the_stores_own_connection_is_replaced_when_the_server_has_closed_it(
-    server: str, request: pytest.FixtureRequest, tmp_path: Path, feed: Publisher
-) -> None:
-    for using in created(server, request, tmp_path):
-        store = DjangoCursorStore(using)
-        with opened(feed, store) as consumer:
-            key = consumer.key
-        closed = store.database._connection.connection
-        if server == "postgres":
-            execute(using, f"SELECT pg_terminate_backend({closed.info.backend_pid})")
-        else:
-            execute(using, f"KILL {closed.thread_id()}")
-        assert asyncio.run(store.load(key)).keys() == {0, 1}
-        asyncio.run(store.aclose())
-
-
 def test_an_alias_that_is_missing_and_a_database_that_is_not_supported_are_refused(
     tmp_path: Path,
 ) -> None:
