@@ -182,7 +182,7 @@ class ScriptedQuarantine:
     async def _change(self, script: Script[T], transaction: Any) -> T:
         database = self.database
         run = database.transact if transaction is None else partial(database.within, transaction)
-        return await self._answer(lambda: run(script), transaction=transaction)
+        return await self._answer(lambda: run(script))
 
     async def _answer(self, call: Callable[[], Awaitable[T]], **how: Any) -> T:
         # Without the cause, whose text may hold the statement's parameters: payloads (R19).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
@@ -17,6 +17,7 @@ from feedapi_client.model import FeedKey, Position
 
 T = TypeVar("T")
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _STATUSES = ("open", "drained", "superseded")
 
 
@@ -218,14 +219,10 @@ class Answering(Closable):
 
     name: str
     timeout: float | None = None
-    asyncio_only = True
 
     def reason(self, error: Exception) -> str:
         """Return why a call failed, without what it may quote: cursors, payloads, passwords."""
         raise NotImplementedError
-
-    def needs_asyncio(self, transaction: Any) -> bool:  # noqa: ARG002
-        return self.asyncio_only
 
     async def answer(
         self,
@@ -236,7 +233,6 @@ class Answering(Closable):
         seconds: float | None = None,
         shield: bool = True,
         chained: bool = True,
-        transaction: Any = None,
     ) -> T:
         """Return what the call returns. It is not made if its task is cancelled already.
 
@@ -247,15 +243,12 @@ class Answering(Closable):
             seconds: maximum time, where that is shorter than `timeout`.
             shield: finish it although it is cancelled. False for what only reads.
             chained: whether a `StoreError` has the cause: not where its text may hold payloads.
-            transaction: of the caller, in which it is made.
 
         Raises:
-            StoreError: it failed, its time is over, or the event loop is not asyncio's.
+            StoreError: it failed, or its time is over.
         """
         url = None if feed is None else feed.url
         await anyio.lowlevel.checkpoint_if_cancelled()
-        if self.needs_asyncio(transaction) and not _on_asyncio():
-            raise StoreError("this store runs on asyncio only: use SQLiteCursorStore", feed=url)
         limit = self.timeout if seconds is None else min(self.timeout or seconds, seconds)
         try:
             if limit is None:
@@ -277,14 +270,6 @@ class Answering(Closable):
             f"{what} {self.name}".rstrip() + f" failed: {self.reason(error)}",
             feed=None if feed is None else feed.url,
         )
-
-
-def _on_asyncio() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def translated(call: Awaitable[T], doing: str, feed: str) -> T:
@@ -342,31 +327,14 @@ def held_elsewhere(feed: FeedKey, partition: int | None, seconds: float) -> Fenc
 
 
 def check_storable(feed: FeedKey, positions: Mapping[int, Position]) -> None:
-    """Check that every store can keep these cursors.
-
-    PostgreSQL takes no NUL in a text, and no database takes a surrogate. All stores refuse the
-    same, so that positions can be copied from one to another.
-
-    Raises:
-        StoreError: one of them can't be stored. It names the partition.
-    """
+    """Refuse what not every database can keep, for its partition: U+0000 and lone surrogates."""
     for partition, position in positions.items():
-        cursor = position.cursor
-        if "\0" in cursor or not (cursor.isascii() or is_encodable(cursor)):
+        if _UNSTORABLE.search(position.cursor):
             raise StoreError(
                 "saving the cursor failed: it holds a NUL or is no valid Unicode",
                 feed=feed.url,
                 partition=partition,
             )
-
-
-def is_encodable(text: str) -> bool:
-    """Return whether the text can be encoded: it holds no lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def stored_key(url: str, name: str, filters: str) -> FeedKey:

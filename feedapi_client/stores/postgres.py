@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from feedapi_client.errors import StoreError
-from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
@@ -24,11 +23,11 @@ from feedapi_client.stores.scripts import (
     CountedChange,
     Script,
     Step,
-    run_on_async_cursors,
     run_on_cursors,
     run_steps_async,
     with_placeholders,
 )
+from feedapi_client.stores.sql_dialects import is_conflict, is_lock_timeout
 from feedapi_client.stores.tables import CURSORS
 from feedapi_client.stores.threads import in_thread, transact_in_thread
 
@@ -44,8 +43,6 @@ T = TypeVar("T")
 
 _POOL_SIZE = 8
 """Connections of a pool that the store opens by itself."""
-_LEASE_CONNECTIONS = 2
-"""Those of the pool that are kept while an instance has joined."""
 _POOLS = {
     ("psycopg_pool", "AsyncConnectionPool"): "psycopg",
     ("psycopg_pool", "ConnectionPool"): "psycopg in threads",
@@ -62,7 +59,7 @@ class PostgresCursorStore(ServerStore):
     """Keeps positions in a table of the application's PostgreSQL database, without SQLAlchemy.
 
     The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other, and
-    the command line reads them. It keeps leases, too (`LeaseStore`).
+    the command line reads them.
 
     Exactly once: pass the connection that writes the effects as ``transaction``: psycopg's
     `AsyncConnection` or `Connection`, or asyncpg's `Connection`, whichever driver the pool is of.
@@ -75,8 +72,9 @@ class PostgresCursorStore(ServerStore):
 
     Threads: psycopg's `Connection` and `ConnectionPool` are used in worker threads, so that they
     don't hold up the event loop. While ``await store.save(transaction=connection)`` runs, the
-    caller must not use that connection. With both the store runs on trio, too; everything else of
-    it runs on asyncio only, as the drivers do.
+    caller must not use that connection. In psycopg's pipeline mode a save is refused.
+
+    Leases (`LeaseStore`) keep two connections of the pool while an instance has joined.
 
     Cost: the usual save, of one position, is one statement, and three with a journal; a save of
     many is one for each 100, and one for each 490 that locks their rows.
@@ -106,21 +104,11 @@ class PostgresCursorStore(ServerStore):
         timeout: float = 30.0,
     ) -> None:
         database = PostgresDatabase(pool, schema, timeout)
-        super().__init__(database, table, journal, lambda: database)
+        leases = [_KeptConnection(database) for _ in range(2)]
+        super().__init__(database, table, journal, *leases)
         self.database: PostgresDatabase = database
         self.pool = pool
         self.schema = schema
-
-    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
-        """See `LeaseStore.beat`."""
-        size = self.database.size
-        if size is not None and size <= _LEASE_CONNECTIONS:
-            raise StoreError(
-                f"the pool has at most {size} connections, and leases keep "
-                f"{_LEASE_CONNECTIONS} of them: give it a larger max_size",
-                feed=feed.url,
-            )
-        return await super().beat(feed, instance, seconds, options)
 
     def __repr__(self) -> str:
         table = self.database.quoted(self._tables[CURSORS])
@@ -139,7 +127,6 @@ class PostgresDatabase(Database):
         self._given = pool
         self._pool: Any = None if isinstance(pool, str) else pool
         self._lock = anyio.Lock()
-        self._restore: dict[int, bool] = {}
         if isinstance(pool, str):
             if not _is_installed("psycopg_pool") and not _is_installed("asyncpg"):
                 raise ImportError(
@@ -155,23 +142,12 @@ class PostgresDatabase(Database):
             )
 
     @property
-    def size(self) -> int | None:
-        if isinstance(self._given, str):
-            return _POOL_SIZE
-        pool = self._given
-        size: int | None = pool.get_max_size() if self.driver == "asyncpg" else pool.max_size
-        return size
-
-    @property
     def place(self) -> object:
         return self._given
 
     def quoted(self, table: str) -> str:
         named = (self._schema, table)
         return ".".join('"' + part.replace('"', '""') + '"' for part in named if part)
-
-    def needs_asyncio(self, transaction: Any) -> bool:
-        return (_kind_of(transaction, _CONNECTIONS) or self.driver) != "psycopg in threads"
 
     async def transact(self, script: Script[T]) -> T:
         pool = await self._opened()
@@ -184,30 +160,10 @@ class PostgresDatabase(Database):
             return await self.run(connection, script)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        if await _is_autocommit(transaction):
-            raise StoreError(
-                "no transaction is open on the connection, which is in autocommit mode: "
-                "save within `async with connection.transaction()`"
-            )
+        _check_transaction(transaction)
         return await self.run(transaction, script)
 
-    # Connections for leases
-
-    async def acquire(self) -> Any:
-        pool = await self._opened()
-        if self.driver == "asyncpg":
-            return await pool.acquire()
-        if self.driver == "psycopg":
-            connection = await pool.getconn()
-            self._restore[id(connection)] = connection.autocommit
-            await connection.set_autocommit(True)
-        else:
-            connection = await in_thread(pool.getconn)
-            self._restore[id(connection)] = connection.autocommit
-            connection.autocommit = True  # sends nothing
-        return connection
-
-    async def run(self, connection: Any, script: Script[T], _lock_seconds: float = 0, /) -> T:
+    async def run(self, connection: Any, script: Script[T]) -> T:
         driver = _driver_of(connection)
         if driver == "asyncpg":
             return await _run_asyncpg(connection, script)
@@ -216,26 +172,30 @@ class PostgresDatabase(Database):
         run = partial(_run_psycopg_here, connection, script)
         return await in_callers_thread(run, otherwise=in_thread)
 
-    async def release(self, connection: Any, *, broken: bool) -> None:
-        pool = self._pool
+    async def acquire(self) -> Any:
+        """Take a connection out of the pool, on which each statement commits itself."""
+        pool = await self._opened()
         if self.driver == "asyncpg":
-            if broken:
-                connection.terminate()
-            await pool.release(connection)
-            return
-        autocommit = self._restore.pop(id(connection))
+            return await pool.acquire()
         if self.driver == "psycopg":
-            if broken:
-                await connection.close()
-            elif not connection.closed:
-                await connection.set_autocommit(autocommit)
-            await pool.putconn(connection)
+            connection = await pool.getconn()
+            await connection.set_autocommit(True)
         else:
-            if broken:
-                connection.close()
-            elif not connection.closed:
-                connection.autocommit = autocommit
-            await in_thread(lambda: pool.putconn(connection))
+            connection = await in_thread(pool.getconn)
+            connection.autocommit = True  # sends nothing
+        return connection
+
+    async def throw_away(self, connection: Any) -> None:
+        """Give the pool room for another connection: this one may be broken, and commits itself."""
+        if self.driver == "asyncpg":
+            connection.terminate()
+            await self._pool.release(connection)
+        elif self.driver == "psycopg":
+            await connection.close()
+            await self._pool.putconn(connection)
+        else:
+            connection.close()
+            await in_thread(partial(self._pool.putconn, connection))
 
     # The pool
 
@@ -280,6 +240,46 @@ class PostgresDatabase(Database):
         return next(iter(str(error).strip().splitlines()), "")
 
 
+class _KeptConnection(Database):
+    """A connection of the pool for leases. Scripts wait for each other."""
+
+    dialect = "postgresql"
+    name = PostgresDatabase.name
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self.timeout = database.timeout
+        self._database = database
+        self._lock = anyio.Lock()
+        self._connection: Any = None
+
+    async def transact(self, script: Script[T]) -> T:
+        async with self._lock:
+            if self._connection is None:
+                self._connection = await self._database.acquire()
+            try:
+                return await self._database.run(self._connection, script)
+            except BaseException as error:
+                waited = isinstance(error, Exception) and (
+                    is_conflict(error) or is_lock_timeout(error)
+                )
+                if not waited:
+                    await self._drop()
+                raise
+
+    async def aclose(self) -> None:
+        async with self._lock:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with anyio.CancelScope(shield=True):
+                await self._database.throw_away(connection)
+
+    def text_of(self, error: Exception) -> str:
+        return self._database.text_of(error)
+
+
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
@@ -305,22 +305,20 @@ def _driver_of(connection: Any) -> str:
     return driver
 
 
-async def _is_autocommit(connection: Any) -> bool:
-    """Return whether the database would commit each statement by itself.
-
-    In psycopg's pipeline mode that is known only after the statements that were sent before.
-    """
-    driver = _driver_of(connection)
-    if driver == "asyncpg":
-        return not connection.is_in_transaction()
-    if not connection.autocommit:
-        return False
-    if driver == "psycopg":
-        await _receive(connection)
+def _check_transaction(connection: Any) -> None:
+    """Check that the database does not commit each statement by itself."""
+    if _driver_of(connection) == "asyncpg":
+        is_open = connection.is_in_transaction()
+    elif connection.info.pipeline_status:
+        raise StoreError("the connection is in pipeline mode: commit before the pipeline or after")
     else:
-        await in_callers_thread(partial(_receive_here, connection), otherwise=in_thread)
-    idle = import_module("psycopg").pq.TransactionStatus.IDLE
-    return bool(connection.info.transaction_status == idle)
+        idle = import_module("psycopg").pq.TransactionStatus.IDLE
+        is_open = not connection.autocommit or connection.info.transaction_status != idle
+    if not is_open:
+        raise StoreError(
+            "no transaction is open on the connection, which is in autocommit mode: "
+            "save within `async with connection.transaction()`"
+        )
 
 
 # Scripts on connections. psycopg's raw cursors take PostgreSQL's own parameters, as asyncpg does.
@@ -330,10 +328,16 @@ async def _run_psycopg(connection: Any, script: Script[T]) -> T:
     import psycopg
     from psycopg.rows import tuple_row
 
-    async def cursor() -> Any:
-        return psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+    async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
 
-    return await run_on_async_cursors(script, cursor, "$", partial(_receive, connection))
+        async def execute(step: Step) -> Any:
+            await cursor.execute(with_placeholders(step.sql, "$").encode(), step.parameters or None)
+            if isinstance(step, CountedChange):
+                return cursor.rowcount
+            return await cursor.fetchall() if cursor.description else []
+
+        return await run_steps_async(script, execute)
+    raise AssertionError("unreachable")
 
 
 def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
@@ -341,7 +345,7 @@ def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
     from psycopg.rows import tuple_row
 
     cursor = partial(psycopg.RawCursor, connection, row_factory=tuple_row)
-    return run_on_cursors(script, cursor, "$", partial(_receive_here, connection))
+    return run_on_cursors(script, cursor, "$")
 
 
 async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
@@ -361,16 +365,3 @@ async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
 def _begun(pool: Any) -> Iterator[Any]:
     with pool.connection() as connection, connection.transaction():
         yield connection
-
-
-async def _receive(connection: Any) -> None:
-    """In pipeline mode receive the results of all statements: a pipeline within does that."""
-    if connection.info.pipeline_status:
-        async with connection.pipeline():
-            pass
-
-
-def _receive_here(connection: Any) -> None:
-    if connection.info.pipeline_status:
-        with connection.pipeline():
-            pass

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -21,7 +21,6 @@ from feedapi_client.stores.base import (
     Answering,
     Closable,
     check_storable,
-    consumer_interferes,
     held_elsewhere,
     stored_key,
 )
@@ -52,8 +51,6 @@ _LOCK_PAUSE = 0.02
 """Seconds between two looks at a row that another transaction holds."""
 _LOCK_PART = 20
 """A part of a lease: the longest wait of a statement for another's row lock."""
-_LEAST_SECONDS = 5.0
-"""The time that any other operation may take, if that is longer than a lease."""
 _RENEWAL_PART = 2
 """A part of a lease: the longest time that a renewal may take."""
 
@@ -90,6 +87,16 @@ class Database(Answering):
     async def within(self, transaction: Any, script: Script[T]) -> T:
         """In the thread that the transaction belongs to. Raise `StoreError` for one elsewhere."""
         raise NotImplementedError
+
+    async def repeat(self, script: Callable[[], Script[T]], attempts: int) -> T:
+        """Run what `script` makes as `transact` does, and again while others interfere."""
+        for left in reversed(range(attempts)):
+            try:
+                return await self.transact(script())
+            except Exception as error:
+                if not (left and is_conflict(error)):
+                    raise
+        raise AssertionError("unreachable")
 
     async def check_alone(self) -> None:
         """Check that the caller has no transaction open, where that can be known."""
@@ -171,12 +178,7 @@ class ScriptedStore(Closable):
     ) -> None:
         """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
-        await self.database.answer(
-            _WHAT,
-            feed,
-            lambda: self._save(feed, positions, passed, transaction),
-            transaction=transaction,
-        )
+        await self._answer(feed, lambda: self._save(feed, positions, passed, transaction))
 
     async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
         """See `DoneStore.take_over`."""
@@ -209,7 +211,7 @@ class ScriptedStore(Closable):
                     raise already_done(feed, event.partition) from error
                 raise
 
-        await self._answer(feed, remember, transaction=transaction)
+        await self._answer(feed, remember)
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
         """See `DoneStore.is_done`."""
@@ -288,16 +290,7 @@ class ScriptedStore(Closable):
                 return
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
-        async def work() -> T:
-            for _ in range(_ADMIN_ATTEMPTS):
-                try:
-                    return await self.database.transact(script())
-                except Exception as error:
-                    if not is_conflict(error):
-                        raise
-            raise consumer_interferes(feed)
-
-        return await self._answer(feed, work)
+        return await self._answer(feed, lambda: self.database.repeat(script, _ADMIN_ATTEMPTS))
 
 
 def _is_own(transaction: Any) -> bool:
@@ -327,119 +320,57 @@ class JournalledScripts(ScriptedStore):
 
 
 class ScriptedLeases:
-    """Each operation is a transaction of its own. A subclass sets both attributes."""
+    """Implements `LeaseStore`. A subclass sets the attributes."""
 
     _lease_scripts: LeaseScripts
-    _lease_database: Database
+    _beating: Database
+    """For heartbeats, which wait for nothing else."""
+    _leasing: Database
+    """For all other operations."""
 
     async def look(self, feed: FeedKey, last: View | None = None) -> View:
         """See `LeaseStore.look`."""
-        return await self._lease(feed, lambda: self._lease_scripts.look(feed, last), reads=True)
+        look = self._lease_scripts.look(feed, last)
+        return await self._leasing.answer(
+            _WHAT, feed, lambda: self._leasing.read(look), shield=False
+        )
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         """See `LeaseStore.beat`."""
         scripts = self._lease_scripts
-        return await self._lease(
-            feed, lambda: scripts.beat(feed, instance, seconds, options), beats=True
-        )
+        beat = partial(scripts.beat, feed, instance, seconds, options)
+        return await self._lease(self._beating, feed, beat, seconds=seconds / _RENEWAL_PART)
 
     async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
         """See `LeaseStore.put`."""
-        return await self._lease(feed, lambda: self._lease_scripts.put(feed, instance, leases))
+        put = partial(self._lease_scripts.put, feed, instance, leases)
+        return await self._lease(self._leasing, feed, put)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
         """See `LeaseStore.leave`."""
-        await self._lease(feed, lambda: self._lease_scripts.leave(feed, instance))
+        leave = partial(self._lease_scripts.leave, feed, instance)
+        await self._lease(self._leasing, feed, leave)
 
     async def _lease(
         self,
+        where: Database,
         feed: FeedKey,
         script: Callable[[], Script[T]],
         *,
-        beats: bool = False,  # noqa: ARG002
-        reads: bool = False,
+        seconds: float | None = None,
     ) -> T:
-        """Run what makes a script; `beats` waits for no other operation, `reads` only reads."""
-        where = self._lease_database
-        run = where.read if reads else where.transact
-        return await where.answer(_WHAT, feed, lambda: run(script()))
-
-
-# Databases with a server
-
-
-class LeaseConnections(Protocol):
-    """Where a `KeptConnection` comes from. Each statement on one commits itself."""
-
-    async def acquire(self) -> Any:
-        """Open a connection, or take one out of a pool."""
-        ...
-
-    async def run(self, connection: Any, script: Script[T], lock_seconds: float, /) -> T:
-        """Run a script. Where statements can't bound their waits for row locks, do it."""
-        ...
-
-    async def release(self, connection: Any, *, broken: bool) -> None:
-        """Give back what `acquire` returned."""
-        ...
-
-
-class KeptConnection:
-    """A connection for leases. Operations wait for each other."""
-
-    def __init__(self, connections: LeaseConnections) -> None:
-        self._connections = connections
-        self._lock = anyio.Lock()
-        self._connection: Any = None
-
-    async def run(
-        self, script: Callable[[], Script[T]], lock_seconds: float, *, keep: Callable[[], bool]
-    ) -> T:
-        """Return the result of a script. After a deadlock another one is made.
-
-        Arguments:
-            script: makes the script.
-            lock_seconds: the longest wait of a statement for another's row lock.
-            keep: whether the connection is kept for the next operation.
-        """
-        async with self._lock:
-            for left in reversed(range(_LEASE_ATTEMPTS)):
-                try:
-                    if self._connection is None:
-                        self._connection = await self._connections.acquire()
-                    result = await self._connections.run(self._connection, script(), lock_seconds)
-                except BaseException as error:
-                    again = isinstance(error, Exception) and is_conflict(error)
-                    if not again and not (isinstance(error, Exception) and is_lock_timeout(error)):
-                        await self._drop(broken=not isinstance(error, StoreError))
-                    if not (again and left):
-                        raise
-                else:
-                    if not keep():
-                        await self._drop(broken=False)
-                    return result
-            raise AssertionError("unreachable")
-
-    async def close(self) -> None:
-        """Give the connection back. The next operation takes another one."""
-        async with self._lock:
-            await self._drop(broken=False)
-
-    async def _drop(self, *, broken: bool) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with anyio.CancelScope(shield=True):
-                await self._connections.release(connection, broken=broken)
+        work = partial(where.repeat, script, _LEASE_ATTEMPTS)
+        return await where.answer(_WHAT, feed, work, seconds=seconds)
 
 
 class ServerStore(ScriptedLeases, JournalledScripts):
     """Cursors and leases in a database where an operator creates tables, and row locks are held.
 
-    While an instance has joined two connections are kept: one for heartbeats, which wait for
-    nothing else, and one for all other operations.
+    Each statement on leases commits itself: who is paused between two of them holds no lock. They
+    have connections that are kept while an instance has joined.
 
     Arguments:
-        connections: makes where one of them comes from; None where all is a transaction.
+        beating, leasing: the database, on connections for leases.
     """
 
     def __init__(
@@ -447,26 +378,24 @@ class ServerStore(ScriptedLeases, JournalledScripts):
         database: Database,
         table: str,
         journal: Journal | None,
-        connections: Callable[[], LeaseConnections] | None,
+        beating: Database,
+        leasing: Database,
     ) -> None:
         super().__init__(database, table, journal)
         for suffix in ("_instances", "_leases"):
             self._tables[f"{CURSORS}{suffix}"] = f"{table}{suffix}"
         self._lease_scripts = LeaseScripts(database.dialect, self._named)
-        self._lease_database = database
-        self._connections = [KeptConnection(connections()) for _ in range(2)] if connections else []
+        self._beating, self._leasing = beating, leasing
         self._joined: dict[tuple[FeedKey, str], float] = {}
         """The length of the lease of each instance that has joined, in seconds."""
         self._format_is_known = False
 
     async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's.
+        """Close the connections of leases, and nothing of the caller's.
 
         Cancellation: they are closed all the same.
         """
-        with anyio.CancelScope(shield=True):
-            for connection in self._connections:
-                await connection.close()
+        await self._close_leases()
         await self.database.aclose()
 
     async def create_tables(self) -> None:
@@ -492,36 +421,44 @@ class ServerStore(ScriptedLeases, JournalledScripts):
             self._format_is_known = True
         return await super().load(feed)
 
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        """See `LeaseStore.look`."""
+        try:
+            return await super().look(feed, last)
+        finally:
+            await self._close_unused()
+
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         """See `LeaseStore.beat`."""
         self._joined[feed, instance] = seconds
+        # The shortest lease of all that share the store.
+        self._lease_scripts.lock_seconds = min(self._joined.values()) / _LOCK_PART
         return await super().beat(feed, instance, seconds, options)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
         """See `LeaseStore.leave`."""
         self._joined.pop((feed, instance), None)
         await super().leave(feed, instance)
-        if not self._joined and self._connections:
-            await self._connections[0].close()
 
     async def _lease(
         self,
+        where: Database,
         feed: FeedKey,
         script: Callable[[], Script[T]],
         *,
-        beats: bool = False,
-        reads: bool = False,
+        seconds: float | None = None,
     ) -> T:
-        if not self._connections:
-            return await super()._lease(feed, script, beats=beats, reads=reads)
-        # The shortest lease of all that share the store. One that has not joined has none.
-        lease = min(self._joined.values(), default=_LOCK_PART)
-        lock = self._lease_scripts.lock_seconds = lease / _LOCK_PART
-        beating, leasing = self._connections
-        kept = beating if beats else leasing
-        return await self._answer(
-            feed,
-            lambda: kept.run(script, lock, keep=lambda: bool(self._joined)),
-            seconds=lease / _RENEWAL_PART if beats else max(lease, _LEAST_SECONDS),
-            shield=not reads,
-        )
+        try:
+            return await super()._lease(where, feed, script, seconds=seconds)
+        finally:
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        if not self._joined:
+            await self._close_leases()
+
+    async def _close_leases(self) -> None:
+        with anyio.CancelScope(shield=True):
+            for each in (self._beating, self._leasing):
+                if each is not self.database:
+                    await each.aclose()

@@ -91,16 +91,13 @@ def run_on_cursors(
     script: Script[T],
     cursor_of: Callable[[], Any],
     style: str = "?",
-    received: Callable[[], None] | None = None,
 ) -> T:
-    """`received` is called after each statement, where its result may not be there yet."""
-
     cursor = cursor_of()
 
     def execute(step: Step) -> Any:
-        cursor.execute(with_placeholders(step.sql, style), *_given(step))
-        if received is not None:
-            received()
+        # Without parameters a % is none of a placeholder.
+        given = (step.parameters,) if step.parameters else ()
+        cursor.execute(with_placeholders(step.sql, style), *given)
         if isinstance(step, CountedChange):
             return cursor.rowcount
         return cursor.fetchall() if cursor.description else []
@@ -109,30 +106,3 @@ def run_on_cursors(
         return run_steps(script, execute)
     finally:
         cursor.close()
-
-
-async def run_on_async_cursors(
-    script: Script[T],
-    cursor_of: Callable[[], Awaitable[Any]],
-    style: str = "?",
-    received: Callable[[], Awaitable[None]] | None = None,
-) -> T:
-    cursor = await cursor_of()
-
-    async def execute(step: Step) -> Any:
-        await cursor.execute(with_placeholders(step.sql, style), *_given(step))
-        if received is not None:
-            await received()
-        if isinstance(step, CountedChange):
-            return cursor.rowcount
-        return list(await cursor.fetchall()) if cursor.description else []
-
-    try:
-        return await run_steps_async(script, execute)
-    finally:
-        await cursor.close()
-
-
-def _given(step: Step) -> tuple[Sequence[Any], ...]:
-    # Without parameters a % is none of a placeholder.
-    return (step.parameters,) if step.parameters else ()

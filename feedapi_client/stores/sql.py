@@ -7,7 +7,6 @@ on an asynchronous driver (`run_sync`); for a synchronous one it runs in a threa
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
 from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps, with_placeholders
-from feedapi_client.stores.sql_dialects import DIALECTS, MYSQL, lock_wait
+from feedapi_client.stores.sql_dialects import DIALECTS, MYSQL
 from feedapi_client.stores.tables import CURSORS, FORMAT_TABLE, TABLES
 from feedapi_client.stores.threads import in_thread, transact_in_thread
 
@@ -124,12 +123,9 @@ class SQLAlchemyCursorStore(ServerStore):
             database.table_of(f"{CURSORS}_journal", f"{table}_journal") if journal else None
         )
         # SQLite has no server that others could keep busy.
-        served = None if database.dialect == "sqlite" else partial(_LeaseConnections, engine)
-        super().__init__(database, table, journal, served)
-
-    async def close_lease_connections(self) -> None:
-        """See `aclose`."""
-        await self.aclose()
+        served = database.dialect != "sqlite"
+        leases = _LeaseDatabase(database) if served else database
+        super().__init__(database, table, journal, leases, leases)
 
     def __repr__(self) -> str:
         return f"<SQLAlchemyCursorStore {self.database!r}>"
@@ -149,13 +145,13 @@ class SQLDatabase(Database):
     ) -> None:
         if not isinstance(engine, (AsyncEngine, sa.Engine)):
             raise TypeError(f"an Engine or an AsyncEngine is needed, not a {type(engine).__name__}")
-        self._sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
-        if isinstance(self._sync.pool, SingletonThreadPool) and self._sync is engine:
+        self.sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        if isinstance(self.sync_engine.pool, SingletonThreadPool) and self.sync_engine is engine:
             raise ValueError(
                 "this engine keeps a database of SQLite in memory for each thread: create it with "
                 "poolclass=sqlalchemy.StaticPool and connect_args={'check_same_thread': False}"
             )
-        options = self._sync.get_execution_options()
+        options = self.sync_engine.get_execution_options()
         if options.get("isolation_level") == "AUTOCOMMIT":
             raise ValueError(
                 "an engine with transactions is needed, and this one has the isolation level "
@@ -178,7 +174,7 @@ class SQLDatabase(Database):
 
     @property
     def place(self) -> object:
-        return self._sync.url
+        return self.sync_engine.url
 
     def table_of(self, kind: str, name: str) -> sa.Table:
         """Return a table of `TABLES`, also if another store has put it into the metadata before."""
@@ -249,7 +245,7 @@ class SQLDatabase(Database):
             return ""
         foreign = getattr(error, "orig", None) or error
         text = next(iter(str(foreign).strip().splitlines()), "") or type(foreign).__name__
-        password = self._sync.url.password
+        password = self.sync_engine.url.password
         return text.replace(str(password), "***") if password else text
 
     def __repr__(self) -> str:
@@ -306,60 +302,32 @@ def _is_autocommit(connection: sa.Connection) -> bool:
     return autocommit
 
 
-class _LeaseConnections:
-    """Outside of the application's pool. Each statement commits itself."""
+class _LeaseDatabase(SQLDatabase):
+    """The same on connections outside of the application's pool. Each statement commits itself."""
 
-    def __init__(self, engine: Engine) -> None:
-        sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    def __init__(self, of: SQLDatabase) -> None:
+        sync = of.sync_engine
         pool = sync.pool.recreate()  # the application can't use it up
         own = sa.Engine(pool, sync.dialect, sync.url, hide_parameters=sync.hide_parameters)
+        if of.dialect in MYSQL:  # where a statement can't say how long it waits for a row lock
+            sa.event.listen(own, "connect", _wait_briefly)
         own = own.execution_options(isolation_level="AUTOCOMMIT")
-        self._engine: Engine = AsyncEngine(own) if isinstance(engine, AsyncEngine) else own
-        self._bound: float | None = None
-        self._lock = threading.Lock()
+        self.engine = AsyncEngine(own) if isinstance(of.engine, AsyncEngine) else own
+        self.sync_engine = own
+        self.dialect, self.name, self.timeout = of.dialect, of.name, of.timeout
+        self._known = of._known
 
-    async def acquire(self) -> AnyConnection:
-        self._bound = None
-        if isinstance(self._engine, AsyncEngine):
-            return await self._engine.connect()
-        return await in_thread(self._engine.connect)
+    async def transact(self, script: Script[T]) -> T:
+        return await self.read(script)
 
-    async def run(self, connection: AnyConnection, script: Script[T], lock_seconds: float, /) -> T:
-        def work(connection: sa.Connection) -> T:
-            if self._bound != lock_seconds and connection.dialect.name in MYSQL:
-                wait = lock_wait(connection.dialect.name, lock_seconds)
-                connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {wait}")
-            self._bound = lock_seconds
-            return _run(connection, script)
-
-        if isinstance(connection, AsyncConnection):
-            return await connection.run_sync(work)
-        return await in_thread(partial(self._one_at_a_time, work, connection), abandon=True)
-
-    async def release(self, connection: AnyConnection, *, broken: bool) -> None:
-        def work(connection: sa.Connection) -> None:
-            if broken and not connection.invalidated:
-                connection.invalidate()
-            connection.close()
-
-        engine = self._engine
-        if isinstance(engine, AsyncEngine):
-            assert isinstance(connection, AsyncConnection)
-            await connection.run_sync(work)
-            await engine.dispose()
-            return
-
-        assert isinstance(connection, sa.Connection)
-
-        def leave() -> None:
-            self._one_at_a_time(work, connection)
-            engine.dispose()
-
-        if broken:  # a statement that nobody waits for any more may still use it
-            threading.Thread(target=leave, daemon=True).start()
+    async def aclose(self) -> None:
+        if isinstance(self.engine, AsyncEngine):
+            await self.engine.dispose()
         else:
-            await in_thread(leave)
+            await in_thread(self.engine.dispose)
 
-    def _one_at_a_time(self, work: Work[T], connection: sa.Connection) -> T:
-        with self._lock:
-            return work(connection)
+
+def _wait_briefly(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+    cursor.close()
