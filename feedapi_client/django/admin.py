@@ -33,10 +33,7 @@ _SETTING = "FEEDAPI_QUARANTINE_HANDLER"
 
 
 class ReplayedBatch(Batch[Any]):
-    """A quarantined event as a handler of `SyncFeedConsumer` takes it: a batch of one event.
-
-    Its commit removes the event, as part of the ``atomic()`` that is open, if one is.
-    """
+    """As a handler of `SyncFeedConsumer` takes it. Its commit removes the event."""
 
     def __init__(self, batch: Batch[Any], using: str) -> None:
         super().__init__(batch.partition, batch.events, batch.cursor)

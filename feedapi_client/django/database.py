@@ -26,11 +26,7 @@ _SQLITE_TIMEOUT = 30
 
 
 class DjangoDatabase(Database):
-    """A database of ``settings.DATABASES``.
-
-    Scripts run in a transaction of the application, in its thread, or in one of the store's own: on
-    a connection for it alone, in a worker thread, as Django has one for each request.
-    """
+    """Each transaction of a store's own has a connection, as Django has one for each request."""
 
     hint = "has `manage.py migrate` been run on this database?"
 
@@ -50,7 +46,7 @@ class DjangoDatabase(Database):
         return self.using
 
     async def check(self, tables: object) -> None:
-        """See `Database.check`. Migrations know the version of their tables."""
+        """Migrations know the version of their tables."""
 
     # In the application's transaction
 

@@ -90,7 +90,6 @@ class Aside:
             await self.held.load()
 
     async def _is_left_behind(self, old: FeedKey) -> bool:
-        """Return whether the key has events, and no cursors any more."""
         assert self.store is not None
         events = await translated(self.store.page(old, limit=1), "reading the quarantine", old.url)
         if not events:
@@ -98,11 +97,9 @@ class Aside:
         return not await translated(self._cursors.load(old), "loading cursors", old.url)
 
     def backoff(self) -> Backoff:
-        """Return the backoff of one event, or of one save."""
         return self.policy.backoff(lambda error: not is_final(error))
 
     def takes(self, error: Exception) -> bool:
-        """Return whether there is a quarantine, and the error may be the fault of an event."""
         return (
             self._quarantine is not None
             and isinstance(error, self._quarantine.errors)
@@ -159,7 +156,6 @@ class Aside:
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether the consumer can't go on, whatever the application does."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_final(one) for one in error.exceptions)
     return isinstance(error, (FencedError, CommitOrderError, WrongFunctionError))

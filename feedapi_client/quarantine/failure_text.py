@@ -1,8 +1,4 @@
-"""How a handler failed, in words that may be logged: the types of errors, and frames (R19).
-
-The text of an exception may quote the event that it is about, or a password. It is kept in the
-quarantine record only. Errors of this library say nothing that must not be shown.
-"""
+"""How a handler failed, in words that may be logged: the types of errors, and frames (R19)."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ def failure_line(error: BaseException) -> str:
 
 
 def failure_traceback(error: BaseException) -> str:
-    """Return the error with its traceback, and those of its causes, the first one first."""
     parts: list[str] = []
     each: BaseException | None = error
     while each is not None and len(parts) < _LINKS:

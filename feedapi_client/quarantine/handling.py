@@ -1,13 +1,9 @@
 """A batch whose handler fails: attempts, the search for the failing event, and the save.
 
-The failing event is found by dry runs. A dry run calls the handler with the first events of the
-batch. ``batch.commit`` raises `DryRunPassed` in it, so that the handler's transaction rolls back: a
-dry run that comes that far has passed and has left nothing behind. Each dry run halves the events
-in question, until one event is left whose predecessors pass and which does not.
-
-- An ORM session is flushed before, because what it holds back may be what fails.
-- A constraint that the database checks only at the end of a transaction fails without a failing
-  event. Such an error is raised.
+A dry run calls the handler with the first events of the batch; ``batch.commit`` raises
+`DryRunPassed` in it, so that the handler's transaction rolls back. Each halves the events in
+question. A handler that returns without a commit has no transaction that could be rolled back: its
+events count as handled, and it gets the rest one by one.
 """
 
 from __future__ import annotations
@@ -44,8 +40,6 @@ class NoFurtherAttempt(BaseException):
 
 
 class Watch(Protocol):
-    """Told of what becomes of batches whose handler fails."""
-
     def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None: ...
 
     async def pause(self, seconds: float) -> None:
@@ -56,11 +50,7 @@ class Watch(Protocol):
 
 
 def retrying_handler(handle: Handler, aside: Aside, watch: Watch) -> Handler:
-    """Return `handle` wrapped in what `on_failure` asks for.
-
-    The returned handler handles and commits a batch, and raises what ends the iteration. It may be
-    called for several partitions at once.
-    """
+    """The returned handler handles and commits, and raises what ends the iteration."""
     if aside.store is None and aside.policy.attempts == 1:
         return handle
 
@@ -114,10 +104,7 @@ class _Handling:
         await (anyio.sleep(seconds) if self._handled else self._watch.pause(seconds))
 
     async def _deliver(self) -> None:
-        """Call the handler with the remaining events, and save the cursor if it did not.
-
-        What failed is what is repeated: of a handler that has returned only the save (R5).
-        """
+        """What failed is what is repeated: of a handler that has returned only the save (R5)."""
         saved = False
 
         async def commit(_: Batch, transaction: Any) -> None:
@@ -133,7 +120,6 @@ class _Handling:
             await self._save(None)
 
     async def _is_delivered(self, deliver: Any) -> bool:
-        """Return False if it has failed by the fault of an event, and raise any other error."""
         try:
             await deliver()
         except Exception as error:
@@ -167,10 +153,7 @@ class _Handling:
         await self._save(None)
 
     async def _find_failing_event(self) -> Exception | None:
-        """Find the first event that fails, which is then the one at `_passing`.
-
-        Returns its error, or None if none fails (any more).
-        """
+        """It is the one at `_passing`. None if none fails any more."""
         if self._passing == len(self._remaining):
             # All passed and the batch failed again: what was known is not true any more.
             self._passing = 0
@@ -184,10 +167,7 @@ class _Handling:
         return None
 
     async def _halve(self) -> int:
-        """Return how many of the remaining events to try so that the last of them is in question.
-
-        All before it passed, as far as they are still among the remaining.
-        """
+        """Return how many to try. All before the last one passed, as far as they remain."""
         low, high = self._passing, len(self._remaining)
         while high - low > 1:
             # Without a rollback passing events are done with, so that they are tried one by one.
@@ -225,7 +205,6 @@ class _Handling:
             self._passing = 0
 
     def _put_aside(self, error: Exception) -> None:
-        """Move the event at `_passing` from the remaining events to the quarantined ones."""
         index, event = self._remaining[self._passing]
         if index != (self._quarantined[-1].index + 1 if self._quarantined else 0):
             self._aside.handled(event.partition)  # the one before it

@@ -14,15 +14,7 @@ from feedapi_client.quarantine.record import QuarantinedEvent, first_of_key
 
 
 class HeldKeys:
-    """Tells what holds the later events of a key back.
-
-    Which keys these are is read from the quarantine itself: other instances and later runs agree.
-
-    Arguments:
-        store: the quarantine.
-        feed: whose events.
-        key: of an event in quarantine. One for which it raises holds nothing back.
-    """
+    """Read from the quarantine itself: instances and later runs agree which keys are held."""
 
     def __init__(
         self, store: QuarantineStore, feed: FeedKey, key: Callable[[QuarantinedEvent], Hashable]

@@ -1,23 +1,8 @@
 """What `FeedConsumer.run` does when the handler fails: raise, try again, or quarantine an event.
 
-Pass "raise", "retry", "quarantine", a `Retry` or a `Quarantine` as ``on_failure``. A quarantine is
-elsewhere called a dead-letter queue.
-
-A handler gets whole batches, and a cursor exists only behind a batch. A failing event therefore
-can't be stepped over by committing the events before it and those after it separately. The effects
-of the other events, the quarantined events and the cursor have to become durable together:
-
-- A handler is the same with quarantine as without. It applies ``batch.events`` in a transaction of
-  its own and calls ``batch.commit(transaction=tx)`` there as its last step. Or it has no such
-  transaction and leaves the commit to `run`.
-- When a batch fails, the failing event is found by *dry runs*, see
-  `feedapi_client.quarantine.handling`.
-- Then the handler gets the batch once more without that event. Its
-  ``batch.commit(transaction=tx)`` saves the cursor and the quarantined event in that same
-  transaction. Events are handled exactly once, whatever the dry runs found.
-- A handler that returns from a dry run without a commit has no transaction that could be rolled
-  back, so its events count as handled. It then gets the rest of the batch one by one. Each event
-  comes once more after the attempt that failed: at least once.
+A cursor exists only behind a batch, so that a failing event can't be stepped over by itself: the
+effects of the other events, the quarantined events and the cursor become durable together. How it
+is found is in `feedapi_client.quarantine.handling`.
 """
 
 from __future__ import annotations

@@ -104,14 +104,7 @@ async def list_events(
 
 
 class ScriptedQuarantine:
-    """Implements `JoiningStore` in a SQL database, which may be that of cursors.
-
-    A `transaction` is what a cursor store of that database takes.
-
-    Arguments:
-        database: where the table is.
-        table: its name.
-    """
+    """A `transaction` is what a cursor store of that database takes."""
 
     def __init__(self, database: Database, table: str = QUARANTINE) -> None:
         self.database = database
@@ -127,17 +120,14 @@ class ScriptedQuarantine:
         database.need(self._tables)
 
     async def prepare(self) -> None:
-        """See `QuarantineStore.prepare`: raises if there is no table where none is created."""
         await self._answer(lambda: self.database.read(self._rows("1 = 0")), shield=False)
         await self._answer(lambda: self.database.check(self._tables), shield=False)
 
     def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Any:
-        """See `JoiningStore.along`."""
         there = cursors.database.place if isinstance(cursors, ScriptedStore) else None
         return Along(partial(self._add, events)) if there == self.database.place else None
 
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
-        """See `QuarantineStore.add`."""
         if events:
             await self._change(self._add(events), transaction)
 
@@ -149,7 +139,6 @@ class ScriptedQuarantine:
         after: str = "",
         limit: int = 100,
     ) -> list[QuarantinedEvent]:
-        """See `QuarantineStore.page`."""
         chosen: dict[str, Any] = {"id > ?": after}
         if feed is not None:
             chosen[self._of_feed] = feed.id
@@ -159,24 +148,18 @@ class ScriptedQuarantine:
         return await self._answer(lambda: self.database.read(rows), shield=False)
 
     async def get(self, id: str) -> QuarantinedEvent | None:
-        """See `QuarantineStore.get`."""
         rows = self._rows("id = ?", id)
         found = await self._answer(lambda: self.database.read(rows), shield=False)
         return next(iter(found), None)
 
     async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
-        """See `QuarantineStore.remove`."""
         return await self._change(self._remove(set(ids)), transaction)
 
     async def move(self, old: FeedKey, new: FeedKey) -> None:
-        """Keep the events of one key under another. Raises `StoreError`.
-
-        A move of cursors in the same database does so by itself.
-        """
+        """A move of cursors in the same database does so by itself."""
         await self._change(self._move([(old, new)]), None)
 
     async def aclose(self) -> None:
-        """Close what the store has opened. A later use opens it again."""
         await self.database.aclose()
 
     async def _change(self, script: Script[T], transaction: Any) -> T:
@@ -239,14 +222,8 @@ class SQLiteQuarantineStore(ScriptedQuarantine):
 
 
 class OperatedQuarantine(ScriptedQuarantine):
-    """In a database where an operator creates the table."""
-
     async def create_tables(self) -> None:
-        """Create the table if it does not exist yet.
-
-        Raises:
-            StoreError
-        """
+        """Create the table if it does not exist yet. Raises `StoreError`."""
         await self._answer(lambda: self.database.create(self._tables), shield=False)
 
 

@@ -23,11 +23,7 @@ _FOLLOWS = "an earlier event of its key is in quarantine: "
 
 
 class EarlierEventQuarantined(Exception):  # noqa: N818 - the reason that a record shows
-    """An earlier event of the same key is in quarantine (``Quarantine(whole_key=True)``).
-
-    Arguments:
-        id: of the one that was the first, and may have left meanwhile.
-    """
+    """Of the same key. `id` is that of the first one, which may have left meanwhile."""
 
     def __init__(self, id: str) -> None:
         super().__init__(_FOLLOWS + id)

@@ -14,13 +14,6 @@ Unit = tuple[int, ...]
 
 
 class Plan(NamedTuple):
-    """What one instance does next.
-
-    Attributes:
-        claim: partitions without a living owner that belong to its share.
-        give: partitions that it holds and that exceed its share or can't be read any more.
-    """
-
     claim: frozenset[int]
     give: frozenset[int]
 

@@ -16,14 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Callbacks:
-    """Calls the application's functions in tasks of their own, so that no lease waits for them.
-
-    Each partition that was assigned is released once: before it is given away, or after its lease
-    was lost.
-
-    Arguments:
-        changed: called when a function has returned.
-    """
+    """In tasks of their own, so that no lease waits for them. `changed`: a function returned."""
 
     def __init__(self, share: Share, iteration: Iteration, changed: Callable[[], object]) -> None:
         self._share = share
@@ -92,7 +85,6 @@ class Callbacks:
         self._changed()
 
     def forget(self, partitions: Collection[int]) -> None:
-        """Note that these leases are gone. Whoever was told is told that, too."""
         for partition in partitions:
             self._assigning.pop(partition, None)
         self.release(partitions)

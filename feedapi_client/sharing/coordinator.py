@@ -94,7 +94,6 @@ class Coordinator:
                 await self.leave()
 
     async def _first_positions(self, load: Load) -> Mapping[int, Position]:
-        """Return the stored positions; none if this instance is the one that saves the first."""
         began = anyio.current_time()
         while not (positions := await load()):
             if await self._claims_first_start():
@@ -323,7 +322,6 @@ class Coordinator:
         return Lease(partition, None, stored.epoch, stored.ended)
 
     async def _give(self, partitions: Collection[int]) -> None:
-        """Stop reading them, and release them as soon as no batch is in flight."""
         if partitions:
             until = anyio.current_time() + self._share.handover_seconds
             self._leaving |= dict.fromkeys(partitions, until)

@@ -1,8 +1,6 @@
 """What was read to its end, without `follow`: which marks an instance believes, which it makes.
 
 An instance is to end once all that was published before it started is read, by whichever instance.
-A mark says that of one partition. It is older than the events that an instance has to wait for if
-it was made before that instance took part, or by an answer from before.
 """
 
 from __future__ import annotations

@@ -25,22 +25,7 @@ _SHOWN = 20
 
 
 class Membership:
-    """Keeps the heartbeat of an instance, and speaks to the store for it.
-
-    Whether the heartbeat has expired is decided by the database. Before it answers, this instance's
-    monotonic clock counts, from the moment before the last successful beat was sent.
-
-    Raises: every method raises `StoreError`, and nothing else. A store of one's own may let the
-    errors of its driver through: an outage must not end an instance.
-
-    Arguments:
-        options: what the others are told.
-        lost: called with the reason when all leases are lost.
-
-    Attributes:
-        joined: whether there is a heartbeat.
-        expired: how often it has expired.
-    """
+    """The database decides whether the heartbeat has expired; until it answers, the own clock."""
 
     def __init__(
         self,

@@ -67,18 +67,10 @@ class CursorStore(Protocol):
 
 @runtime_checkable
 class PatientStore(CursorStore, Protocol):
-    """A store that limits by itself how long a save may wait for a server that is away.
-
-    `Limits.commit_timeout` then only bounds what a save takes after its caller was cancelled.
-    """
+    """Limits by itself how long a save waits for a server that is away, not `commit_timeout`."""
 
     def wait_for_server(self, seconds: float | None) -> None:
-        """Take over the consumer's patience, see `RetryPolicy.give_up_after`; None: without end.
-
-        Called before the positions are loaded, and again when the consumer is running.
-
-        A store that was given a patience of its own keeps that.
-        """
+        """See `RetryPolicy.give_up_after`. Called before positions are loaded, and when it runs."""
         ...
 
 
@@ -234,19 +226,7 @@ class Answering(Closable):
         shield: bool = True,
         chained: bool = True,
     ) -> T:
-        """Return what the call returns. It is not made if its task is cancelled already.
-
-        Arguments:
-            what: what it is, for messages.
-            feed: of the call, for messages.
-            call: makes it.
-            seconds: maximum time, where that is shorter than `timeout`.
-            shield: finish it although it is cancelled. False for what only reads.
-            chained: whether a `StoreError` has the cause: not where its text may hold payloads.
-
-        Raises:
-            StoreError: it failed, or its time is over.
-        """
+        """Make the call, unless its task is cancelled. `shield` finishes one that began."""
         url = None if feed is None else feed.url
         await anyio.lowlevel.checkpoint_if_cancelled()
         limit = self.timeout if seconds is None else min(self.timeout or seconds, seconds)

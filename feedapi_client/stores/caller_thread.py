@@ -1,17 +1,8 @@
-"""A synchronous transaction is used in the thread that it belongs to.
+"""A synchronous transaction is used in the thread of the application that opened it.
 
-A synchronous connection (`sqlite3.Connection`, psycopg's `Connection`, SQLAlchemy's `Session`,
-Django's) belongs to the thread of the application that opened its transaction. A program with
-`SyncFeedConsumer` calls ``batch.commit(transaction=...)`` in that thread, while the store's `save`
-runs in the event loop of another one. So the loop lends itself the waiting thread:
-
-1. The caller's thread waits in `CallerThread.wait` for the end of the call.
-2. A store that is given a synchronous transaction does with it what it has to do in one ordinary
-   function, and awaits ``in_callers_thread(function)``.
-3. `wait` runs that function, in the caller's thread, and passes its result or its exception back.
-
-Where nobody has lent a thread, as in a program with async, `in_callers_thread` calls the function
-at once: there the caller's thread is the one of the event loop.
+With `SyncFeedConsumer` that thread waits in `CallerThread.wait` while the store's `save` runs in
+the event loop of another one, which sends it functions to run: ``in_callers_thread(function)``.
+Where nobody has lent a thread, the function is called at once.
 """
 
 from __future__ import annotations
@@ -65,20 +56,7 @@ class InterruptedCallError(Exception):
 
 
 class CallerThread:
-    """A thread that waits for the event loop of another one, and runs functions meanwhile.
-
-    Several threads may wait for the same: then each function is run by one of them.
-
-    Ctrl-C may strike anywhere in the waiting thread, also when it has just taken something from
-    the inbox, which is lost then. So what the thread and the loop have to know is kept beside it.
-
-    Attributes:
-        is_over: whether the threads may go on. Who sets it, instead of calling `over`, can't be
-            interrupted; the threads see it a little later.
-
-    Concurrency: `wait` and `wait_for_end` are called in the waiting thread, `over` in any, the
-    others in the event loop. asyncio only.
-    """
+    """Ctrl-C may lose what was taken from the inbox: what must be known is kept beside it."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[_Errand | None] = SimpleQueue()

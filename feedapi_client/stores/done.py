@@ -1,19 +1,13 @@
 """What is done ahead of the cursor, remembered in the cursor's store: `run_by_key(event_id=...)`.
 
-By key, events are done in another order than that of the feed, and the cursor stands before the
-first one that is not. What is done behind it is remembered by the identity of each event, in the
-transaction that has its effects, and forgotten in the one that saves a cursor behind it.
-
 Three facts make that exact:
 
-- **A claim.** Whoever reads a partition first replaces the number of its claim. What is done is
-  accepted under the current number only, and a transaction that has done an event holds the claim
-  until it ends. So after a new claim nothing more is done under the old one, by no process that was
-  paused, and what was done under it can be read completely.
+- **A claim.** Whoever reads a partition first replaces the number of its claim, which a transaction
+  that has done an event holds until it ends. So after a new claim nothing more is done under the
+  old one, and what was done under it can be read completely.
 - **The revision.** A claim is refused where the stored position is not the one that is read from:
   what was done behind that may be forgotten already.
-- **The ancestors.** Where cursors are transferred, the successor's claim claims the ancestors, too,
-  and what was done in them is remembered until the successor has passed it.
+- **The ancestors.** Where cursors are transferred, the successor's claim claims the ancestors, too.
 
 Stored are digests, never an identity itself.
 """

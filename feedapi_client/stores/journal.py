@@ -1,33 +1,11 @@
 """The cursor journal: a history of positions, to take a consumer back to an earlier time.
 
-With ``journal=Journal(...)`` a SQL or SQLite store keeps each position that is replaced or
-deleted, with the times between which it was the current one. This costs one insert more for each
-save. Positions replaced longer ago than `keep` are deleted now and then. Without a journal nothing
-is written.
-
-Rewinding restores the store's contents of that time, and nothing else. The consumer that starts
-next behaves as if it had been switched off since:
-
-- Each position stored at that time is the current one again, with its status of that time. A
-  parent that was drained since is open, and is read again from the old cursor. An ancestor that
-  was superseded since is open again, too.
-- A partition without a position at that time loses the one it has. It takes its cursor from its
-  ancestor once more, or waits for its parent and starts at ``_first``. Its own later cursor would
-  skip what the ancestor delivers again.
-- Every position gets the next revision, also those that did not change, so that a running consumer
-  ends with `FencedError` at its next save. Stop it before rewinding all the same: it delivers on
-  between the rewind and that save.
-- Which ancestors a partition inherits from is decided by the discovery of today, as for a consumer
-  that was switched off during all the splits since. When a partition split twice by cursor
-  transfer and the publisher names only direct parents, a grandchild has no ancestor with a
-  position left, and R9 decides. Publishers that name the whole path, as the specification
-  suggests, are safe. In long chains of both split methods the order between a parent and the
-  successors of its children holds only as far as discovery still lists the ancestors.
+With ``journal=Journal(...)`` a store keeps each position that is replaced or deleted, with the
+times between which it was the current one. The guide "Replay and rewind" says what a rewind does.
 
 The journal never guesses. Where it does not know what was stored at a time (before it was switched
-on, beyond `keep`, while another process saved without it), it raises `StoreError`. A rewind is
-itself journalled, so that another one can undo it. Times are those of the database's clock at the
-save; for a SQLite file that is the machine's.
+on, beyond `keep`, while another process saved without it), it raises `StoreError`. Times are those
+of the database's clock at the save; for a SQLite file that is the machine's.
 """
 
 from __future__ import annotations

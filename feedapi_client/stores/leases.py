@@ -1,9 +1,8 @@
 """Leases: which instance of a consumer reads which partition. What keeps them, and their scripts.
 
-One paused process never stops the others. Each statement commits itself, so that an instance that
-is paused between two of them holds no lock; in SQLite, which has one writer at a time, a script is
-one transaction. Statements change rows by their keys, in their order, and pass by rows that another
-transaction holds; where a database can't, they wait for a part of a lease and no longer.
+Each statement commits itself (in SQLite a script): an instance that is paused between two of them
+holds no lock. Statements pass by rows that another transaction holds; where a database can't, they
+wait for a part of a lease and no longer.
 """
 
 # ruff: noqa: S608 - the statements are made of constants, numbers and quoted names
@@ -266,11 +265,7 @@ class LeaseScripts:
         return {partition: (owner, epoch) for partition, owner, epoch in rows}
 
     def _store(self, feed: FeedKey, leases: list[Lease], step: int) -> Script[None]:
-        """Store leases whose epochs are so many above the stored ones: any other claim raises them.
-
-        In few statements, but for those whose rows another transaction holds: a statement that has
-        waited for one of them is repeated with each half.
-        """
+        """`step`: how much their epochs are above the stored ones. Rows of others are passed by."""
         key = ("feed_id", "partition_id")
         replace = self._dialect.replacing(
             key, ("ended", "changed_at", "owner", "epoch"), above=("epoch", step)
@@ -330,7 +325,6 @@ class LeaseScripts:
 
     @property
     def _bounded(self) -> str:
-        """A condition that is true, and bounds the waits of the statement."""
         return f" AND 1 = {self._one}" if self._bounds else ""
 
 

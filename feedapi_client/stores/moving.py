@@ -100,17 +100,7 @@ def move_quarantined(
 async def adopt(
     store: CursorStore, old: FeedKey, new: FeedKey, leases: LeaseStore | None = None
 ) -> int | None:
-    """Move what is stored under `old` to `new`, in one transaction, unless `new` has positions.
-
-    Several instances may do it at once: one of them moves. None does while one of `old` is alive
-    in `leases`: it would go on from what it has read.
-
-    Returns the number of positions that were moved; 0 also for a store that can't move any; None
-    where this has to wait.
-
-    Raises:
-        StoreError: the store failed.
-    """
+    """Move `old` to `new` unless that has positions. None where an instance of `old` is alive."""
     if old == new or not isinstance(store, AdministrableStore):
         return 0
     stored = await store.feeds()

@@ -1,11 +1,8 @@
-"""Positions in a SQL database, as scripts: which statements a transaction executes, in which order.
+"""Positions in a SQL database, as scripts: for every database, of every driver.
 
-They are for every database, of every driver. Each runs within one transaction, and locks rows in
-the order of the partitions: two consumers that save several don't deadlock.
-
-The usual save, of one position, is one UPDATE of the row with the revision that it replaces. All
-other changes lock the rows, look at them, and write. First positions are not there to be locked:
-whose insertion finds the key taken looks at what is there, and says why it is refused.
+Each runs within one transaction, and locks rows in the order of the partitions: two consumers that
+save several don't deadlock. The usual save, of one position, is one UPDATE of the row with the
+revision that it replaces. All other changes lock the rows, look at them, and write.
 """
 
 # ruff: noqa: S608 - the statements are made of constants, numbers and quoted names
@@ -59,11 +56,7 @@ _INSERTED_AT_ONCE = 100
 
 
 class HeldError(Exception):
-    """Another transaction holds the row of a position, and the save may not wait in the database.
-
-    Attributes:
-        partition: of that position.
-    """
+    """Another transaction holds the row, and the save may not wait in the database."""
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition)
@@ -71,19 +64,7 @@ class HeldError(Exception):
 
 
 class PositionScripts:
-    """Makes the scripts of a store.
-
-    Arguments:
-        dialect: the kind of database, by SQLAlchemy's name.
-        named: returns the name of a table, quoted: that of positions for an empty text, the others'
-            for what is appended to it.
-        journal: keep a history of positions.
-        quarantine: the name of the table of quarantined events beside them, quoted.
-
-    Attributes:
-        lock_waits: how long a save of a feed may wait for another's row lock, see `LockingStore`.
-        done: the scripts on the table of what is done ahead of the cursor.
-    """
+    """`named` returns the name of a table, quoted, for what is appended to that of positions."""
 
     def __init__(
         self,
@@ -132,16 +113,7 @@ class PositionScripts:
         *,
         within: bool,
     ) -> Script[None]:
-        """Save the positions, and forget what is done before.
-
-        Arguments:
-            within: whether this is the caller's transaction, which keeps nothing of it after an
-                error, and can go on.
-
-        Raises:
-            FencedError: another revision is stored than the one that is to be replaced.
-            HeldError: that is not known yet.
-        """
+        """`within`: the caller's transaction, which keeps nothing of a save that is refused."""
         first = any(new.replaces is None for new in positions.values())
         single = len(positions) == 1 and self._journal is None and not first
         # The UPDATE of one row changes it or does not, without an error. Where it has company an
@@ -186,7 +158,6 @@ class PositionScripts:
         return rewound[feed]
 
     def change(self, feeds: Iterable[FeedKey], edit: Edit) -> Script[Stored]:
-        """Change what is stored of these feeds, and return what `edit` returns."""
         yield from self._lock_file()
         stored: Stored = {}
         for feed in sorted(feeds, key=lambda each: each.id):
@@ -226,11 +197,7 @@ class PositionScripts:
         return reconstruct(feed, when, covering, later)
 
     def bound_waits(self, feed: FeedKey) -> Script[None]:
-        """Bound how long this transaction of the store's own waits for rows, and holds its own.
-
-        PostgreSQL ends one that has been idle for so many seconds: its process is paused, or its
-        machine is gone. Other databases have no such limit for one transaction.
-        """
+        """PostgreSQL ends a transaction that was idle so long: its process is paused, or gone."""
         if self._name == "postgresql" and (bound := self.lock_waits.get(feed)) is not None:
             idle = milliseconds(IDLE_PARTS * bound)
             yield Query(
@@ -314,7 +281,7 @@ class PositionScripts:
         there: Collection[int],
         at: int,
     ) -> Script[None]:
-        """Write the positions. Those that are `there` are locked, and replaced."""
+        """Those that are `there` are locked, and replaced."""
         yield from self._archive(feed, [p for p in positions if p in there], at)
         found = {p: new for p, new in positions.items() if p in there}
         yield from self._insert(feed, found, at, self._replace_found)
@@ -347,7 +314,6 @@ class PositionScripts:
             yield Query(f"{delete} AND partition_id IN ({listed(some)})", (feed.id,))
 
     def _archive(self, feed: FeedKey, partitions: Collection[int], at: int) -> Script[None]:
-        """Copy these rows into the journal, if there is one, and prune it."""
         if self._journal is None:
             return
         if (before := self._pruner.due(feed, at)) is not None:
@@ -411,7 +377,6 @@ class PositionScripts:
             yield Query(f"DELETE FROM {self._cursors} WHERE 1 = 0")
 
     def _bounded_lock_waits(self, script: Script[None], seconds: float) -> Script[None]:
-        """Bound the wait for row locks within a savepoint, and restore what was set."""
         if not self._dialect.bound:
             yield from script
             return

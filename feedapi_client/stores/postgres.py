@@ -1,7 +1,4 @@
-"""Cursors in PostgreSQL, through psycopg or asyncpg. Needs the extra ``psycopg`` or ``asyncpg``.
-
-Neither driver is imported unless the caller uses it already, or gives a DSN.
-"""
+"""Cursors in PostgreSQL, through psycopg or asyncpg, which are imported only if they are used."""
 
 from __future__ import annotations
 
@@ -116,8 +113,6 @@ class PostgresCursorStore(ServerStore):
 
 
 class PostgresDatabase(Database):
-    """A pool of one driver: of the caller, which the store does not close, or of a DSN."""
-
     dialect = "postgresql"
     name = "(postgresql)"
 
@@ -306,7 +301,6 @@ def _driver_of(connection: Any) -> str:
 
 
 def _check_transaction(connection: Any) -> None:
-    """Check that the database does not commit each statement by itself."""
     if _driver_of(connection) == "asyncpg":
         is_open = connection.is_in_transaction()
     elif connection.info.pipeline_status:

@@ -364,7 +364,6 @@ class RedisCursorStore(Closable):
     async def _administer(
         self, feeds: Collection[FeedKey], edit: Callable[[Stored], Stored]
     ) -> Stored:
-        """Change what is stored of these feeds as `edit` says, until no consumer interferes."""
         for _ in range(_CHANGE_ATTEMPTS):
             stored = {feed: await self.load(feed) for feed in feeds}
             wanted = edit(stored)
@@ -467,7 +466,6 @@ def _escape_pattern(prefix: str) -> str:
 
 
 def _error_code(error: Exception) -> str:
-    """Return the code that Redis has given an error, if it has: ``READONLY``, ``OOM``."""
     text = str(error)
     first = text.split(maxsplit=1)[0] if text else ""
     # redis-py takes the codes that it knows off the text. Versions before 6 keep them nowhere.

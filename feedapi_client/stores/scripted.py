@@ -1,8 +1,4 @@
-"""Cursors, leases and a journal in a SQL database, and what a driver brings along: a `Database`.
-
-What happens in a transaction is written as scripts (`positions`, `done`, `leases`). Here they get
-their transactions, their time and their attempts.
-"""
+"""Cursors, leases and a journal in a SQL database: scripts get transactions, time and attempts."""
 
 from __future__ import annotations
 
@@ -56,12 +52,7 @@ _RENEWAL_PART = 2
 
 
 class Database(Answering):
-    """Where scripts run, and what an error there means. Each driver has its own.
-
-    Attributes:
-        dialect: the kind of database, by SQLAlchemy's name.
-        hint: how tables that are missing are made.
-    """
+    """`dialect` is SQLAlchemy's name; `hint` says how tables that are missing are made."""
 
     dialect: str
     hint = "has create_tables() been called?"
@@ -89,7 +80,6 @@ class Database(Answering):
         raise NotImplementedError
 
     async def repeat(self, script: Callable[[], Script[T]], attempts: int) -> T:
-        """Run what `script` makes as `transact` does, and again while others interfere."""
         for left in reversed(range(attempts)):
             try:
                 return await self.transact(script())
@@ -102,7 +92,7 @@ class Database(Answering):
         """Check that the caller has no transaction open, where that can be known."""
 
     async def create(self, tables: Mapping[str, str]) -> None:
-        """Create the tables that do not exist yet. Several processes may do so at once."""
+        """Several processes may do so at once."""
         for left in reversed(range(_CREATE_ATTEMPTS)):
             try:
                 await self.transact(create_missing(tables, self.dialect, self.quoted))
@@ -154,18 +144,15 @@ class ScriptedStore(Closable):
         return await self.database.answer(_WHAT, feed, call, **how)
 
     async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes nothing of the caller's."""
         await self.database.aclose()
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
         load = self._scripts.load(feed)
         return await self._answer(feed, lambda: self.database.read(load), shield=False)
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
-        """See `CursorStore.save`. What `transaction` may be is said by the class."""
         await self.save_passing(feed, positions, {}, transaction=transaction)
 
     async def save_passing(
@@ -176,12 +163,10 @@ class ScriptedStore(Closable):
         *,
         transaction: Any = None,
     ) -> None:
-        """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
         await self._answer(feed, lambda: self._save(feed, positions, passed, transaction))
 
     async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
-        """See `DoneStore.take_over`."""
         done = self._scripts.done
 
         def claim() -> Script[int]:
@@ -200,8 +185,6 @@ class ScriptedStore(Closable):
         return Claim(number, found)
 
     async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
-        """See `DoneStore.done`. `transaction` as in `save`."""
-
         async def remember() -> None:
             run = await self._runner(transaction)
             try:
@@ -214,13 +197,10 @@ class ScriptedStore(Closable):
         await self._answer(feed, remember)
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
-        """See `DoneStore.is_done`."""
         look = self._scripts.done.is_done(feed, event)
         return await self._answer(feed, lambda: self.database.read(look), shield=False)
 
     async def feeds(self) -> list[FeedKey]:
-        """See `AdministrableStore.feeds`."""
-
         async def look() -> list[FeedKey]:
             rows = await self.database.read(self._scripts.feeds())
             return sorted((stored_key(*row) for row in rows), key=str)
@@ -228,21 +208,18 @@ class ScriptedStore(Closable):
         return await self._answer(None, look)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        """See `AdministrableStore.delete`."""
         wanted = None if partitions is None else set(partitions)
         await self._administer(feed, lambda: self._scripts.delete(feed, wanted))
 
     async def replace(
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> dict[int, Position]:
-        """See `AdministrableStore.replace`."""
         check_storable(feed, positions)
         return await self._administer(feed, lambda: self._scripts.replace(feed, positions))
 
     async def move(
         self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
     ) -> dict[FeedKey, dict[int, Position]]:
-        """See `AdministrableStore.move`."""
         check_moves(keys)
         return await self._administer(None, lambda: self._scripts.move(keys, overwrite=overwrite))
 
@@ -308,20 +285,16 @@ def _one_after_the_other(*scripts: Script[None]) -> Script[None]:
 
 class JournalledScripts(ScriptedStore):
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
-        """See `JournalledStore.positions_at`."""
         microseconds(when)
         look = self._scripts.positions_at(feed, when)
         return await self._answer(feed, lambda: self.database.transact(look))
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """See `JournalledStore.rewind`."""
         microseconds(to)
         return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
 
 
 class ScriptedLeases:
-    """Implements `LeaseStore`. A subclass sets the attributes."""
-
     _lease_scripts: LeaseScripts
     _beating: Database
     """For heartbeats, which wait for nothing else."""
@@ -329,25 +302,21 @@ class ScriptedLeases:
     """For all other operations."""
 
     async def look(self, feed: FeedKey, last: View | None = None) -> View:
-        """See `LeaseStore.look`."""
         look = self._lease_scripts.look(feed, last)
         return await self._leasing.answer(
             _WHAT, feed, lambda: self._leasing.read(look), shield=False
         )
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
-        """See `LeaseStore.beat`."""
         scripts = self._lease_scripts
         beat = partial(scripts.beat, feed, instance, seconds, options)
         return await self._lease(self._beating, feed, beat, seconds=seconds / _RENEWAL_PART)
 
     async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
-        """See `LeaseStore.put`."""
         put = partial(self._lease_scripts.put, feed, instance, leases)
         return await self._lease(self._leasing, feed, put)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
-        """See `LeaseStore.leave`."""
         leave = partial(self._lease_scripts.leave, feed, instance)
         await self._lease(self._leasing, feed, leave)
 
@@ -364,14 +333,7 @@ class ScriptedLeases:
 
 
 class ServerStore(ScriptedLeases, JournalledScripts):
-    """Cursors and leases in a database where an operator creates tables, and row locks are held.
-
-    Each statement on leases commits itself: who is paused between two of them holds no lock. They
-    have connections that are kept while an instance has joined.
-
-    Arguments:
-        beating, leasing: the database, on connections for leases.
-    """
+    """An operator creates the tables. Leases keep connections while an instance has joined."""
 
     def __init__(
         self,
@@ -391,52 +353,37 @@ class ServerStore(ScriptedLeases, JournalledScripts):
         self._format_is_known = False
 
     async def aclose(self) -> None:
-        """Close the connections of leases, and nothing of the caller's.
-
-        Cancellation: they are closed all the same.
-        """
+        """Close the connections of leases, and nothing of the caller's."""
         await self._close_leases()
         await self.database.aclose()
 
     async def create_tables(self) -> None:
-        """Create the tables that do not exist yet. Several processes may do so at once.
-
-        Raises:
-            StoreError
-        """
+        """Create the tables that do not exist yet. Several processes may do so at once."""
         await self._answer(None, lambda: self.database.create(self._tables), shield=False)
 
     def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
-        """See `LockingStore.limit_lock_waits`.
-
-        The store's own transactions of that feed are ended by PostgreSQL after ten times as long,
-        when this process is paused within one.
-        """
+        """PostgreSQL ends transactions of this feed that are idle ten times as long."""
         self._scripts.lock_waits[feed] = seconds
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
         if not self._format_is_known:
             await self._answer(feed, lambda: self.database.check(self._tables), shield=False)
             self._format_is_known = True
         return await super().load(feed)
 
     async def look(self, feed: FeedKey, last: View | None = None) -> View:
-        """See `LeaseStore.look`."""
         try:
             return await super().look(feed, last)
         finally:
             await self._close_unused()
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
-        """See `LeaseStore.beat`."""
         self._joined[feed, instance] = seconds
         # The shortest lease of all that share the store.
         self._lease_scripts.lock_seconds = min(self._joined.values()) / _LOCK_PART
         return await super().beat(feed, instance, seconds, options)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
-        """See `LeaseStore.leave`."""
         self._joined.pop((feed, instance), None)
         await super().leave(feed, instance)
 

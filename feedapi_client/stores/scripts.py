@@ -1,7 +1,6 @@
-"""Scripts: what happens in a transaction, written once for each kind of connection.
+"""Scripts: generators that yield statements and receive the rows found, or their number.
 
-A script is a generator that yields statements and receives the rows found, or their number. Nothing
-here knows a database: who runs a script says how a cursor is opened. Parameters are `?`.
+Nothing here knows a database. Parameters are `?`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ class Query(NamedTuple):
 
 
 class CountedChange(NamedTuple):
-    """A statement and its parameters, of which the number of changed rows is wanted."""
-
     sql: str
     parameters: Sequence[Any] = ()
 

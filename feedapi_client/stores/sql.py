@@ -1,8 +1,4 @@
-"""Cursors in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``.
-
-What a store does in a transaction is one synchronous function of a `Connection`. SQLAlchemy runs it
-on an asynchronous driver (`run_sync`); for a synchronous one it runs in a thread as a whole.
-"""
+"""Cursors in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``."""
 
 from __future__ import annotations
 
@@ -284,10 +280,7 @@ def _run_where_it_rolls_back(connection: sa.Connection, script: Script[T]) -> T:
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:
-    """Return whether the database commits each statement, so that nothing can be rolled back.
-
-    Asks the driver, which costs no round trip.
-    """
+    """Ask the driver, which costs no round trip."""
     pooled = connection.connection
     assert pooled.dbapi_connection is not None
     try:

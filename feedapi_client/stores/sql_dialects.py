@@ -114,7 +114,6 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a length of time as PostgreSQL's settings take it."""
     return f"{max(1, round(seconds * 1000))}ms"
 
 
@@ -123,7 +122,6 @@ def lock_wait(dialect: str, seconds: float) -> str:
 
 
 def is_conflict(error: Exception) -> bool:
-    """Return whether another transaction caused the error."""
     return is_integrity_error(error) or any(code in _CONFLICTS for code in _codes(error))
 
 

@@ -233,8 +233,6 @@ class SQLiteDatabase(Database):
 
 
 class MemoryDatabase(Database):
-    """A database in memory, used in the thread of the event loop."""
-
     dialect = "sqlite"
     name = "in memory"
 

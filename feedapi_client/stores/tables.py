@@ -1,8 +1,7 @@
 """The tables of the SQL stores, declared once, and the versions of what they hold.
 
-A database has the table ``feedapi_format``, with a row for each table of cursors (which counts for
-its journal, instances and leases, too) and of quarantined events. Without a row the version is 1.
-`docs/pages/formats.md` has the formats.
+``feedapi_format`` has a row for each table of cursors, which counts for its journal, instances and
+leases, too, and of quarantined events. Without a row the version is 1.
 """
 
 # ruff: noqa: S608 - the statements are made of quoted names
