@@ -63,7 +63,7 @@ from feedapi_client.runtime.running import HANDLER, BatchHandler, Running
 from feedapi_client.runtime.session import Session
 from feedapi_client.sharing.coordinator import Coordinator, instance_name
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
-from feedapi_client.stores.base import CursorStore, LockingStore, PatientStore
+from feedapi_client.stores.base import CursorStore, PatientStore
 from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.sqlite import MemoryCursorStore
@@ -196,9 +196,10 @@ class FeedConsumer(Generic[Payload]):
                 "implement LeaseStore"
             )
         self._leases = leases if isinstance(leases, LeaseStore) else None
-        if share is not None and isinstance(self.store, LockingStore):
+        limit_lock_waits = getattr(self.store, "limit_lock_waits", None)
+        if share is not None and limit_lock_waits is not None:
             # One that is paused within a commit must not end the others, or keep a handler waiting.
-            self.store.limit_lock_waits(self.key, share.lease_seconds / _LOCK_PART)
+            limit_lock_waits(self.key, share.lease_seconds / _LOCK_PART)
         self._named: tuple[OneProcess, str] | None = None
         self._process = OneProcess()
         self.limits = limits

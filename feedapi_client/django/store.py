@@ -58,7 +58,7 @@ class DjangoCursorStore(JournalledScripts):
         self.using = using
 
     def check_thread(self) -> None:
-        """See `ThreadBoundStore.check_thread`: no ``atomic()`` may be open in this thread."""
+        """Raise `StoreError` if an ``atomic()`` is open in this thread: it may roll back."""
         self.database.check_thread()
 
     def quarantine(self) -> DjangoQuarantineStore:

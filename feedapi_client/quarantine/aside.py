@@ -13,7 +13,6 @@ from feedapi_client.quarantine.failure_text import Note
 from feedapi_client.quarantine.held_keys import HeldKeys
 from feedapi_client.quarantine.policy import OnFailure, parse_on_failure
 from feedapi_client.quarantine.quarantine_store import (
-    JoiningStore,
     ScriptedQuarantine,
     quarantine_beside,
 )
@@ -143,7 +142,7 @@ class Aside:
             await batch.commit(transaction)
             return
         along = None
-        if isinstance(store, JoiningStore):
+        if isinstance(store, ScriptedQuarantine):
             along = store.along(self._cursors, events)
         if along is not None and transaction is not None:
             await batch.commit(transaction)

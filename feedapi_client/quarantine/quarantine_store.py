@@ -74,18 +74,6 @@ class QuarantineStore(Protocol):
         ...
 
 
-@runtime_checkable
-class JoiningStore(QuarantineStore, Protocol):
-    """A quarantine that may be in the database of the cursors, and in their transactions."""
-
-    def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Any:
-        """Return the `transaction` for a save of `cursors` that keeps the events with it.
-
-        None: they are not in the same database. Otherwise the caller's transactions may hold both.
-        """
-        ...
-
-
 async def list_events(
     store: QuarantineStore, feed: FeedKey | None = None, *, partition: int | None = None
 ) -> AsyncIterator[QuarantinedEvent]:
@@ -124,6 +112,7 @@ class ScriptedQuarantine:
         await self._answer(lambda: self.database.check(self._tables), shield=False)
 
     def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Any:
+        # The `transaction` for a save of `cursors` that keeps the events with it, if it can.
         there = cursors.database.place if isinstance(cursors, ScriptedStore) else None
         return Along(partial(self._add, events)) if there == self.database.place else None
 

@@ -165,34 +165,6 @@ class JournalledStore(AdministrableStore, Protocol):
         ...
 
 
-@runtime_checkable
-class LockingStore(CursorStore, Protocol):
-    """A store in a database where a save may have to wait for another's row lock."""
-
-    def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
-        """Let no save of the feed wait for a row that another transaction holds any longer.
-
-        `save` then raises `FencedError`: that transaction decides about the position, and may be
-        that of a process that is paused. For a feed that several instances share; without a limit
-        a save waits as long as the database lets it, and as the store's timeout.
-        """
-        ...
-
-
-@runtime_checkable
-class ThreadBoundStore(CursorStore, Protocol):
-    """A store of a library whose open transactions belong to threads, as Django's."""
-
-    def check_thread(self) -> None:
-        """Check that a save of the store's own may happen while this thread's code waits for it.
-
-        Raises:
-            StoreError: a transaction is open in the calling thread. The cursor would not be part of
-                it, and would outlive a rollback of the effects.
-        """
-        ...
-
-
 class Closable:
     """``async with store:`` for stores that hold resources; leaving the block calls `aclose`."""
 

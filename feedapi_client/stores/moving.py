@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -12,7 +12,13 @@ import orjson
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import printable
-from feedapi_client.stores.base import AdministrableStore, CursorStore, in_place_of
+from feedapi_client.stores.base import (
+    AdministrableStore,
+    Closable,
+    CursorStore,
+    check_storable,
+    in_place_of,
+)
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.sql_dialects import feed_condition
@@ -56,14 +62,10 @@ def moved_positions(
     return moved
 
 
-def deleted(feed: FeedKey, partitions: Iterable[int] | None) -> Edit:
-    gone = None if partitions is None else set(partitions)
-
-    def edit(stored: Stored) -> Stored:
-        kept = {} if gone is None else {p: e for p, e in stored[feed].items() if p not in gone}
-        return {feed: kept}
-
-    return edit
+def deleted(feed: FeedKey, gone: Collection[int] | None) -> Edit:
+    return lambda stored: {
+        feed: {p: e for p, e in stored[feed].items() if gone is not None and p not in gone}
+    }
 
 
 def replaced(feed: FeedKey, positions: Mapping[int, Position]) -> Edit:
@@ -95,6 +97,45 @@ def move_quarantined(
     for old, new in keys:
         filters = orjson.dumps(new.filters).decode()
         yield Query(update, (new.id, new.url, new.name, filters, old.id))
+
+
+class Administered(Closable):
+    """Implements what `AdministrableStore` changes, by edits."""
+
+    async def _change(
+        self,
+        feeds: Collection[FeedKey],
+        edit: Edit,
+        *,
+        forgets: Collection[int] | None = (),
+        moves: Mapping[FeedKey, FeedKey] | None = None,
+    ) -> Stored:
+        """Change what is stored of these feeds, all or nothing; return what `edit` returns.
+
+        Arguments:
+            forgets: the partitions in which nothing is done any more; None: in all.
+            moves: what is done and quarantined moves along.
+        """
+        raise NotImplementedError
+
+    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
+        chosen = None if partitions is None else set(partitions)
+        await self._change([feed], deleted(feed, chosen), forgets=chosen)
+
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
+        check_storable(feed, positions)
+        saved = await self._change([feed], replaced(feed, positions), forgets=set(positions))
+        return {partition: saved[feed][partition] for partition in positions}
+
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        check_moves(keys)
+        feeds = [*keys, *keys.values()]
+        saved = await self._change(feeds, moved(keys, overwrite=overwrite), moves=keys)
+        return {new: saved[new] for new in keys.values() if new in saved}
 
 
 async def adopt(

@@ -30,10 +30,7 @@ from feedapi_client.stores.journal import (
 from feedapi_client.stores.moving import (
     Edit,
     Stored,
-    deleted,
     move_quarantined,
-    moved,
-    replaced,
 )
 from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
 from feedapi_client.stores.sql_dialects import (
@@ -126,38 +123,25 @@ class PositionScripts:
             save = self._in_savepoint(feed, positions, save)
         yield from save
 
-    def delete(self, feed: FeedKey, partitions: Collection[int] | None) -> Script[None]:
-        yield from self.change([feed], deleted(feed, partitions))
-        yield from self.done.delete(feed, partitions)
-
-    def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> Script[dict[int, Position]]:
-        saved = yield from self.change([feed], replaced(feed, positions))
-        yield from self.done.delete(feed, positions)
-        return {partition: saved[feed][partition] for partition in positions}
-
-    def move(self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Script[Stored]:
-        saved = yield from self.change([*keys, *keys.values()], moved(keys, overwrite=overwrite))
-        found = [(old, new) for old, new in keys.items() if new in saved]
-        for old, new in found:
-            yield from self.done.move(old, new)
-        if found:
-            yield from move_quarantined(self._quarantine, self._name, found)
-        return {new: saved[new] for _, new in found}
-
     def rewind(self, feed: FeedKey, to: datetime) -> Script[dict[int, Position]]:
         yield from self._lock_file()
         yield from self.load(feed, self._dialect.lock)
         target = yield from self.positions_at(feed, to)
         check_rewind(feed, to, target)
         rewound = yield from self.change(
-            [feed], lambda stored: {feed: in_place_of(stored[feed], target)}
+            [feed], lambda stored: {feed: in_place_of(stored[feed], target)}, forgets=None
         )
-        yield from self.done.delete(feed, None)
         return rewound[feed]
 
-    def change(self, feeds: Iterable[FeedKey], edit: Edit) -> Script[Stored]:
+    def change(
+        self,
+        feeds: Iterable[FeedKey],
+        edit: Edit,
+        *,
+        forgets: Collection[int] | None = (),
+        moves: Mapping[FeedKey, FeedKey] | None = None,
+    ) -> Script[Stored]:
+        """See `Administered._change`."""
         yield from self._lock_file()
         stored: Stored = {}
         for feed in sorted(feeds, key=lambda each: each.id):
@@ -169,6 +153,12 @@ class PositionScripts:
             yield from self._delete(feed, found.keys() - positions.keys(), at)
             new = {p: one for p, one in positions.items() if one != found.get(p)}
             yield from self._write(feed, new, found, at)
+            yield from self.done.delete(feed, forgets)
+        pairs = [(old, new) for old, new in (moves or {}).items() if new in wanted]
+        for pair in pairs:
+            yield from self.done.move(*pair)
+        if pairs:
+            yield from move_quarantined(self._quarantine, self._name, pairs)
         return wanted
 
     def positions_at(self, feed: FeedKey, when: datetime) -> Script[dict[int, Position]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Answering,
-    Closable,
     check_storable,
     consumer_interferes,
     fenced,
@@ -29,7 +28,7 @@ from feedapi_client.stores.base import (
     stored_position,
 )
 from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View, change_number
-from feedapi_client.stores.moving import Stored, check_moves, deleted, moved, replaced
+from feedapi_client.stores.moving import Administered, Edit, Stored
 from feedapi_client.stores.tables import STORE_FORMAT, check_format
 
 # KEYS: hashes of feeds. ARGV, for each of them: the feed as JSON; how many positions it must hold
@@ -172,7 +171,7 @@ _CODES = {
 """Of the errors whose class says it."""
 
 
-class RedisCursorStore(Closable):
+class RedisCursorStore(Administered):
     """Keeps positions in Redis.
 
     Each feed has one hash, whose name is `prefix` and `FeedKey.id`. It has a field for each
@@ -184,6 +183,9 @@ class RedisCursorStore(Closable):
     options``) and the leases (``epoch ended changed owner``). Times are those of Redis. Nothing
     expires by itself: an epoch must not be forgotten. A failover of Redis can lose the last writes:
     of leases, which costs work, and of cursors, which repeats events.
+
+    A cluster holds keys in several places: `move` moves one after the other there. After an error
+    some may be moved; call it again for the others.
 
     Redis takes no part in the transactions of another database: `save` raises `StoreError` if a
     transaction is given. A consumer that crashes between its effects and the commit gets the batch
@@ -255,7 +257,7 @@ class RedisCursorStore(Closable):
         if not positions:
             return
         changes = {partition: (new.replaces, new) for partition, new in positions.items()}
-        if refused := await self._change({feed: (-1, changes)}):
+        if refused := await self._write({feed: (-1, changes)}):
             partition, stored = refused
             raise fenced(feed, partition, positions[partition].replaces, stored or None)
 
@@ -276,46 +278,6 @@ class RedisCursorStore(Closable):
             return sorted(found, key=str)
 
         return await self._server.answer("Redis", None, scan)
-
-    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        """See `AdministrableStore.delete`."""
-        await self._administer([feed], deleted(feed, partitions))
-
-    async def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> dict[int, Position]:
-        """See `AdministrableStore.replace`."""
-        check_storable(feed, positions)
-        saved = await self._administer([feed], replaced(feed, positions))
-        return {partition: saved[feed][partition] for partition in positions}
-
-    async def move(
-        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
-    ) -> dict[FeedKey, dict[int, Position]]:
-        """See `AdministrableStore.move`.
-
-        On a cluster, which holds keys in several places, one key after the other: after an error
-        some may be moved. Call it again for the others.
-        """
-        check_moves(keys)
-        feeds = [*keys, *keys.values()]
-        if not isinstance(self._client, aioredis.RedisCluster):
-            saved = await self._administer(feeds, moved(keys, overwrite=overwrite))
-            return {new: saved[new] for new in keys.values() if new in saved}
-        # All are refused before the first is moved.
-        moved(keys, overwrite=overwrite)({feed: await self.load(feed) for feed in feeds})
-        done = {}
-        for old, new in keys.items():
-            # A consumer of the old key is refused from here on.
-            if not (found := await self.replace(old, await self.load(old))):
-                continue
-            stored = await self.load(new)
-            one = moved({old: new}, overwrite=overwrite)({old: found, new: stored})
-            done[new] = one[new]
-            if await self._change({new: _edited(stored, one[new])}):
-                raise consumer_interferes(new)
-            await self.delete(old)
-        return done
 
     async def look(self, feed: FeedKey, last: View | None = None) -> View:
         """See `LeaseStore.look`."""
@@ -361,18 +323,42 @@ class RedisCursorStore(Closable):
             with anyio.CancelScope(shield=True):
                 await self._client.aclose()
 
-    async def _administer(
-        self, feeds: Collection[FeedKey], edit: Callable[[Stored], Stored]
+    async def _change(
+        self,
+        feeds: Collection[FeedKey],
+        edit: Edit,
+        *,
+        forgets: Collection[int] | None = (),  # noqa: ARG002 - nothing is done ahead
+        moves: Mapping[FeedKey, FeedKey] | None = None,
     ) -> Stored:
+        if moves and isinstance(self._client, aioredis.RedisCluster):
+            return await self._move_apart(edit, moves)
         for _ in range(_CHANGE_ATTEMPTS):
             stored = {feed: await self.load(feed) for feed in feeds}
             wanted = edit(stored)
             edits = {feed: _edited(stored[feed], new) for feed, new in wanted.items()}
-            if not await self._change(edits):
+            if not await self._write(edits):
                 return wanted
         raise consumer_interferes(next(iter(feeds), None))
 
-    async def _change(
+    async def _move_apart(self, edit: Edit, moves: Mapping[FeedKey, FeedKey]) -> Stored:
+        feeds = [*moves, *moves.values()]
+        edit({feed: await self.load(feed) for feed in feeds})  # refused before the first is moved
+        done: Stored = {}
+        for old, new in moves.items():
+            # A consumer of the old key is refused from here on.
+            if not (found := await self.replace(old, await self.load(old))):
+                continue
+            stored = await self.load(new)
+            others = {feed: dict[int, Position]() for feed in feeds}
+            one = edit({**others, old: found, new: stored})
+            done[new] = one[new]
+            if await self._write({new: _edited(stored, one[new])}):
+                raise consumer_interferes(new)
+            await self.delete(old)
+        return done
+
+    async def _write(
         self, edits: Mapping[FeedKey, tuple[int, Mapping[int, _Edit]]]
     ) -> tuple[int, int] | None:
         """All or none; return partition and stored revision of what is refused. -1: any number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +15,6 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Answering,
-    Closable,
     check_storable,
     held_elsewhere,
     stored_key,
@@ -23,7 +22,7 @@ from feedapi_client.stores.base import (
 from feedapi_client.stores.done import Claim, DoneEvent, already_done
 from feedapi_client.stores.journal import Journal, microseconds
 from feedapi_client.stores.leases import Lease, LeaseScripts, View
-from feedapi_client.stores.moving import check_moves
+from feedapi_client.stores.moving import Administered, Edit, Stored
 from feedapi_client.stores.positions import HeldError, PositionScripts
 from feedapi_client.stores.scripts import Script
 from feedapi_client.stores.sql_dialects import (
@@ -125,7 +124,7 @@ class Along(NamedTuple):
     script: Callable[[], Script[None]]
 
 
-class ScriptedStore(Closable):
+class ScriptedStore(Administered):
     def __init__(
         self, database: Database, table: str = CURSORS, journal: Journal | None = None
     ) -> None:
@@ -207,21 +206,9 @@ class ScriptedStore(Closable):
 
         return await self._answer(None, look)
 
-    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        wanted = None if partitions is None else set(partitions)
-        await self._administer(feed, lambda: self._scripts.delete(feed, wanted))
-
-    async def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> dict[int, Position]:
-        check_storable(feed, positions)
-        return await self._administer(feed, lambda: self._scripts.replace(feed, positions))
-
-    async def move(
-        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
-    ) -> dict[FeedKey, dict[int, Position]]:
-        check_moves(keys)
-        return await self._administer(None, lambda: self._scripts.move(keys, overwrite=overwrite))
+    async def _change(self, feeds: Collection[FeedKey], edit: Edit, **how: Any) -> Stored:
+        feed = None if how.get("moves") else next(iter(feeds))
+        return await self._administer(feed, lambda: self._scripts.change(feeds, edit, **how))
 
     async def _runner(self, transaction: Any) -> Callable[[Script[Any]], Awaitable[Any]]:
         if not _is_own(transaction):
@@ -362,7 +349,11 @@ class ServerStore(ScriptedLeases, JournalledScripts):
         await self._answer(None, lambda: self.database.create(self._tables), shield=False)
 
     def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
-        """PostgreSQL ends transactions of this feed that are idle ten times as long."""
+        """Let no save of the feed wait any longer for a row that another transaction holds.
+
+        That may be one of a process that is paused. `save` then raises `FencedError`. PostgreSQL
+        ends the store's own transactions of the feed that are idle ten times as long.
+        """
         self._scripts.lock_waits[feed] = seconds
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
