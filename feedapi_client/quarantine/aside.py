@@ -30,13 +30,6 @@ class Aside:
         store: where events go; None without a quarantine.
         in_a_row: by partition, how many were put aside since one was handled.
         held: the keys that wait for a replay (``Quarantine(whole_key=True)``).
-
-    Arguments:
-        on_failure, key, decoder: as `FeedConsumer.run_by_key` takes them.
-        feed, cursors: whose events, and its cursor store.
-        adopts: the key that the cursors of `feed` may have been stored under.
-
-    Raises ValueError for an `on_failure` that is none, and `StoreError` where events have no place.
     """
 
     def __init__(

@@ -270,10 +270,7 @@ class PostgresQuarantineStore(OperatedQuarantine):
 def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
     """Return the quarantine in the file, database or memory that holds the cursors.
 
-    A store that has a method ``quarantine()`` says by itself.
-
-    Raises:
-        StoreError: this kind of cursor store has no quarantine.
+    A store that has a method ``quarantine()`` says by itself. Raises `StoreError` for one without.
     """
     beside: Any = getattr(cursors, "quarantine", None)
     if beside is not None:

@@ -19,14 +19,10 @@ class Plan(NamedTuple):
 
 
 def assign(owners: Mapping[int, str | None], instances: Collection[str]) -> dict[int, str]:
-    """Return the instance that each unit is to be read by.
+    """Return the instance that each unit is to be read by; `owners` may be dead.
 
     Balanced within one. Each instance keeps what it has, up to its share; where the units can't be
     divided evenly, those that have most have one more. Fewer moves are not possible.
-
-    Arguments:
-        owners: the present owner of each unit. One that is not in `instances` counts as none.
-        instances: the living instances. Without one nothing is assigned.
     """
     if not instances:
         return {}

@@ -7,6 +7,7 @@ one (R17): a decision of this module that is late or wrong costs work, never cor
 from __future__ import annotations
 
 import logging
+import math
 import random
 import secrets
 import socket
@@ -61,15 +62,13 @@ class Coordinator:
         self._ends = Ends(planning)
         self._view = View((), {})
         """What the last look has shown."""
-        self._stale = True
-        """Whether the next one has to read all leases."""
         self._owned: dict[int, int] = {}
         """The epochs of the leases that this instance holds."""
         self._leaving: dict[int, float] = {}
         """What of it is given away once its batch is committed, and the time to wait until."""
         self._left: set[int] = set()
         """Partitions with an old mark that nobody had claimed at the last look."""
-        self._loaded_at = 0.0
+        self._loaded_at = -math.inf
         """When the positions were last loaded, on the clock of the event loop."""
         self._wake = anyio.Event()
         self._others: set[str] = set()
@@ -94,15 +93,11 @@ class Coordinator:
                 await self.leave()
 
     async def _first_positions(self, load: Load) -> Mapping[int, Position]:
-        began = anyio.current_time()
         while not (positions := await load()):
             if await self._claims_first_start():
                 return await load()
-            # Soon at first: those that start at once are to divide the partitions at once. Later
-            # less often, because the database is asked for nothing meanwhile.
-            settle, waited = self._interval / _SETTLE_PART, anyio.current_time() - began
-            pause = min(max(settle, waited / _SETTLE_PART), self._interval)
-            await anyio.sleep(pause * random.uniform(0.5, 1))
+            # Soon: those that start at once are to divide the partitions at once.
+            await anyio.sleep(self._interval / _SETTLE_PART * random.uniform(0.5, 1))
         return positions
 
     async def _claims_first_start(self) -> bool:
@@ -134,7 +129,7 @@ class Coordinator:
                     with self._planning.positions.noted("looking at the leases"):
                         await self._round()
                 except StoreError as error:
-                    self._stale = True
+                    self._loaded_at = -math.inf
                     self._iteration.report_failure(None, f"the leases are not looked at: {error}")
                 await anyio.sleep(self._share.rebalance_seconds / _NUDGE_PART)
                 with anyio.move_on_after(self._pause()):
@@ -171,13 +166,13 @@ class Coordinator:
         positions = await self._planning.positions.load()
         return self._planning.planner.refresh(positions, began=began)
 
-    def suspect(self) -> None:
-        self._stale = True
-        self._wake.set()
-
     def released(self, partition: int) -> None:
         if partition in self._leaving:
             self._wake.set()
+
+    def suspect(self) -> None:
+        self._loaded_at = -math.inf
+        self._wake.set()
 
     def nudge(self) -> None:
         self._wake.set()
@@ -223,17 +218,16 @@ class Coordinator:
 
     async def _look(self) -> None:
         """Drop what was lost, and load the positions that others saved. After any claim."""
-        planning, stale = self._planning, self._stale
-        looked = planning.planner.begin_load()
-        self._stale = False  # before the next await: `suspect` may set it meanwhile
-        view = await self._member.look(None if stale else self._view)
-        changed, self._view = view.leases is not self._view.leases, view
+        looked = self._planning.planner.begin_load()
+        before = self._view.leases, self._others
+        self._view = view = await self._member.look()
         self._others = {each.name for each in view.instances if each.alive} - {self.name}
         self._ends.saw(view)
         self._compare_options()
         if lost := [p for p in self._owned if not self._holds(p)]:
             self._lose(lost, "claimed by others")
         period = self._share.lease_seconds * _LOADED_PART
+        changed = before != (view.leases, self._others)
         if changed or anyio.current_time() >= self._loaded_at + period:
             await self._refresh(looked)
 

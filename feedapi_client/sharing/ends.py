@@ -36,10 +36,8 @@ class Ends:
     def of(self, leases: Mapping[int, Lease]) -> set[int]:
         """Return the partitions that were read to their end; none with `follow`.
 
-        An old mark does not count. This instance reads that partition itself, once its present
-        owner has released it. Nor does the mark of a closed partition: that one has to be drained,
-        and its children to be read. Nor that of one that is not listed any more: its cursor may
-        have to be transferred.
+        An old mark does not count, nor that of a closed partition, which has to be drained, nor
+        that of one that is not listed any more: its cursor may have to be transferred.
         """
         planner = self._planning.planner
         if self._iteration.settings.follow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 import anyio
 
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 4
 _RETRIES_PER_BEAT = 10
-_PUT_AT_ONCE = 4096
 _SHOWN = 20
 
 
@@ -49,16 +48,15 @@ class Membership:
         self._failing = False
         self._changed = anyio.Event()
 
-    async def look(self, last: View | None = None) -> View:
-        looking = self._store.look(self._key, last)
+    async def look(self) -> View:
+        looking = self._store.look(self._key)
         return await translated(looking, "looking at the leases", self._key.url)
 
     async def put(self, leases: Collection[Lease]) -> set[int]:
-        put: set[int] = set()
-        for some in _in_slices(leases):
-            putting = self._store.put(self._key, self._name, some)
-            put |= await translated(putting, "writing leases", self._key.url)
-        return put
+        if not leases:
+            return set()
+        putting = self._store.put(self._key, self._name, leases)
+        return await translated(putting, "writing leases", self._key.url)
 
     async def leave(self) -> None:
         self.joined = False
@@ -123,13 +121,6 @@ class Membership:
                 "feedapi_partitions": len(partitions),
             },
         )
-
-
-def _in_slices(leases: Collection[Lease]) -> Iterator[list[Lease]]:
-    """Yield a part at a time, so that a heartbeat can come between two transactions of SQLite."""
-    ordered = sorted(leases, key=lambda lease: lease.partition)
-    for start in range(0, len(ordered), _PUT_AT_ONCE):
-        yield ordered[start : start + _PUT_AT_ONCE]
 
 
 def published_options(settings: ConsumerSettings) -> str:

@@ -9,10 +9,9 @@ wait for a part of a lease and no longer.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from feedapi_client.model import FeedKey
@@ -39,15 +38,12 @@ class Instance:
         name: its name, unique for each process.
         expires_in: seconds until its heartbeat expires, by the store's clock. It is dead at 0.
         age: seconds since it joined.
-        changes: a number that is another one after every change of its leases, and that it never
-            had before.
         options: what it told the others when it joined, see `LeaseStore.beat`.
     """
 
     name: str
     expires_in: float
     age: float
-    changes: int
     options: str = ""
 
     @property
@@ -72,7 +68,7 @@ class Lease:
     owner: str | None
     epoch: int
     ended: bool = False
-    age: float = 0.0
+    age: float = field(default=0.0, compare=False)
 
     def follows(self, owner: str | None, epoch: int, instance: str, alive: Collection[str]) -> bool:
         """Return whether an instance may put this one in place of what is stored.
@@ -89,18 +85,6 @@ class View(NamedTuple):
 
     instances: Sequence[Instance]
     leases: Mapping[int, Lease]
-
-    def repeats(self, instances: Iterable[Instance]) -> bool:
-        """Return whether the same instances are alive now, and none has changed its leases."""
-        return _changes(self.instances) == _changes(instances)
-
-
-def _changes(instances: Iterable[Instance]) -> list[tuple[str, int]]:
-    return [(each.name, each.changes) for each in instances if each.alive]
-
-
-def change_number(bits: int = 20) -> int:
-    return 1 + secrets.randbits(bits)
 
 
 @runtime_checkable
@@ -121,12 +105,8 @@ class LeaseStore(Protocol):
     `feedapi_client.testing.LeaseStoreContract` is the test suite that every such store passes.
     """
 
-    async def look(self, feed: FeedKey, last: View | None = None) -> View:
-        """Return the instances and the leases as they are now.
-
-        `last` is what this method has returned before. While it `repeats` the instances of now, its
-        leases may be returned again.
-        """
+    async def look(self, feed: FeedKey) -> View:
+        """Return the instances and the leases as they are now."""
         ...
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
@@ -169,19 +149,17 @@ class LeaseScripts:
         self._mine = f"{self._feed} AND instance = ?"
         self._skip = f"{self._dialect.lock} SKIP LOCKED" if self._dialect.lock else ""
 
-    def look(self, feed: FeedKey, last: View | None) -> Script[View]:
+    def look(self, feed: FeedKey) -> Script[View]:
         rows = yield Query(
-            f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, changes, options "
+            f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, options "
             f"FROM {self._instances} WHERE {self._feed}",
             (feed.id,),
         )
         instances = [
-            Instance(name, left / SECOND, age / SECOND, changes, options)
-            for name, left, age, changes, options in rows
+            Instance(name, left / SECOND, age / SECOND, options)
+            for name, left, age, options in rows
         ]
         instances.sort(key=lambda each: each.name)  # not in the order of the database's collation
-        if last is not None and last.repeats(instances):
-            return View(instances, last.leases)
         rows = yield Query(
             f"SELECT partition_id, owner, epoch, ended, {self._now} - changed_at "
             f"FROM {self._leases} WHERE {self._feed} ORDER BY partition_id",
@@ -205,15 +183,13 @@ class LeaseScripts:
             return True
         left = yield from self._left(feed)
         yield from self._prune(feed, [name for name in left if left[name] < -KEPT_SECONDS * SECOND])
-        replace = self._dialect.replacing(
-            ("feed_id", "instance"), ("expires_at", "changes", "options")
-        )
+        replace = self._dialect.replacing(("feed_id", "instance"), ("expires_at", "options"))
         join = (
             f"INSERT INTO {self._instances} "
             "(feed_id, instance, joined_at, expires_at, changes, options) "
-            f"VALUES (?, ?, {self._now} * {self._one}, {self._now} + ?, ?, ?) {replace}"
+            f"VALUES (?, ?, {self._now} * {self._one}, {self._now} + ?, 0, ?) {replace}"
         )
-        yield CountedChange(join, (feed.id, instance, length, change_number(40), options))
+        yield CountedChange(join, (feed.id, instance, length, options))
         if not any(left[name] > 0 for name in left if name != instance):
             yield from self._new_round(feed)
         return False
@@ -234,8 +210,6 @@ class LeaseScripts:
                 yield from self._store(feed, follow, step)
             rows = yield from self._rows(feed, some)
             found |= {p for p, row in rows.items() if row == (wanted[p].owner, wanted[p].epoch)}
-        count = f"UPDATE {self._instances} SET changes = changes + {change_number()}"
-        yield CountedChange(f"{count} WHERE {self._mine}{self._bounded}", (feed.id, instance))
         return found
 
     def leave(self, feed: FeedKey, instance: str) -> Script[None]:

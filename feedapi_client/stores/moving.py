@@ -185,13 +185,9 @@ def first_start(
     - under the only name of a feed, where the store holds nothing by URL: that name was given up.
 
     Arguments:
-        key: of the consumer, under which nothing is stored.
-        stored: the keys that the store lists.
-        by_url: what the key would be without its `feed_name`; None where it has none.
+        by_url: what the key would be without its `feed_name`.
 
-    Returns the error that refuses the start; a text to report where several feeds are stored that
-    look like this one, or one at the same address with another query, so that it is taken for one
-    more; None where none looks like it.
+    Returns the error that refuses the start, or a text to report where it is one more feed.
     """
     by_url = by_url or key
     own = [each for each in stored if each.name == key.name and each != key]

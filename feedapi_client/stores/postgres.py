@@ -55,26 +55,19 @@ _CONNECTIONS = {
 class PostgresCursorStore(ServerStore):
     """Keeps positions in a table of the application's PostgreSQL database, without SQLAlchemy.
 
-    The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other, and
-    the command line reads them.
+    The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other.
 
     Exactly once: pass the connection that writes the effects as ``transaction``: psycopg's
     `AsyncConnection` or `Connection`, or asyncpg's `Connection`, whichever driver the pool is of.
-    The save is then part of the open transaction, which the caller commits or rolls back. psycopg
-    opens one with the first statement, unless the connection is in autocommit mode; asyncpg needs
-    ``async with connection.transaction()``. A save that is refused leaves nothing of itself in the
-    transaction. READ COMMITTED, PostgreSQL's default isolation, is enough. At stricter levels the
-    database may report a conflict between two consumers by itself: a `StoreError` whose cause is
-    the driver's error.
+    The save is then part of the open transaction: with psycopg not in pipeline mode, with asyncpg
+    in ``async with connection.transaction()``. A save that is refused leaves nothing of itself in
+    the transaction. At stricter levels than READ COMMITTED the database may report a conflict
+    between two consumers by itself: a `StoreError` whose cause is the driver's error.
 
-    Threads: psycopg's `Connection` and `ConnectionPool` are used in worker threads, so that they
-    don't hold up the event loop. While ``await store.save(transaction=connection)`` runs, the
-    caller must not use that connection. In psycopg's pipeline mode a save is refused.
+    Threads: psycopg's `Connection` and `ConnectionPool` are used in worker threads. While ``await
+    store.save(transaction=connection)`` runs, the caller must not use that connection.
 
     Leases (`LeaseStore`) keep two connections of the pool while an instance has joined.
-
-    Cost: the usual save, of one position, is one statement, and three with a journal; a save of
-    many is one for each 100, and one for each 490 that locks their rows.
 
     Arguments:
         pool: an `AsyncConnectionPool` or a `ConnectionPool` of psycopg, or a `Pool` of asyncpg:
@@ -84,9 +77,7 @@ class PostgresCursorStore(ServerStore):
         table, schema: name of the table; the others' are the same with ``_journal``, ``_done``,
             ``_instances`` and ``_leases``.
         journal: keep a history of positions.
-        timeout: maximum time for one operation, in seconds, waiting for a connection included. A
-            statement on the caller's synchronous connection is waited for all the same: end it by
-            the server's ``statement_timeout``.
+        timeout: as `SQLAlchemyCursorStore` takes it.
 
     Cancellation: a save that has begun is finished.
     """

@@ -27,7 +27,7 @@ from feedapi_client.stores.base import (
     stored_key,
     stored_position,
 )
-from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View, change_number
+from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View
 from feedapi_client.stores.moving import Administered, Edit, Stored
 from feedapi_client.stores.tables import STORE_FORMAT, check_format
 
@@ -79,13 +79,12 @@ local function number(value) return string.format('%.0f', value) end
 local function heartbeat(name)
     local found = redis.call('HGET', KEYS[1], name)
     if not found then return nil end
-    local joined, expires, changes, options = string.match(found, '^(%d+) (%d+) (%d+) (.*)$')
-    return {joined = tonumber(joined), expires = tonumber(expires), changes = tonumber(changes),
-        options = options}
+    local joined, expires, options = string.match(found, '^(%d+) (%d+) %d+ (.*)$')
+    return {joined = tonumber(joined), expires = tonumber(expires), options = options}
 end
 local function beat(name, h)
     local times = number(h.joined) .. ' ' .. number(h.expires)
-    redis.call('HSET', KEYS[1], name, times .. ' ' .. number(h.changes) .. ' ' .. h.options)
+    redis.call('HSET', KEYS[1], name, times .. ' 0 ' .. h.options)
 end
 local function alive(name)
     local found = heartbeat(name)
@@ -102,8 +101,7 @@ local function keep(partition, epoch, ended, owner)
     redis.call('HSET', KEYS[2], partition, value)
 end
 """
-# ARGV: the instance, the length of its lease, for how long the dead are kept, its first number of
-# changes, options.
+# ARGV: the instance, the length of its lease, for how long the dead are kept, options.
 _BEAT_SCRIPT = """
 local mine = heartbeat(ARGV[1])
 local lives = mine ~= nil and mine.expires > now
@@ -131,15 +129,15 @@ if not others then
     end
 end
 local joined = mine and mine.joined or now
-beat(ARGV[1], {joined = joined, expires = expires, changes = tonumber(ARGV[4]), options = ARGV[5]})
+beat(ARGV[1], {joined = joined, expires = expires, options = ARGV[4]})
 return 0
 """
-# ARGV: the instance, a step of its number of changes, then partition, epoch, "1" for an end, and
-# owner of each lease. Returns the partitions of those that are stored as given.
+# ARGV: the instance, then partition, epoch, "1" for an end, and owner of each lease. Returns the
+# partitions of those that are stored as given.
 _PUT_SCRIPT = """
 local put, mine = {}, heartbeat(ARGV[1])
 if not mine or mine.expires <= now then return put end
-for i = 3, #ARGV, 4 do
+for i = 2, #ARGV, 4 do
     local found = lease(ARGV[i]) or {epoch = 0, owner = ''}
     local own, step = found.owner == ARGV[1], tonumber(ARGV[i + 1]) - found.epoch
     local free = own or not alive(found.owner)
@@ -148,8 +146,6 @@ for i = 3, #ARGV, 4 do
         put[#put + 1] = ARGV[i]
     end
 end
-mine.changes = mine.changes + tonumber(ARGV[2])
-beat(ARGV[1], mine)
 return put
 """
 # ARGV: the number of one of the hashes. Returns it, and the time.
@@ -172,32 +168,21 @@ _CODES = {
 
 
 class RedisCursorStore(Administered):
-    """Keeps positions in Redis.
+    """Keeps positions in Redis, and leases.
 
-    Each feed has one hash, whose name is `prefix` and `FeedKey.id`. It has a field for each
-    partition (``revision status cursor``) and the field ``feed``, which holds the feed key and the
-    version of the format as JSON. A save is one Lua script: atomic, and one round trip whatever the
-    number of positions.
-
-    Leases are in two more hashes, in one slot of a cluster: the instances (``joined expires changes
-    options``) and the leases (``epoch ended changed owner``). Times are those of Redis. Nothing
-    expires by itself: an epoch must not be forgotten. A failover of Redis can lose the last writes:
-    of leases, which costs work, and of cursors, which repeats events.
-
+    A save is one Lua script: atomic, and one round trip. The formats are in the documentation.
     A cluster holds keys in several places: `move` moves one after the other there. After an error
     some may be moved; call it again for the others.
 
     Redis takes no part in the transactions of another database: `save` raises `StoreError` if a
     transaction is given. A consumer that crashes between its effects and the commit gets the batch
-    again: *at least once*. For exactly once, keep the cursors where the effects are.
+    again: *at least once*.
 
     Configure Redis with persistence (``appendonly yes``) and ``maxmemory-policy noeviction``.
-    Without its cursors a consumer starts from the beginning.
+    Without its cursors a consumer starts from the beginning. A failover can lose the last writes:
+    of leases, which costs work, and of cursors, which repeats events.
 
-    redis-py repeats a command whose connection broke. A save that had arrived all the same is known
-    by what is stored: the revision is drawn, so that no other save has it.
-
-    Runs on asyncio only: on trio every operation raises `StoreError`.
+    Runs on asyncio only.
 
     Arguments:
         client: a `redis.asyncio.Redis` or `RedisCluster`, which stays the caller's; or a URL, for
@@ -279,16 +264,14 @@ class RedisCursorStore(Administered):
 
         return await self._server.answer("Redis", None, scan)
 
-    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+    async def look(self, feed: FeedKey) -> View:
         """See `LeaseStore.look`."""
         now, rows = await self._hash(feed, 1)
         instances = []
         for name, value in sorted(rows.items()):
-            joined, expires, changes, options = value.split(" ", 3)
+            joined, expires, _, options = value.split(" ", 3)
             left, age = (int(expires) - now) / SECOND, (now - int(joined)) / SECOND
-            instances.append(Instance(name, left, age, int(changes), options))
-        if last is not None and last.repeats(instances):
-            return View(instances, last.leases)
+            instances.append(Instance(name, left, age, options))
         now, rows = await self._hash(feed, 2)
         leases = {}
         for partition, value in sorted((int(name), value) for name, value in rows.items()):
@@ -300,12 +283,12 @@ class RedisCursorStore(Administered):
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         """See `LeaseStore.beat`."""
         length, kept = int(seconds * SECOND), KEPT_SECONDS * SECOND
-        arguments = (instance, length, kept, change_number(40), options)
+        arguments = (instance, length, kept, options)
         return bool(await self._lease(_BEAT_SCRIPT, feed, *arguments))
 
     async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
         """See `LeaseStore.put`."""
-        arguments: list[str | int] = [instance, change_number()]
+        arguments: list[str | int] = [instance]
         for lease in leases:
             arguments += [lease.partition, lease.epoch, int(lease.ended), lease.owner or ""]
         return {int(each) for each in await self._lease(_PUT_SCRIPT, feed, *arguments)}

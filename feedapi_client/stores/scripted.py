@@ -288,8 +288,8 @@ class ScriptedLeases:
     _leasing: Database
     """For all other operations."""
 
-    async def look(self, feed: FeedKey, last: View | None = None) -> View:
-        look = self._lease_scripts.look(feed, last)
+    async def look(self, feed: FeedKey) -> View:
+        look = self._lease_scripts.look(feed)
         return await self._leasing.answer(
             _WHAT, feed, lambda: self._leasing.read(look), shield=False
         )
@@ -362,9 +362,9 @@ class ServerStore(ScriptedLeases, JournalledScripts):
             self._format_is_known = True
         return await super().load(feed)
 
-    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+    async def look(self, feed: FeedKey) -> View:
         try:
-            return await super().look(feed, last)
+            return await super().look(feed)
         finally:
             await self._close_unused()
 

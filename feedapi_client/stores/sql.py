@@ -56,38 +56,29 @@ _TYPES: dict[str, Any] = {
 
 
 class SQLAlchemyCursorStore(ServerStore):
-    """Keeps positions in a table of the application's database.
+    """Keeps positions in a table of the application's database, through SQLAlchemy.
 
-    Databases: PostgreSQL, MySQL and MariaDB, SQLite, each with an asynchronous driver
-    or a synchronous one.
-
-    The tables are created by `create_tables`, or by the application's own migrations: with
-    `metadata` they are part of it, and `table`, `journal_table` (None without a `journal`),
-    `done_table`, `instance_table`, `lease_table` and `format_table` are the Table objects.
+    Databases: PostgreSQL, MySQL and MariaDB, SQLite, each with an asynchronous driver or a
+    synchronous one. The tables are created by `create_tables`, or by the application's own
+    migrations: with `metadata` they are part of it, and `table`, `journal_table` (None without a
+    `journal`), `done_table`, `instance_table`, `lease_table` and `format_table` are the Tables.
 
     Exactly once: pass what writes the effects as ``transaction``: an `AsyncConnection`, an
-    `AsyncSession`, a `Connection` or a `Session`. The save is then part of its transaction, which
-    the caller commits or rolls back; a session is not flushed. Of a session with several engines
-    (``binds=``, ``get_bind``) it is the one to which an UPDATE of `table` goes. A save that is
-    refused or fails leaves nothing of itself in the transaction. READ COMMITTED, the default
-    isolation of PostgreSQL, is enough. At stricter levels the database may report a conflict
+    `AsyncSession`, a `Connection` or a `Session`. The save is then part of its transaction; a
+    session is not flushed. Of a session with several engines (``binds=``, ``get_bind``) it is the
+    one to which an UPDATE of `table` goes. A save that is refused or fails leaves nothing of itself
+    in the transaction. At stricter levels than READ COMMITTED the database may report a conflict
     between two consumers by itself: a `StoreError` whose cause is the database's error.
 
-    Cost: the usual save, of one position, is one statement, and three with a journal; a save of
-    many is one for each 100, and one for each 490 that locks their rows.
+    Threads: a synchronous engine, `Connection` or `Session` is used in worker threads. While
+    ``await store.save(transaction=session)`` runs, the caller must not use that session.
 
-    Threads: the statements on a synchronous engine, `Connection` or `Session` run in worker
-    threads, so that they don't hold up the event loop. While ``await
-    store.save(transaction=session)`` runs, the caller must not use that session. A
-    `scoped_session` belongs to a thread: call it, and pass the session that it returns.
-
-    Runs on asyncio only, as SQLAlchemy's async engines do: on trio every operation raises
-    `StoreError` (use `SQLiteCursorStore` there).
+    Runs on asyncio only, as SQLAlchemy's async engines do.
 
     Arguments:
-        engine: the caller's `AsyncEngine` or `Engine`, which the store does not dispose of. It
-            must not be in autocommit mode. Make it with ``pool_pre_ping=True``: a pool's
-            connections may be dead after a quiet night.
+        engine: the caller's `AsyncEngine` or `Engine`, which the store does not dispose of, not in
+            autocommit mode. Make it with ``pool_pre_ping=True``: a pool's connections may be dead
+            after a quiet night.
         table, schema: name of the table; the others' are the same with ``_journal``, ``_done``,
             ``_instances`` and ``_leases``. Without a `schema` that of the `metadata` counts.
         metadata: the metadata to put the tables into; by default one of the store's own.

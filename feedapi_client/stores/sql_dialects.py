@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 
 class Dialect(NamedTuple):
-    """What a statement on positions has to know of a database.
+    """What a statement has to know of a database.
 
     Attributes:
         clock: the time, in microseconds since 1970 UTC.
-        lock, share: what a SELECT ends with to lock its rows, against all others and against those
-            that change them. Empty where the database has one writer at a time.
-        upsert: what an INSERT of rows ends with to replace the rows with the same keys.
-        new: the value of a column in such a row.
+        lock, share: what a SELECT ends with to lock its rows. Empty where there is one writer.
+        upsert, new: what an INSERT ends with to replace rows, and the value of a column there.
         stored: names the rows that are there; empty where their columns are known by themselves.
         shown, bound: what shows the longest wait for a row lock, and the statement that sets it.
         ends: whether an error of a statement ends the transaction.

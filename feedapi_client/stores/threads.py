@@ -24,13 +24,8 @@ async def in_thread(function: Callable[[], T], *, abandon: bool = False) -> T:
     """Call a function in a worker thread.
 
     Not in one of anyio's limited number: the application's handlers may have taken all of those,
-    and wait for this call. There are as many threads as calls at the same time.
-
-    Arguments:
-        function: what to call.
-        abandon: whether a cancellation leaves the thread behind. Otherwise it is waited for, also
-            after a native cancellation of an asyncio task: the caller is about to roll back, and
-            what the thread would write then would be in a new transaction.
+    and wait for this call. A cancellation, a native one too, waits for the thread unless `abandon`
+    is set: the caller rolls back, and what the thread would write then is a new transaction's.
     """
     try:
         limiter = _limiter.get()
