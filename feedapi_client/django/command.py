@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from django.core.management.base import BaseCommand, CommandError
@@ -37,8 +39,8 @@ class ConsumeCommand(BaseCommand):
     (`on_failure`). Before and after each batch old connections are closed, as Django does around a
     request: set ``CONN_MAX_AGE`` to keep them between batches.
 
-    Options: ``--once``, ``--threads``, ``--grace``. SIGTERM and SIGINT end the command after the
-    batches in flight; a second SIGINT at once.
+    Options: ``--once``, ``--threads``, ``--grace``. SIGTERM ends the command after the batches in
+    flight, SIGINT at once.
 
     Attributes:
         url: the feed.
@@ -80,7 +82,7 @@ class ConsumeCommand(BaseCommand):
             type=float,
             default=20.0,
             metavar="SECONDS",
-            help="after SIGTERM or SIGINT, for batches in flight (default: 20)",
+            help="after SIGTERM, for batches in flight (default: 20)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002
@@ -88,32 +90,13 @@ class ConsumeCommand(BaseCommand):
         if options["threads"] < 1:
             raise CommandError("--threads takes 1 or more")
         consumer = self.make_consumer(follow=not options["once"])
-        before: dict[int, Any] = {}
-        asked = False
-
-        def stop(number: int, _: object) -> None:
-            nonlocal asked
-            asked = True
-            consumer.stop(grace=options["grace"])
-            if number == signal.SIGINT:
-                signal.signal(number, before[number])  # a second one interrupts
-
         try:
-            if threading.current_thread() is threading.main_thread():  # not so in some tests
-                for each in (signal.SIGTERM, signal.SIGINT):
-                    before[each] = signal.getsignal(each)
-                    signal.signal(each, stop)
-            with consumer:
-                if asked:  # before it was open
-                    consumer.stop(grace=options["grace"])
+            with consumer, _terminated(lambda: consumer.stop(grace=options["grace"])):
                 consumer.run(
                     self._handle_batch, threads=options["threads"], on_failure=self.on_failure
                 )
         except FeedError as error:
             raise CommandError(f"{type(error).__name__}: {error}") from error
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if consumer.cut_short:
             raise CommandError("the grace period was over before all in flight was committed")
 
@@ -123,3 +106,16 @@ class ConsumeCommand(BaseCommand):
             self.handle_batch(batch)
         finally:
             close_old_connections()
+
+
+@contextmanager
+def _terminated(stop: Callable[[], object]) -> Iterator[None]:
+    """Call a function at SIGTERM within the block, if it is in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

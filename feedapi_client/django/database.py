@@ -71,16 +71,16 @@ class DjangoDatabase(Database):
             )
 
     def _run_here(self, transaction: Any, script: Script[T]) -> T:
-        connection = connections[self.using]
-        if isinstance(transaction, (ConnectionProxy, BaseDatabaseWrapper)):
-            self._check_alias(transaction.alias)
-            connection = transaction
-        elif isinstance(transaction, str):
-            self._check_alias(transaction)
-        elif transaction is not True:
+        if not isinstance(transaction, (ConnectionProxy, BaseDatabaseWrapper)):
             raise StoreError(
                 "transaction must be a connection of Django, such as django.db.connection, "
-                f"or its alias, not a {type(transaction).__name__}"
+                f"not a {type(transaction).__name__}"
+            )
+        connection: Any = transaction
+        if connection.alias != self.using:
+            raise StoreError(
+                f"the transaction is on the database {connection.alias!r}, but the cursors are on "
+                f"{self.using!r}: DjangoCursorStore(using={connection.alias!r}) keeps them there"
             )
         if not connection.in_atomic_block and connection.get_autocommit():
             argument = "" if self.using == "default" else f"using={self.using!r}"
@@ -96,13 +96,6 @@ class DjangoDatabase(Database):
             if connection.in_atomic_block:
                 connection.set_rollback(True)
             raise
-
-    def _check_alias(self, alias: str) -> None:
-        if alias != self.using:
-            raise StoreError(
-                f"the transaction is on the database {alias!r}, but the cursors are on "
-                f"{self.using!r}: DjangoCursorStore(using={alias!r}) keeps them there"
-            )
 
     # In a transaction of the store's own
 

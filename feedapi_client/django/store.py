@@ -20,11 +20,10 @@ class DjangoCursorStore(JournalledScripts):
             Order.objects.create(...)
             batch.commit(transaction=connection)
 
-    The save is then part of that block, which may be nested, and durable. ``True`` and the alias
-    stand for the connection of the calling thread. A save that is refused leaves nothing of itself
-    in the transaction. After an error of the database the block can only be rolled back. A commit
-    without ``transaction=`` in an open block of the same thread is refused: it would survive a
-    rollback.
+    The save is then part of that block, which may be nested, and durable. A save that is refused
+    leaves nothing of itself in the transaction. After an error of the database the block can only
+    be rolled back. A commit without ``transaction=`` in an open block of the same thread is
+    refused: it would survive a rollback.
 
     Use it with `SyncFeedConsumer`; or with `FeedConsumer` and handlers in `sync_to_async`, which
     commit by ``async_to_sync(batch.commit)(transaction=connection)``. Other saves are transactions

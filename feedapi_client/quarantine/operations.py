@@ -56,9 +56,6 @@ async def drop(
     """Delete the events of `ids`, or all of the `feed` and `partition`, for good.
 
     Returns how many there were.
-
-    Raises:
-        StoreError
     """
     if ids is not None:
         return await store.remove(ids)

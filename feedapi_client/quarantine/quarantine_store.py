@@ -80,9 +80,6 @@ async def list_events(
     """Yield the events in the order in which they were quarantined, of one feed or of all.
 
     They are read in pages. Events may be added and removed meanwhile.
-
-    Raises:
-        StoreError
     """
     after = ""
     while page := await store.page(feed, partition=partition, after=after, limit=PAGE_SIZE):

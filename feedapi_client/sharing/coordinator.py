@@ -93,11 +93,12 @@ class Coordinator:
                 await self.leave()
 
     async def _first_positions(self, load: Load) -> Mapping[int, Position]:
+        pause = self._interval / _SETTLE_PART  # those that start at once are to divide at once
         while not (positions := await load()):
             if await self._claims_first_start():
                 return await load()
-            # Soon: those that start at once are to divide the partitions at once.
-            await anyio.sleep(self._interval / _SETTLE_PART * random.uniform(0.5, 1))
+            await anyio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(1.2 * pause, self._interval)
         return positions
 
     async def _claims_first_start(self) -> bool:

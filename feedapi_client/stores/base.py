@@ -30,17 +30,13 @@ class CursorStore(Protocol):
 
     Concurrency: all methods may be called concurrently, by several tasks and processes.
 
+    Raises: every method raises `StoreError` when the store fails.
+
     `feedapi_client.testing.CursorStoreContract` is the test suite that every store passes.
     """
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """Return all positions of the feed by partition, superseded and drained ones included.
-
-        Empty for a feed that was never saved.
-
-        Raises:
-            StoreError: the store failed.
-        """
+        """Return all positions of the feed by partition, superseded and drained ones included."""
         ...
 
     async def save(
@@ -87,9 +83,6 @@ class AdministrableStore(CursorStore, Protocol):
 
         A consumer whose own key has no position calls this at its start, to find cursors of the
         same feed under another key (R7).
-
-        Raises:
-            StoreError
         """
         ...
 
@@ -97,9 +90,6 @@ class AdministrableStore(CursorStore, Protocol):
         """Delete the positions of the partitions, or of all; skip those without a position.
 
         Stop the feed's consumer first: it would go on to its next save.
-
-        Raises:
-            StoreError
         """
         ...
 
@@ -109,12 +99,7 @@ class AdministrableStore(CursorStore, Protocol):
         """Replace the positions of these partitions, whatever is stored: all or none.
 
         The other partitions stay as they are. The revisions given are ignored: each position
-        replaces the stored one.
-
-        Returns the positions as saved.
-
-        Raises:
-            StoreError
+        replaces the stored one. Returns the positions as saved.
         """
         ...
 

@@ -81,7 +81,6 @@ class DoneStore(CursorStore, Protocol):
 
         Raises:
             FencedError: another revision is stored.
-            StoreError: the store failed.
         """
         ...
 
@@ -93,16 +92,11 @@ class DoneStore(CursorStore, Protocol):
         Raises:
             FencedError: the partition was claimed anew.
             AlreadyDoneError: the event is remembered already.
-            StoreError: the store failed.
         """
         ...
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
-        """Return whether the event is remembered, by a transaction that was committed.
-
-        Raises:
-            StoreError: the store failed.
-        """
+        """Return whether the event is remembered, by a transaction that was committed."""
         ...
 
     async def save_passing(

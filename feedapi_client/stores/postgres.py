@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -40,16 +39,6 @@ T = TypeVar("T")
 
 _POOL_SIZE = 8
 """Connections of a pool that the store opens by itself."""
-_POOLS = {
-    ("psycopg_pool", "AsyncConnectionPool"): "psycopg",
-    ("psycopg_pool", "ConnectionPool"): "psycopg in threads",
-    ("asyncpg", "Pool"): "asyncpg",
-}
-_CONNECTIONS = {
-    ("psycopg", "AsyncConnection"): "psycopg",
-    ("psycopg", "Connection"): "psycopg in threads",
-    ("asyncpg", "Connection"): "asyncpg",
-}
 
 
 class PostgresCursorStore(ServerStore):
@@ -119,13 +108,13 @@ class PostgresDatabase(Database):
                     "PostgresCursorStore needs a driver: pip install 'feedapi-client[psycopg]'"
                 )
             self.driver = "psycopg" if _is_installed("psycopg_pool") else "asyncpg"
-        elif (driver := _kind_of(pool, _POOLS)) is not None:
-            self.driver = driver
-        else:
+        elif not (driver := _driver_of(pool, "Pool")):
             raise TypeError(
                 "a pool of PostgreSQL connections is an AsyncConnectionPool or a ConnectionPool "
                 f"of psycopg_pool, a Pool of asyncpg, or a DSN, not a {type(pool).__name__}"
             )
+        else:
+            self.driver = driver
 
     @property
     def place(self) -> object:
@@ -150,7 +139,7 @@ class PostgresDatabase(Database):
         return await self.run(transaction, script)
 
     async def run(self, connection: Any, script: Script[T]) -> T:
-        driver = _driver_of(connection)
+        driver = _driver_of(connection, "Connection")
         if driver == "asyncpg":
             return await _run_asyncpg(connection, script)
         if driver == "psycopg":
@@ -273,26 +262,26 @@ def _is_installed(module: str) -> bool:
         return False  # blocked by the program
 
 
-def _kind_of(value: Any, kinds: dict[tuple[str, str], str]) -> str | None:
-    """Return which class of the modules that the program may have imported a value is of."""
-    for (module, name), kind in kinds.items():
-        imported = sys.modules.get(module)
-        if imported is not None and isinstance(value, getattr(imported, name)):
-            return kind
-    return None
+def _driver_of(value: Any, kind: str) -> str:
+    """Return the driver of a "Pool" or a "Connection", which is not imported for that; or ""."""
+    for each in type(value).__mro__:
+        library = each.__module__.partition(".")[0]
+        if each.__name__.removesuffix("Proxy").endswith(kind):
+            if library == "asyncpg":
+                return library
+            if library in ("psycopg", "psycopg_pool"):
+                return "psycopg" if each.__name__.startswith("Async") else "psycopg in threads"
+    return ""
 
 
-def _driver_of(connection: Any) -> str:
-    if (driver := _kind_of(connection, _CONNECTIONS)) is None:
+def _check_transaction(connection: Any) -> None:
+    driver = _driver_of(connection, "Connection")
+    if not driver:
         raise StoreError(
             "transaction must be an AsyncConnection or a Connection of psycopg, or a Connection "
             f"of asyncpg, not a {type(connection).__name__}"
         )
-    return driver
-
-
-def _check_transaction(connection: Any) -> None:
-    if _driver_of(connection) == "asyncpg":
+    if driver == "asyncpg":
         is_open = connection.is_in_transaction()
     elif connection.info.pipeline_status:
         raise StoreError("the connection is in pipeline mode: commit before the pipeline or after")

@@ -226,8 +226,6 @@ class ScriptedStore(Administered):
         """Try again after a conflict, and while another transaction holds a row."""
         run, own = await self._runner(transaction), _is_own(transaction)
         if not positions:
-            if not own:  # which may be refused
-                await run(_nothing())
             return
         bound = self._scripts.lock_waits.get(feed)
         deadline = math.inf if bound is None else anyio.current_time() + bound
@@ -259,10 +257,6 @@ class ScriptedStore(Administered):
 
 def _is_own(transaction: Any) -> bool:
     return transaction is None or isinstance(transaction, Along)
-
-
-def _nothing() -> Script[None]:
-    yield from ()
 
 
 def _one_after_the_other(*scripts: Script[None]) -> Script[None]:

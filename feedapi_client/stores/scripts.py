@@ -53,23 +53,8 @@ def with_placeholders(sql: str, style: str) -> str:
     )
 
 
-def run_steps(script: Script[T], execute: Callable[[Any], Any]) -> T:
-    """An error of a statement is raised within the script."""
-    try:
-        step = next(script)
-        while True:
-            try:
-                rows = execute(step)
-            except Exception as error:  # noqa: BLE001 - the script cleans up and raises it again
-                step = script.throw(error)
-            else:
-                step = script.send(rows)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
 async def run_steps_async(script: Script[T], execute: Callable[[Any], Awaitable[Any]]) -> T:
+    """An error of a statement is raised within the script."""
     try:
         step = next(script)
         while True:
@@ -82,6 +67,18 @@ async def run_steps_async(script: Script[T], execute: Callable[[Any], Awaitable[
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def run_steps(script: Script[T], execute: Callable[[Any], Any]) -> T:
+    async def answer(step: Any) -> Any:
+        return execute(step)
+
+    try:
+        run_steps_async(script, answer).send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("nothing is waited for")
 
 
 def run_on_cursors(

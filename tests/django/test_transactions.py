@@ -98,17 +98,6 @@ def cursors(store: DjangoCursorStore, consumer: Any) -> set[str]:
     return {position.cursor for position in asyncio.run(store.load(consumer.key)).values()}
 
 
-@pytest.mark.parametrize("name", ["alias", "true", "connection"])
-def test_the_transaction_may_be_named_in_three_ways(
-    using: str, store: DjangoCursorStore, feed: Publisher, name: str
-) -> None:
-    with opened(feed, store) as consumer:
-        batch = next(consumer.batches())
-        with transaction.atomic(using=using):
-            batch.commit({"alias": using, "true": True, "connection": connections[using]}[name])
-        assert batch.cursor in cursors(store, consumer)
-
-
 def test_without_an_atomic_block_a_commit_is_refused(
     using: str, store: DjangoCursorStore, feed: Publisher
 ) -> None:
@@ -324,7 +313,7 @@ def test_a_commit_from_async_code_says_that_there_is_no_block(
         async with FeedConsumer(feed.url, store=store, follow=False) as consumer:
             async for batch in consumer.batches():
                 with pytest.raises(StoreError, match="in the thread that opened it"):
-                    await batch.commit(transaction=using)
+                    await batch.commit(transaction=connections[using])
                 break
         await sync_to_async(connections.close_all)()
 
