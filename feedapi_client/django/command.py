@@ -36,8 +36,7 @@ class ConsumeCommand(BaseCommand):
 
     `apply` is called within ``transaction.atomic(using=self.using)``, and the cursor is saved at
     the end of the block: exactly once. A batch whose `apply` raises is rolled back and comes again
-    (`on_failure`). Before and after each batch old connections are closed, as Django does around a
-    request: set ``CONN_MAX_AGE`` to keep them between batches.
+    (`on_failure`). Connections are treated as around a request (``CONN_MAX_AGE``).
 
     Options: ``--once``, ``--threads``, ``--grace``. SIGTERM ends the command after the batches in
     flight, SIGINT at once.

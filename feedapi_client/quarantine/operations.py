@@ -86,16 +86,13 @@ async def replay(
     """Deliver events to ``await handle(batch)`` once more.
 
     Each batch holds one event. They come in the order in which they were quarantined: those of
-    `ids`, or all of the `feed` and `partition`. The events that followed a quarantined one were
-    handled long ago, so the handler has to decide whether a late event still makes sense.
+    `ids`, or all of the `feed` and `partition`.
 
     The handler may be that of `FeedConsumer.run`. Its ``await batch.commit(transaction=tx)``
     removes the event in that transaction: exactly once, also when two replays run at a time. So
-    does ``await event.done(transaction=tx)`` of a handler of `FeedConsumer.run_by_key`, which gets
-    ``batch.events[0]``.
-    Without a commit the event is removed when the handler returns. An event whose handler raises
-    stays, and the replay goes on. So does an event of a key (``Quarantine(whole_key=True)``) as
-    long as an earlier one of its key is in quarantine.
+    does ``await event.done(transaction=tx)`` of ``batch.events[0]``. Without a commit the event is
+    removed when the handler returns. An event whose handler raises stays, and the replay goes on.
+    So does one of a key (``Quarantine(whole_key=True)``) that has an earlier one in quarantine.
 
     Cancellation: the event in flight stays unless its transaction was committed.
 

@@ -221,10 +221,7 @@ class SQLAlchemyQuarantineStore(OperatedQuarantine):
     `SQLAlchemyCursorStore` takes it. Runs on asyncio only.
 
     Arguments:
-        engine: the caller's engine, which the store does not dispose of.
-        table, schema: name of the table. Without a `schema` that of the `metadata` counts.
-        metadata: the metadata to put the table into, and `format_table`; by default one of the
-            store's own.
+        engine, table, schema, metadata: as `SQLAlchemyCursorStore` takes them.
     """
 
     def __init__(

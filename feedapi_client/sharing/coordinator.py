@@ -6,7 +6,6 @@ one (R17): a decision of this module that is late or wrong costs work, never cor
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import secrets
@@ -16,17 +15,21 @@ from collections.abc import Collection, Iterable, Mapping
 import anyio
 
 from feedapi_client.errors import StoreError
-from feedapi_client.lineage.states import Action
+from feedapi_client.lineage.states import Action, State
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.notifications import PartitionAssigned, PartitionReleased
 from feedapi_client.options import Share
 from feedapi_client.runtime.loop import beside
+from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.sharing import Begin, Load
 from feedapi_client.sharing.assignment import Plan, Unit, merged, plan
-from feedapi_client.sharing.callbacks import Callbacks
-from feedapi_client.sharing.ends import Ends
-from feedapi_client.sharing.membership import Membership, different_options, published_options
+from feedapi_client.sharing.membership import (
+    Callbacks,
+    Membership,
+    different_options,
+    published_options,
+)
 from feedapi_client.stores.leases import Lease, LeaseStore, View
 
 BOOTSTRAP = -1
@@ -57,7 +60,15 @@ class Coordinator:
         self._share = share
         self._planning, self._iteration = planning, planning.iteration
         self._options = published_options(planning.iteration.settings)
-        self._member = Membership(share, store, key, name, self._options, lost=self._lose_all)
+        self._member = Membership(
+            share,
+            store,
+            key,
+            name,
+            self._options,
+            lost=self._lose_all,
+            failed=self._failed,
+        )
         self._callbacks = Callbacks(share, planning.iteration, self.suspect)
         self._ends = Ends(planning)
         self._view = View((), {})
@@ -74,8 +85,6 @@ class Coordinator:
         self._others: set[str] = set()
         """Living instances at the last look, without this one."""
         self._compared: set[str] = set()
-        self._takes_part = False
-        """Whether it divides partitions with others, and has not only joined to save first."""
 
     # ------------------------------------------------------------------ the first start
 
@@ -120,8 +129,6 @@ class Coordinator:
             self._callbacks.use(tasks)
             tasks.start_soon(self._member.run)
             await self._member.wait_until_joined()
-            self._takes_part = True
-            self._member.log("joined")
             # Those that wait for the first positions join up to one such part later.
             await anyio.sleep(self._interval / _SETTLE_PART * random.uniform(1, 1.5))
             while True:
@@ -131,7 +138,7 @@ class Coordinator:
                         await self._round()
                 except StoreError as error:
                     self._loaded_at = -math.inf
-                    self._iteration.report_failure(None, f"the leases are not looked at: {error}")
+                    self._failed(f"the leases are not looked at: {error}")
                 await anyio.sleep(self._share.rebalance_seconds / _NUDGE_PART)
                 with anyio.move_on_after(self._pause()):
                     await self._wake.wait()
@@ -147,10 +154,7 @@ class Coordinator:
             try:
                 await self._member.leave()
             except StoreError as error:
-                self._member.log(f"its leases expire by themselves: {error}", level=logging.WARNING)
-            else:
-                if self._takes_part:
-                    self._member.log("left")
+                self._failed(f"the leases of this instance expire by themselves: {error}")
         self._tell_released(self._owned, lost=False)
         self._owned.clear()
 
@@ -170,6 +174,9 @@ class Coordinator:
     def released(self, partition: int) -> None:
         if partition in self._leaving:
             self._wake.set()
+
+    def _failed(self, text: str) -> None:
+        self._iteration.report_failure(None, text)
 
     def suspect(self) -> None:
         self._loaded_at = -math.inf
@@ -301,7 +308,6 @@ class Coordinator:
         if self._iteration.listeners:
             for partition in sorted(put):
                 self._iteration.listeners.tell(PartitionAssigned(partition))
-        self._member.log("claimed", put)
         return True
 
     async def _mark_ends(self) -> None:
@@ -335,10 +341,10 @@ class Coordinator:
         for p in gone:
             self._planning.lose_delivered(p)
         if late:
-            self._member.log("does not wait any longer for the batches of", late)
+            text = f"does not wait any longer for the batches of {len(late)} partitions"
+            self._iteration.report(None, f"{self.name} {text}")
         await self._member.put([self._free(p) for p in gone])
         self._forget(gone, lost=False)
-        self._member.log("gave away", gone)
 
     def _is_committed(self, partition: int) -> bool:
         found = self._planning.partitions.get(partition)
@@ -351,7 +357,8 @@ class Coordinator:
             planning.lose_delivered(p)
         self._forget(partitions, lost=True)
         if partitions:
-            self._member.log(f"lost, {why}:", partitions, level=logging.WARNING)
+            text = f"lost the leases of {len(partitions)} partitions: {why}"
+            self._iteration.report(None, f"{self.name} {text}")
 
     def _lose_all(self, why: str) -> None:
         self._lose(list(self._owned), why)
@@ -368,3 +375,92 @@ class Coordinator:
         if self._iteration.listeners:
             for partition in sorted(partitions):
                 self._iteration.listeners.tell(PartitionReleased(partition, lost))
+
+
+class Ends:
+    """Which marks of what was read to its end this instance believes, and makes; without `follow`.
+
+    It is to end once all that was published before it started is read, by whichever instance.
+    """
+
+    def __init__(self, planning: Planning) -> None:
+        self._planning, self._iteration = planning, planning.iteration
+        self._members: set[str] = set()
+        """Every instance that was ever seen."""
+        self._last_joined = 0.0
+        """When the last one was seen for the first time, on the clock of the event loop."""
+        self._old: dict[int, Lease] | None = None
+        """Those that were marked before this instance took part."""
+        self._asked: dict[int, tuple[str, float]] = {}
+        """The ends that are asked for again: their cursors, and since when."""
+
+    def saw(self, view: View) -> None:
+        names = {instance.name for instance in view.instances}
+        if not names <= self._members:
+            self._members |= names
+            self._last_joined = self._iteration.clock()
+        if self._old is None:
+            self._old = {p: lease for p, lease in view.leases.items() if lease.ended}
+
+    def of(self, leases: Mapping[int, Lease]) -> set[int]:
+        """Return the partitions that were read to their end; none with `follow`.
+
+        An old mark does not count, nor that of a closed partition, which has to be drained, nor
+        that of one that is not listed any more: its cursor may have to be transferred.
+        """
+        planner = self._planning.planner
+        if self._iteration.settings.follow:
+            return set()
+        new = [p for p, lease in leases.items() if lease.ended and not self._is_old(p, lease)]
+        return {p for p in new if p in planner.graph and not planner.is_closed(p)}
+
+    def _is_old(self, partition: int, lease: Lease) -> bool:
+        """Whether it is the mark that was there before this instance took part.
+
+        Its epoch alone does not say so: leases that went back count the same one again, for another
+        owner. Whoever released it left the mark as it was.
+        """
+        old = (self._old or {}).get(partition)
+        return old is not None and old.epoch == lease.epoch and lease.owner in (None, old.owner)
+
+    def to_mark(self, owned: Collection[int], leases: Mapping[int, Lease]) -> list[int]:
+        """Return the owned partitions that are at their end, or parked, and not marked.
+
+        One whose last answer is older than the last instance that joined is asked again first. Its
+        end was seen: requests that fail for `Limits.settle_time` do not undo that (R6).
+        """
+        if self._iteration.settings.follow:
+            return []
+        return [p for p in owned if not leases[p].ended and self._is_over(p)]
+
+    def _is_over(self, partition: int) -> bool:
+        planning = self._planning
+        if planning.planner.entries[partition].state is State.PARKED:
+            return True
+        found = planning.partitions.get(partition)
+        if found is None:
+            return False
+        if found.entry.state is State.READING and self._keeps_failing(found):
+            planning.leave_at_end(found)
+        elif _is_at_end(found):
+            self._asked.pop(partition, None)
+            if found.requested_at <= self._last_joined:
+                self._asked[partition] = found.read_cursor, self._iteration.clock()
+                planning.planner.progressed(partition)
+                planning.ask(found)
+        return _is_at_end(found)
+
+    def _keeps_failing(self, found: RuntimePartition) -> bool:
+        """Whether an end is asked for again, and nothing but failures came for a while."""
+        cursor, since = self._asked.get(found.id, (None, 0.0))
+        planning = self._planning
+        fails = (
+            found.trouble.error is not None and found.read_cursor == found.entry.cursor == cursor
+        )
+        if not fails or found.turn is not None or planning.planner.is_closed(found.id):
+            return False
+        return self._iteration.clock() >= since + self._iteration.limits.settle_time
+
+
+def _is_at_end(found: RuntimePartition) -> bool:
+    return found.entry.state is State.CAUGHT_UP and found.is_caught_up

@@ -1,18 +1,20 @@
-"""One instance among others: its heartbeat, its leases in the store, and what it tells."""
+"""One instance among others: its heartbeat, its leases, what it tells, and its callbacks."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 
 import anyio
+from anyio.abc import TaskGroup
 
+from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.options import Share
-from feedapi_client.runtime.iteration import ConsumerSettings
+from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
 from feedapi_client.stores.base import translated
 from feedapi_client.stores.leases import Lease, LeaseStore, View
 
@@ -20,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 4
 _RETRIES_PER_BEAT = 10
-_SHOWN = 20
 
 
 class Membership:
@@ -35,6 +36,7 @@ class Membership:
         options: str,
         *,
         lost: Callable[[str], object],
+        failed: Callable[[str], object],
     ) -> None:
         self.joined = False
         self.expired = 0
@@ -44,8 +46,8 @@ class Membership:
         self._name = name
         self._options = options
         self._lost = lost
+        self._failed = failed
         self._deadline = 0.0
-        self._failing = False
         self._changed = anyio.Event()
 
     async def look(self) -> View:
@@ -82,11 +84,8 @@ class Membership:
                 pause = self._seconds / _BEATS_PER_LEASE
                 try:
                     await self.beat()
-                    self._failing = False
                 except StoreError as error:
-                    if not self._failing:  # once for each outage
-                        self.log(f"could not write its heartbeat: {error}", level=logging.WARNING)
-                    self._failing = True
+                    self._failed(f"the heartbeat is not written: {error}")
                     pause /= _RETRIES_PER_BEAT
                 await anyio.sleep(pause * random.uniform(0.8, 1.0))
 
@@ -103,24 +102,6 @@ class Membership:
             self.joined = False
             self.expired += 1
             self._lost(why)
-
-    def log(
-        self, text: str, partitions: Collection[int] = (), *, level: int = logging.INFO
-    ) -> None:
-        shown = ", ".join(map(str, sorted(partitions)[:_SHOWN]))
-        more = f" and {len(partitions) - _SHOWN} more" if len(partitions) > _SHOWN else ""
-        log.log(
-            level,
-            "feed %s, instance %s: %s",
-            self._key.url,
-            self._name,
-            f"{text} {shown}{more}".rstrip(),
-            extra={
-                "feed": self._key.url,
-                "feedapi_instance": self._name,
-                "feedapi_partitions": len(partitions),
-            },
-        )
 
 
 def published_options(settings: ConsumerSettings) -> str:
@@ -147,3 +128,86 @@ def different_options(one: str, other: str) -> list[str]:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+class Callbacks:
+    """Calls `Share.on_assigned` and `on_release` in tasks: no lease waits for them."""
+
+    def __init__(self, share: Share, iteration: Iteration, changed: Callable[[], object]) -> None:
+        self._share = share
+        self._iteration = iteration
+        self._changed = changed
+        self._tasks: TaskGroup | None = None
+        self._assigning: dict[int, frozenset[int]] = {}
+        """With what `on_assigned` was called last, of those for which it has not returned."""
+        self._told: set[int] = set()
+        """`on_assigned` was called, and `on_release` was not."""
+        self._releasing: set[int] = set()
+
+    @property
+    def arriving(self) -> Set[int]:
+        """Partitions not read yet: `on_assigned` has not returned since they were last claimed."""
+        return self._assigning.keys()
+
+    def use(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+
+    def assign(self, partitions: Collection[int]) -> None:
+        if self._share.on_release is not None:
+            self._told.update(partitions)
+        if self._share.on_assigned is not None and self._tasks is not None:
+            call = frozenset(partitions)
+            self._assigning |= dict.fromkeys(call, call)
+            self._tasks.start_soon(self._assign, call)
+
+    async def _assign(self, partitions: frozenset[int]) -> None:
+        assert self._share.on_assigned is not None
+        try:
+            await self._share.on_assigned(partitions)
+        except BaseException as error:  # noqa: BLE001 - the application's, raised by its iteration
+            self._iteration.fail(failure_of(error, "on_assigned", own_task=True))
+            return
+        # One that was lost and claimed again meanwhile waits for the later call.
+        self._assigning = {p: call for p, call in self._assigning.items() if call is not partitions}
+        self._changed()
+
+    def is_over(self, partition: int) -> bool:
+        """Whether the application has let go of the partition, so that it can be given away."""
+        pending = (self.arriving, self._told, self._releasing)
+        return not any(partition in those for those in pending)
+
+    def release(self, partitions: Collection[int]) -> None:
+        told = frozenset(self._told.intersection(partitions) - self.arriving)
+        if told and self._tasks is not None:
+            self._told -= told
+            self._releasing |= told
+            self._tasks.start_soon(self._release, told)
+
+    async def _release(self, partitions: frozenset[int]) -> None:
+        assert self._share.on_release is not None
+        seconds = self._share.handover_seconds
+        scope = anyio.move_on_after(seconds)
+        try:
+            with scope:
+                await self._share.on_release(partitions)
+        except BaseException as error:
+            failed = failure_of(error, "on_release", own_task=True)
+            log.exception("feed %s: on_release failed", self._iteration.feed)
+            self._iteration.report(None, f"on_release failed with {type(failed).__name__}")
+        if scope.cancelled_caught:
+            self._iteration.report(None, f"on_release has not returned within {seconds:g} s")
+        self._releasing -= partitions
+        self._changed()
+
+    def forget(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            self._assigning.pop(partition, None)
+        self.release(partitions)
+
+    async def leave(self) -> None:
+        """Call `on_release` with all that is left, at the end. It is not cancelled meanwhile."""
+        left = frozenset(self._told | self._releasing)
+        self._told.clear()
+        if left:
+            with anyio.CancelScope(shield=True):
+                await self._release(left)

@@ -109,18 +109,13 @@ class AdministrableStore(CursorStore, Protocol):
         """Move all positions of each key to another key: all of them or none.
 
         With what is done ahead of them, and with quarantined events in the same database. The old
-        keys have no position afterwards, so that a consumer of one of them ends with `FencedError`.
-        Each moved position gets a revision above those of both keys.
+        keys have no position afterwards; each moved one gets a revision above those of both keys.
 
         Arguments:
-            keys: the new key of each old one. No key is in it twice.
-            overwrite: delete what is stored under the new keys.
+            keys: the new key of each old one. No key is in it twice (ValueError).
+            overwrite: delete what is stored under the new keys. Otherwise StoreError, if anything.
 
         Returns the positions as saved, by new key. Old keys without a position are left out.
-
-        Raises:
-            StoreError: a new key has positions and `overwrite` is not set. Nothing is moved.
-            ValueError: a key is in `keys` twice.
         """
         ...
 
@@ -141,11 +136,8 @@ class JournalledStore(AdministrableStore, Protocol):
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
         """Make the positions of that time the current ones, each with a revision of its own.
 
-        Returns the positions as saved. See `feedapi_client.stores.journal`.
-
-        Raises:
-            StoreError: as `positions_at`, or the feed had no position at all at that time.
-            ValueError: `to` has no time zone.
+        Returns the positions as saved. Raises what `positions_at` does, and `StoreError` if the
+        feed had no position at all at that time.
         """
         ...
 

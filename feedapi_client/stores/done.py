@@ -75,7 +75,6 @@ class DoneStore(CursorStore, Protocol):
         Waits until no transaction that has done an event of them is open any more.
 
         Arguments:
-            feed: whose partitions.
             partitions: the one that is to be read, and the ancestors of its cursor.
             revision: of the position that is read from; 0 where none is stored.
 
@@ -107,12 +106,7 @@ class DoneStore(CursorStore, Protocol):
         *,
         transaction: Any = None,
     ) -> None:
-        """Do as `CursorStore.save`, and forget what the cursors have passed: both or none.
-
-        Arguments:
-            feed, positions, transaction: as `CursorStore.save` takes them.
-            passed: by partition, what was done in it.
-        """
+        """Do as `CursorStore.save`, and forget what the cursors have passed: both or none."""
         ...
 
 

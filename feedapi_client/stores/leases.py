@@ -96,11 +96,10 @@ class LeaseStore(Protocol):
     An instance without a row is dead, a partition without a row has no owner and the epoch 0.
 
     Concurrency: all methods may be called concurrently, by several tasks and processes. What each
-    does to one partition is atomic. None takes part in a transaction of the caller. None waits for
-    a row that another process has locked longer than a part of a lease; `put` passes by such a row.
+    does to one partition is atomic. None takes part in a transaction of the caller, or waits longer
+    than a part of a lease for a row that another process has locked; `put` passes by such a row.
 
-    Raises: every method raises `StoreError` when the store fails. Whether it took effect is then
-    unknown.
+    Raises: `StoreError` when the store fails. Whether it took effect is then unknown.
 
     `feedapi_client.testing.LeaseStoreContract` is the test suite that every such store passes.
     """

@@ -148,9 +148,8 @@ for i = 2, #ARGV, 4 do
 end
 return put
 """
-# ARGV: the number of one of the hashes. Returns it, and the time.
 _LOOK_SCRIPT = """
-return {number(now), redis.call('HGETALL', KEYS[tonumber(ARGV[1])])}
+return {number(now), redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2])}
 """
 
 _FEED_FIELD = "feed"
@@ -266,13 +265,13 @@ class RedisCursorStore(Administered):
 
     async def look(self, feed: FeedKey) -> View:
         """See `LeaseStore.look`."""
-        now, rows = await self._hash(feed, 1)
+        time, *hashes = await self._lease(_LOOK_SCRIPT, feed)
+        now, (heartbeats, rows) = int(time), map(_pairs, hashes)
         instances = []
-        for name, value in sorted(rows.items()):
+        for name, value in sorted(heartbeats.items()):
             joined, expires, _, options = value.split(" ", 3)
             left, age = (int(expires) - now) / SECOND, (now - int(joined)) / SECOND
             instances.append(Instance(name, left, age, options))
-        now, rows = await self._hash(feed, 2)
         leases = {}
         for partition, value in sorted((int(name), value) for name, value in rows.items()):
             epoch, ended, changed, owner = value.split(" ", 3)
@@ -356,12 +355,6 @@ class RedisCursorStore(Administered):
         refused = await self._run(_CHANGE_SCRIPT, first, keys, arguments) if edits else None
         return (int(refused[0]), int(refused[1])) if refused else None
 
-    async def _hash(self, feed: FeedKey, number: int) -> tuple[int, dict[str, str]]:
-        """Return the time, and the instances (1) or the leases (2)."""
-        now, fields = await self._lease(_LOOK_SCRIPT, feed, number)
-        texts = [text_of(field) for field in fields]
-        return int(now), dict(zip(texts[::2], texts[1::2], strict=True))
-
     async def _lease(self, script: str, feed: FeedKey, *arguments: str | int) -> Any:
         texts = [str(argument).encode() for argument in arguments]
         return await self._run(script, feed, self._lease_keys(feed), texts)
@@ -407,6 +400,11 @@ def _edited(
         if found != new:
             changes[partition] = (None if found is None else found.revision, new)
     return len(stored), changes
+
+
+def _pairs(fields: list[Any]) -> dict[str, str]:
+    texts = [text_of(field) for field in fields]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 def text_of(value: Any) -> str:

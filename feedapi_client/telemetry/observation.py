@@ -52,14 +52,11 @@ def observe(
             await consumer.run(handle)
 
     For any number of consumers at a time, also of the same meter. `METRICS` lists what is exported.
-    All of it carries ``messaging.system`` (``feedapi``), ``messaging.destination.name`` (the feed's
-    URL without credentials and query) and ``messaging.consumer.group.name`` (the consumer's name).
+    All of it carries system, destination (the feed's URL without credentials and query) and
+    consumer group. Durations do not tell partitions apart. Of a feed with more than 64 partitions
+    counters don't either, and gauges only export the worst one.
 
-    Durations do not tell partitions apart. Of a feed with more than 64 partitions counters don't
-    either, and gauges only export the worst partition.
-
-    Observing begins at the call and outlasts iterations. Counters keep their values when it ends,
-    gauges are exported no more.
+    Observing begins at the call and outlasts iterations. Counters keep their values when it ends.
 
     Arguments:
         consumer: before or after it is entered.
