@@ -51,7 +51,7 @@ from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.runtime.loop_thread import LoopThread, NotOpenError
 from feedapi_client.status import ConsumerStatus, Health
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.caller_thread import LOOK_SECONDS, CallerThread
+from feedapi_client.stores.threads import LOOK_SECONDS, CallerThread
 
 T = TypeVar("T")
 

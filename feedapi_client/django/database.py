@@ -13,10 +13,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionProxy
 
 from feedapi_client.errors import StoreError
-from feedapi_client.stores.caller_thread import in_callers_thread, is_thread_lent
 from feedapi_client.stores.scripted import Database
 from feedapi_client.stores.scripts import Script, run_on_cursors
-from feedapi_client.stores.threads import in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread, is_thread_lent
 
 T = TypeVar("T")
 

@@ -54,10 +54,6 @@ class DjangoCursorStore(JournalledScripts):
         """Raise `StoreError` if an ``atomic()`` is open in this thread: it may roll back."""
         self.database.check_thread()
 
-    def quarantine(self) -> DjangoQuarantineStore:
-        """Return the quarantine in the same database. Closing this store closes it."""
-        return DjangoQuarantineStore(self.database)
-
     def __repr__(self) -> str:
         return f"<DjangoCursorStore {self.database.name}>"
 

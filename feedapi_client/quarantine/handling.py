@@ -21,8 +21,7 @@ from feedapi_client.quarantine.aside import Aside, is_final
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.retry import retry
-from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.threads import in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from feedapi_client.arguments import NotAsyncError, awaitable_of, check_async_fu
 from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch, Decoder, FeedKey, being_handled, make_event
-from feedapi_client.quarantine.held_keys import HeldKeys
+from feedapi_client.quarantine.aside import HeldKeys
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.quarantine_store import PAGE_SIZE, QuarantineStore, list_events
 from feedapi_client.quarantine.record import (

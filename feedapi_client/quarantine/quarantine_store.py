@@ -15,8 +15,7 @@ from feedapi_client.quarantine.record import QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.moving import move_quarantined
 from feedapi_client.stores.scripted import Along, Database, ScriptedStore
-from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import feed_condition
+from feedapi_client.stores.scripts import CountedChange, Query, Script, feed_condition, in_parts
 from feedapi_client.stores.sqlite import MemoryCursorStore, MemoryDatabase, SQLiteDatabase
 from feedapi_client.stores.tables import QUARANTINE, TABLES
 
@@ -264,12 +263,8 @@ class PostgresQuarantineStore(OperatedQuarantine):
 def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
     """Return the quarantine in the file, database or memory that holds the cursors.
 
-    A store that has a method ``quarantine()`` says by itself. Raises `StoreError` for one without.
+    Raises `StoreError` for a store without one.
     """
-    beside: Any = getattr(cursors, "quarantine", None)
-    if beside is not None:
-        quarantine: QuarantineStore = beside()
-        return quarantine
     if isinstance(cursors, ScriptedStore):
         return ScriptedQuarantine(cursors.database)
     raise StoreError(

@@ -25,8 +25,15 @@ from uuid import UUID
 from feedapi_client.errors import AlreadyDoneError, FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import CursorStore, check_replaces
-from feedapi_client.stores.scripts import Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import DIALECTS, feed_condition, listed, typed
+from feedapi_client.stores.scripts import (
+    DIALECTS,
+    Query,
+    Script,
+    feed_condition,
+    in_parts,
+    listed,
+    typed,
+)
 
 DONE_FORMAT = "1:"
 """What every remembered identity begins with: the version of how they are made."""

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import (
+from feedapi_client.stores.scripts import (
     DIALECTS,
+    CountedChange,
+    Query,
+    Script,
     feed_condition,
+    in_parts,
     is_lock_timeout,
     listed,
     milliseconds,

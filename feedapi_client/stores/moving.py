@@ -20,8 +20,7 @@ from feedapi_client.stores.base import (
     in_place_of,
 )
 from feedapi_client.stores.leases import LeaseStore
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sql_dialects import feed_condition
+from feedapi_client.stores.scripts import Query, Script, feed_condition
 from feedapi_client.stores.tables import exists
 
 Stored = dict[FeedKey, dict[int, Position]]

@@ -32,10 +32,13 @@ from feedapi_client.stores.moving import (
     Stored,
     move_quarantined,
 )
-from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import (
+from feedapi_client.stores.scripts import (
     DIALECTS,
+    CountedChange,
+    Query,
+    Script,
     feed_condition,
+    in_parts,
     is_integrity_error,
     listed,
     lock_wait,

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from feedapi_client.errors import StoreError
-from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
 from feedapi_client.stores.scripts import (
     CountedChange,
     Script,
     Step,
+    is_conflict,
+    is_lock_timeout,
     run_on_cursors,
     run_steps_async,
     with_placeholders,
 )
-from feedapi_client.stores.sql_dialects import is_conflict, is_lock_timeout
 from feedapi_client.stores.tables import CURSORS
-from feedapi_client.stores.threads import in_thread, transact_in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread, transact_in_thread
 
 if TYPE_CHECKING:
     from typing import TypeAlias

@@ -24,8 +24,8 @@ from feedapi_client.stores.journal import Journal, microseconds
 from feedapi_client.stores.leases import Lease, LeaseScripts, View
 from feedapi_client.stores.moving import Administered, Edit, Stored
 from feedapi_client.stores.positions import HeldError, PositionScripts
-from feedapi_client.stores.scripts import Script
-from feedapi_client.stores.sql_dialects import (
+from feedapi_client.stores.scripts import (
+    Script,
     is_conflict,
     is_integrity_error,
     is_lock_timeout,

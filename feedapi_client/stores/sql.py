@@ -25,13 +25,19 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.errors import StoreError
-from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
-from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps, with_placeholders
-from feedapi_client.stores.sql_dialects import DIALECTS, MYSQL
+from feedapi_client.stores.scripts import (
+    DIALECTS,
+    MYSQL,
+    CountedChange,
+    Script,
+    Step,
+    run_steps,
+    with_placeholders,
+)
 from feedapi_client.stores.tables import CURSORS, FORMAT_TABLE, TABLES
-from feedapi_client.stores.threads import in_thread, transact_in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread, transact_in_thread
 
 T = TypeVar("T")
 Engine = AsyncEngine | sa.Engine

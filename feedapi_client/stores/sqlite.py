@@ -18,7 +18,6 @@ from anyio.lowlevel import RunVar
 
 from feedapi_client.causes import store_problem
 from feedapi_client.errors import StoreError
-from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.leases import SECOND, LeaseScripts
 from feedapi_client.stores.scripted import (
@@ -29,6 +28,7 @@ from feedapi_client.stores.scripted import (
 )
 from feedapi_client.stores.scripts import Query, Script, run_on_cursors
 from feedapi_client.stores.tables import CURSORS, TABLES, create_missing, create_table
+from feedapi_client.stores.threads import in_callers_thread
 
 T = TypeVar("T")
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sql_dialects import is_missing_table
+from feedapi_client.stores.scripts import Query, Script, is_missing_table
 
 CURSORS = "feedapi_cursors"
 QUARANTINE = "feedapi_quarantine"
