@@ -10,6 +10,7 @@ of the database's clock at the save; for a SQLite file that is the machine's.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,8 +22,6 @@ from feedapi_client.stores.base import stored_position
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_PRUNE_AT_LEAST_EVERY = timedelta(hours=1)
-_PRUNES_PER_RETENTION = 20
 
 CoveringRow = tuple[int, str, str, int, int]
 """partition, cursor, status, revision, saved_at of a position that was the current one then."""
@@ -44,24 +43,9 @@ class Journal:
             raise ValueError(f"Journal.keep must be positive, not {self.keep}")
 
 
-class Pruner:
-    """Decides when a feed's journal is to be pruned, so that few saves pay for it."""
-
-    def __init__(self, journal: Journal | None) -> None:
-        self._keep = journal.keep if journal else None
-        self._pruned: dict[str, int] = {}
-
-    def due(self, feed: FeedKey, now: int) -> int | None:
-        """Return the time before which entries are to be deleted; None if it is too early."""
-        if self._keep is None:
-            return None
-        pause = min(self._keep / _PRUNES_PER_RETENTION, _PRUNE_AT_LEAST_EVERY) // _MICROSECOND
-        last = self._pruned.get(feed.id)
-        # The absolute value: the clock may have been set back.
-        if last is not None and abs(now - last) < pause:
-            return None
-        self._pruned[feed.id] = now
-        return now - self._keep // _MICROSECOND
+def reach(journal: Journal, now: int) -> float:
+    """Return the earliest time that is kept, in microseconds since 1970 UTC."""
+    return -math.inf if journal.keep is None else now - journal.keep // _MICROSECOND
 
 
 def microseconds(when: datetime) -> int:
@@ -83,7 +67,7 @@ def check_reach(feed: FeedKey, journal: Journal | None, when: datetime, now: int
     if journal is None:
         raise StoreError("the store keeps no journal: give it journal=Journal()", feed=feed.url)
     at = microseconds(when)
-    if journal.keep is not None and at < now - journal.keep // _MICROSECOND:
+    if at < reach(journal, now):
         raise StoreError(
             f"the journal keeps {journal.keep} and does not reach back to {when.isoformat()}",
             feed=feed.url,

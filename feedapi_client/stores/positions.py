@@ -9,6 +9,7 @@ revision that it replaces. All other changes lock the rows, look at them, and wr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -21,10 +22,10 @@ from feedapi_client.stores.base import check_replaces, in_place_of, stored_posit
 from feedapi_client.stores.done import DoneScripts
 from feedapi_client.stores.journal import (
     Journal,
-    Pruner,
     check_reach,
     check_rewind,
     now,
+    reach,
     reconstruct,
 )
 from feedapi_client.stores.moving import (
@@ -51,6 +52,8 @@ IDLE_PARTS = 10
 _CHANGED = ("feed_cursor", "status", "revision", "saved_at")
 _COLUMNS = ("feed_id", "partition_id", *_CHANGED, "feed_url", "consumer", "filters")
 _ARCHIVED = "partition_id, revision, feed_cursor, status, saved_at"
+_PRUNES_EVERY = 100
+"""The first change of a store, and each one after so many, prunes the journal of the feed."""
 _INSERTED_AT_ONCE = 100
 """SQLite before 3.32 takes 999 parameters a statement, and a position has nine."""
 
@@ -81,7 +84,7 @@ class PositionScripts:
         self._replaced = named("_journal")
         self._quarantine = quarantine
         self._journal = journal
-        self._pruner = Pruner(journal)
+        self._archived: Counter[str] = Counter()
         # SQLite's clock is the machine's, and has milliseconds only.
         self._now = now if dialect == "sqlite" else None
         self._clock = "?" if self._now else self._dialect.clock
@@ -309,9 +312,10 @@ class PositionScripts:
     def _archive(self, feed: FeedKey, partitions: Collection[int], at: int) -> Script[None]:
         if self._journal is None:
             return
-        if (before := self._pruner.due(feed, at)) is not None:
-            prune = f"DELETE FROM {self._replaced} WHERE {self._feed} AND replaced_at < {before}"
-            yield Query(prune, (feed.id,))
+        if self._journal.keep is not None and self._archived[feed.id] % _PRUNES_EVERY == 0:
+            before = f"replaced_at < {reach(self._journal, at)}"
+            yield Query(f"DELETE FROM {self._replaced} WHERE {self._feed} AND {before}", (feed.id,))
+        self._archived[feed.id] += 1
         for some in in_parts(partitions):
             yield from self._copy(feed, some, f"feed_id, {at}, {_ARCHIVED}")
 
