@@ -210,13 +210,15 @@ class Coordinator:
             return
         await self._release_settled()
         await self._look()
-        await self._mark_ends()
+        # Tell the others what was read to its end, without `follow`.
+        owned, leases = self._owned.keys() - self._leaving.keys(), self._view.leases
+        ended = self._ends.to_mark(owned, leases)
+        await self._member.put([Lease(p, self.name, self._owned[p], ended=True) for p in ended])
         alive = {each.name for each in self._view.instances if each.alive}
         if self._planning.applying or not self._member.joined or self.name not in alive:
             return
         # Of a claim whose reply was lost, of the time before the heartbeat expired, or of a store
         # that went back.
-        leases = self._view.leases
         strays = {p for p in leases if leases[p].owner == self.name} - self._owned.keys()
         decided = self._decide(alive, strays)
         await self._give(decided.give)
@@ -310,11 +312,6 @@ class Coordinator:
                 self._iteration.listeners.tell(PartitionAssigned(partition))
         return True
 
-    async def _mark_ends(self) -> None:
-        owned, leases = self._owned.keys() - self._leaving.keys(), self._view.leases
-        if ended := self._ends.to_mark(owned, leases):
-            await self._member.put([Lease(p, self.name, self._owned[p], ended=True) for p in ended])
-
     # ------------------------------------------------------------------ giving away, losing
 
     def _free(self, partition: int) -> Lease:
@@ -332,7 +329,8 @@ class Coordinator:
 
     async def _release_settled(self) -> None:
         now = anyio.current_time()
-        committed = {p for p in self._leaving if self._is_committed(p)}
+        found = self._planning.partitions
+        committed = {p for p in self._leaving if p not in found or found[p].is_settled}
         self._callbacks.release(committed)
         settled = {p for p in committed if self._callbacks.is_over(p)}
         late = {p for p, until in self._leaving.items() if now >= until} - settled
@@ -345,10 +343,6 @@ class Coordinator:
             self._iteration.report(None, f"{self.name} {text}")
         await self._member.put([self._free(p) for p in gone])
         self._forget(gone, lost=False)
-
-    def _is_committed(self, partition: int) -> bool:
-        found = self._planning.partitions.get(partition)
-        return found is None or found.is_settled
 
     def _lose(self, partitions: Collection[int], why: str) -> None:
         planning = self._planning

@@ -144,15 +144,6 @@ def _no_id(value: object) -> TypeError:
     )
 
 
-def check_done_format(feed: FeedKey, ids: Collection[str]) -> None:
-    if not all(id.startswith(DONE_FORMAT) for id in ids):
-        raise StoreError(
-            "what is done ahead of the cursor was stored in another format: "
-            "was it saved by a newer version?",
-            feed=feed.url,
-        )
-
-
 def claimed_anew(feed: FeedKey, partition: int) -> FencedError:
     return FencedError(
         f"another consumer named {feed.name!r} reads this partition now: what is done here does "
@@ -218,7 +209,12 @@ class DoneScripts:
         for partition in dict.fromkeys(partitions):
             for row in (yield Query(self._load, (feed.id, partition))):
                 done.setdefault(row[0], partition)
-        check_done_format(feed, done)
+        if not all(id.startswith(DONE_FORMAT) for id in done):
+            raise StoreError(
+                "what is done ahead of the cursor was stored in another format: "
+                "was it saved by a newer version?",
+                feed=feed.url,
+            )
         # After the rows: as long as this revision was stored, none of them was forgotten.
         yield from self._check_revision(feed, partitions[0], revision)
         return done

@@ -195,9 +195,7 @@ class RedisCursorStore(Administered):
     def __init__(self, client: Any, *, prefix: str = "feedapi:", timeout: float = 30.0) -> None:
         self._owned = isinstance(client, str)
         self._client: Any = aioredis.Redis.from_url(client) if isinstance(client, str) else client
-        if not hasattr(self._client, "register_script") or isinstance(
-            self._client, _sync_clients()
-        ):
+        if not isinstance(self._client, (aioredis.Redis, aioredis.RedisCluster)):
             raise TypeError(
                 "RedisCursorStore needs a redis.asyncio client or a URL, "
                 f"not a {type(client).__name__}"
@@ -410,12 +408,6 @@ def _pairs(fields: list[Any]) -> dict[str, str]:
 def text_of(value: Any) -> str:
     """Return a text of Redis: the caller's client may or may not decode responses."""
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _sync_clients() -> tuple[type, ...]:
-    import redis
-
-    return (redis.Redis, redis.RedisCluster)
 
 
 def _position(feed: FeedKey, partition: int, value: str) -> Position:
