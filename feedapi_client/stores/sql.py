@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 try:
     import sqlalchemy as sa
+    from sqlalchemy import event
     from sqlalchemy.dialects import mysql
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import (
@@ -300,7 +301,7 @@ class _LeaseDatabase(SQLDatabase):
         pool = sync.pool.recreate()  # the application can't use it up
         own = sa.Engine(pool, sync.dialect, sync.url, hide_parameters=sync.hide_parameters)
         if of.dialect in MYSQL:  # where a statement can't say how long it waits for a row lock
-            sa.event.listen(own, "connect", _wait_briefly)
+            event.listen(own, "connect", _wait_briefly)
         own = own.execution_options(isolation_level="AUTOCOMMIT")
         self.engine = AsyncEngine(own) if isinstance(of.engine, AsyncEngine) else own
         self.sync_engine = own
