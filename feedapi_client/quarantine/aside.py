@@ -144,9 +144,9 @@ class Aside:
         if store is None or not events:
             await batch.commit(transaction)
             return
-        along = None
-        if isinstance(store, ScriptedQuarantine):
-            along = store.along(self._cursors, events)
+        # In the transactions of the cursors, where the store can join them.
+        joins = getattr(store, "along", None)
+        along = None if joins is None else joins(self._cursors, events)
         if along is not None and transaction is not None:
             await batch.commit(transaction)
             await store.add(events, transaction=transaction)

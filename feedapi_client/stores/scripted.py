@@ -283,10 +283,8 @@ class ScriptedLeases:
     """For all other operations."""
 
     async def look(self, feed: FeedKey) -> View:
-        look = self._lease_scripts.look(feed)
-        return await self._leasing.answer(
-            _WHAT, feed, lambda: self._leasing.read(look), shield=False
-        )
+        look = partial(self._lease_scripts.look, feed)
+        return await self._lease(self._leasing, feed, look, reads=True)
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         scripts = self._lease_scripts
@@ -307,10 +305,13 @@ class ScriptedLeases:
         feed: FeedKey,
         script: Callable[[], Script[T]],
         *,
+        reads: bool = False,
         seconds: float | None = None,
     ) -> T:
-        work = partial(where.repeat, script, _LEASE_ATTEMPTS)
-        return await where.answer(_WHAT, feed, work, seconds=seconds)
+        async def work() -> T:
+            return await (where.read(script()) if reads else where.repeat(script, _LEASE_ATTEMPTS))
+
+        return await where.answer(_WHAT, feed, work, seconds=seconds, shield=not reads)
 
 
 class ServerStore(ScriptedLeases, JournalledScripts):
@@ -356,12 +357,6 @@ class ServerStore(ScriptedLeases, JournalledScripts):
             self._format_is_known = True
         return await super().load(feed)
 
-    async def look(self, feed: FeedKey) -> View:
-        try:
-            return await super().look(feed)
-        finally:
-            await self._close_unused()
-
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         self._joined[feed, instance] = seconds
         # The shortest lease of all that share the store.
@@ -372,22 +367,12 @@ class ServerStore(ScriptedLeases, JournalledScripts):
         self._joined.pop((feed, instance), None)
         await super().leave(feed, instance)
 
-    async def _lease(
-        self,
-        where: Database,
-        feed: FeedKey,
-        script: Callable[[], Script[T]],
-        *,
-        seconds: float | None = None,
-    ) -> T:
+    async def _lease(self, *args: Any, **how: Any) -> Any:
         try:
-            return await super()._lease(where, feed, script, seconds=seconds)
+            return await super()._lease(*args, **how)
         finally:
-            await self._close_unused()
-
-    async def _close_unused(self) -> None:
-        if not self._joined:
-            await self._close_leases()
+            if not self._joined:
+                await self._close_leases()
 
     async def _close_leases(self) -> None:
         with anyio.CancelScope(shield=True):
