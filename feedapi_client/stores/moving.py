@@ -61,16 +61,6 @@ def moved_positions(
     return moved
 
 
-def deleted(feed: FeedKey, gone: Collection[int] | None) -> Edit:
-    return lambda stored: {
-        feed: {p: e for p, e in stored[feed].items() if gone is not None and p not in gone}
-    }
-
-
-def replaced(feed: FeedKey, positions: Mapping[int, Position]) -> Edit:
-    return lambda stored: {feed: stored[feed] | in_place_of(stored[feed], positions)}
-
-
 def moved(keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Edit:
     def edit(stored: Stored) -> Stored:
         wanted: Stored = {}
@@ -118,14 +108,23 @@ class Administered(Closable):
         raise NotImplementedError
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        chosen = None if partitions is None else set(partitions)
-        await self._change([feed], deleted(feed, chosen), forgets=chosen)
+        gone = None if partitions is None else set(partitions)
+
+        def edit(stored: Stored) -> Stored:
+            kept = stored[feed].keys() - gone if gone is not None else ()
+            return {feed: {partition: stored[feed][partition] for partition in kept}}
+
+        await self._change([feed], edit, forgets=gone)
 
     async def replace(
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> dict[int, Position]:
         check_storable(feed, positions)
-        saved = await self._change([feed], replaced(feed, positions), forgets=set(positions))
+
+        def edit(stored: Stored) -> Stored:
+            return {feed: stored[feed] | in_place_of(stored[feed], positions)}
+
+        saved = await self._change([feed], edit, forgets=set(positions))
         return {partition: saved[feed][partition] for partition in positions}
 
     async def move(

@@ -207,7 +207,7 @@ class ScriptedStore(Administered):
         return await self._answer(None, look)
 
     async def _change(self, feeds: Collection[FeedKey], edit: Edit, **how: Any) -> Stored:
-        feed = None if how.get("moves") else next(iter(feeds))
+        feed = next(iter(feeds)) if len(feeds) == 1 else None
         return await self._administer(feed, lambda: self._scripts.change(feeds, edit, **how))
 
     async def _runner(self, transaction: Any) -> Callable[[Script[Any]], Awaitable[Any]]:
