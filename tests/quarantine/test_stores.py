@@ -291,7 +291,7 @@ async def test_a_dry_run_flushes_what_a_session_still_holds_back(
     assert [event.index for event in events] == list(BAD)
 
 
-@with_drivers([each for each in DRIVERS if each.name in ("sqlite3", "asyncpg")])
+@with_drivers([each for each in DRIVERS if each.name in ("SQLAlchemy sqlite", "asyncpg")])
 async def test_what_one_store_of_a_database_keeps_the_others_show(
     application: Application,
 ) -> None:
