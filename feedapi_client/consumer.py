@@ -50,7 +50,7 @@ from feedapi_client.model import (
 )
 from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
-from feedapi_client.quarantine.by_event import EventFailures
+from feedapi_client.quarantine.aside import Aside
 from feedapi_client.quarantine.handling import retrying_handler
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.retry import gives_up_after
@@ -63,7 +63,7 @@ from feedapi_client.runtime.running import HANDLER, BatchHandler, Running
 from feedapi_client.runtime.session import Session
 from feedapi_client.sharing.coordinator import Coordinator, instance_name
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
-from feedapi_client.stores.base import CursorStore, LockingStore, PatientStore
+from feedapi_client.stores.base import CursorStore, PatientStore
 from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.sqlite import MemoryCursorStore
@@ -196,9 +196,10 @@ class FeedConsumer(Generic[Payload]):
                 "implement LeaseStore"
             )
         self._leases = leases if isinstance(leases, LeaseStore) else None
-        if share is not None and isinstance(self.store, LockingStore):
+        limit_lock_waits = getattr(self.store, "limit_lock_waits", None)
+        if share is not None and limit_lock_waits is not None:
             # One that is paused within a commit must not end the others, or keep a handler waiting.
-            self.store.limit_lock_waits(self.key, share.lease_seconds / _LOCK_PART)
+            limit_lock_waits(self.key, share.lease_seconds / _LOCK_PART)
         self._named: tuple[OneProcess, str] | None = None
         self._process = OneProcess()
         self.limits = limits
@@ -331,9 +332,9 @@ class FeedConsumer(Generic[Payload]):
         watched = BatchHandler(handle)
         adopts = self._settings.adopts
         with self._logged():
-            handle = await retrying_handler(
-                watched, on_failure, self.key, self.store, watched, adopts=adopts
-            )
+            aside = Aside(on_failure, self.key, self.store, adopts=adopts)
+            await aside.prepare()
+            handle = retrying_handler(watched, aside, watched)
         session = await self._begin()
         await self._handle(session, watched, handle, session.delivery.handled, max_concurrency)
 
@@ -442,8 +443,8 @@ class FeedConsumer(Generic[Payload]):
         check_count("max_in_flight", max_in_flight)
         adopts = self._settings.adopts
         with self._logged():
-            failures = EventFailures(
-                on_failure, self.key, self.store, key, self._decoder, adopts=adopts
+            failures = Aside(
+                on_failure, self.key, self.store, adopts=adopts, key=key, decoder=self._decoder
             )
             await failures.prepare()
         session = await self._begin()

@@ -50,8 +50,8 @@ from feedapi_client.quarantine.handling import DryRunPassed
 from feedapi_client.quarantine.policy import OnFailure
 from feedapi_client.runtime.loop_thread import LoopThread, NotOpenError
 from feedapi_client.status import ConsumerStatus, Health
-from feedapi_client.stores.base import CursorStore, ThreadBoundStore
-from feedapi_client.stores.caller_thread import LOOK_SECONDS, CallerThread
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.threads import LOOK_SECONDS, CallerThread
 
 T = TypeVar("T")
 
@@ -497,8 +497,9 @@ def _handled(handle: Callable[[T], object], delivered: T) -> object:
 
 def _check_thread(store: CursorStore) -> None:
     """Check that the consumer may save a cursor on its own while this thread waits."""
-    if isinstance(store, ThreadBoundStore):
-        store.check_thread()
+    check = getattr(store, "check_thread", None)  # of a library whose transactions have threads
+    if check is not None:
+        check()
 
 
 class _Consumer(FeedConsumer[Payload]):

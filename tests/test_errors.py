@@ -6,9 +6,15 @@ import re
 
 import pytest
 
-from feedapi_client import CommitOrderError, FeedError, StoreError, errors
-from feedapi_client.quarantine import Quarantine
-from feedapi_client.quarantine.policy import may_be_an_events_fault
+from feedapi_client import (
+    CommitOrderError,
+    FeedError,
+    FeedKey,
+    MemoryCursorStore,
+    StoreError,
+    errors,
+)
+from feedapi_client.quarantine.aside import Aside
 
 
 def drawn() -> dict[str, str]:
@@ -34,6 +40,6 @@ def test_r05_a_commit_out_of_order_is_no_failure_of_the_store() -> None:
     with pytest.raises(FeedError) as caught:
         raise CommitOrderError("a later batch is committed")
     assert not isinstance(caught.value, StoreError)
-    quarantine = Quarantine()
-    assert not may_be_an_events_fault(quarantine, caught.value)
-    assert may_be_an_events_fault(quarantine, ValueError())
+    aside = Aside("quarantine", FeedKey("http://h/f", "app"), MemoryCursorStore())
+    assert not aside.takes(caught.value)
+    assert aside.takes(ValueError())

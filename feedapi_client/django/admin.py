@@ -9,7 +9,6 @@ It is a `ConsumeCommand`, or a function that takes a batch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -34,10 +33,7 @@ _SETTING = "FEEDAPI_QUARANTINE_HANDLER"
 
 
 class ReplayedBatch(Batch[Any]):
-    """A quarantined event as a handler of `SyncFeedConsumer` takes it: a batch of one event.
-
-    Its commit removes the event, as part of the ``atomic()`` that is open, if one is.
-    """
+    """As a handler of `SyncFeedConsumer` takes it. Its commit removes the event."""
 
     def __init__(self, batch: Batch[Any], using: str) -> None:
         super().__init__(batch.partition, batch.events, batch.cursor)
@@ -45,7 +41,6 @@ class ReplayedBatch(Batch[Any]):
         self._replayed, self._using = batch, using
 
     def commit(self, transaction: Any = None) -> None:  # type: ignore[override]
-        """See `SyncBatch.commit`."""
         if transaction is None and connections[self._using].in_atomic_block:
             transaction = connections[self._using]
         async_to_sync(self._replayed.commit)(transaction)
@@ -68,12 +63,8 @@ class QuarantineAdmin(admin.ModelAdmin):
     readonly_fields = fields
 
     @admin.display(ordering="quarantined_at", description="quarantined")
-    def time(self, event: Any) -> datetime | str:
-        """Return when the event was quarantined; a time that no store wrote as it is."""
-        try:
-            return _EPOCH + timedelta(microseconds=event.quarantined_at)
-        except OverflowError:
-            return f"{event.quarantined_at} µs"
+    def time(self, event: Any) -> datetime:
+        return _EPOCH + timedelta(microseconds=event.quarantined_at)
 
     def get_queryset(self, request: Any) -> Any:
         """Leave in the database what only an event's own page shows."""
@@ -81,20 +72,18 @@ class QuarantineAdmin(admin.ModelAdmin):
 
     @admin.display(description="payload")
     def event(self, event: Any) -> str:
-        """Return the payload, indented if it is JSON, and at most `_LONGEST_SHOWN` characters."""
-        return shown_payload(bytes(event.payload))
+        raw = bytes(event.payload)
+        text = raw[:_LONGEST_SHOWN].decode(errors="backslashreplace")
+        return text if len(raw) <= _LONGEST_SHOWN else f"{text}\n… of {len(raw):,} bytes"
 
     @admin.display(description="headers")
     def event_headers(self, event: Any) -> str:
-        """Return the headers, at most `_LONGEST_SHOWN` characters of them."""
         return str(event.headers)[:_LONGEST_SHOWN]
 
     def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002
-        """Only consumers add events."""
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody changes what a publisher has sent."""
         return False
 
     def has_replay_permission(self, request: Any) -> bool:
@@ -103,7 +92,6 @@ class QuarantineAdmin(admin.ModelAdmin):
 
     @admin.action(description="Replay selected quarantined events", permissions=["replay"])
     def replay(self, request: Any, queryset: Any) -> None:
-        """Give the events to the handler again, in their order. Those that fail again stay."""
         ids = list(queryset.order_by("id").values_list("id", flat=True))
         try:
             handled, failures = replay_here(queryset.db, _handler(), ids)
@@ -117,35 +105,10 @@ class QuarantineAdmin(admin.ModelAdmin):
             self.message_user(request, f"{handled} replayed", messages.SUCCESS)
 
 
-def shown_payload(raw: bytes) -> str:
-    """Return a payload as a page shows it: JSON is indented while it stays short by that."""
-    text = raw[:_LONGEST_SHOWN].decode(errors="backslashreplace")
-    if len(raw) > _LONGEST_SHOWN:
-        return f"{text}\n… of {len(raw):,} bytes"
-    indented, length = [], 0
-    try:
-        # Spaces in front of nested values grow with the square of the payload.
-        for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(raw)):
-            indented.append(part)
-            length += len(part)
-            if length > _LONGEST_SHOWN:
-                return text
-    except (ValueError, RecursionError):
-        return text
-    return "".join(indented)
-
-
 def replay_here(
     using: str, handle: Callable[[Any], object], ids: list[str]
 ) -> tuple[int, list[tuple[str, Exception]]]:
-    """Replay events in the calling thread; return how many were handled, and which failed.
-
-    What the handler does not commit itself is removed when it returns, in an ``atomic()`` of this
-    thread: with ``ATOMIC_REQUESTS`` that is part of the request's transaction.
-
-    Raises:
-        StoreError: the quarantine failed.
-    """
+    """What the handler does not commit is removed when it returns, in this thread."""
     failures: list[tuple[str, Exception]] = []
 
     def report(event: Any, error: Exception | None) -> None:

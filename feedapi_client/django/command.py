@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from asgiref.sync import async_to_sync
 from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections, connections, transaction
 
 from feedapi_client.django.store import DjangoCursorStore
 from feedapi_client.errors import FeedError
 from feedapi_client.quarantine.policy import OnFailure, Retry
-from feedapi_client.stores.base import Closable
 from feedapi_client.sync import SyncBatch, SyncFeedConsumer
 
 __all__ = ["ConsumeCommand"]
@@ -36,11 +36,10 @@ class ConsumeCommand(BaseCommand):
 
     `apply` is called within ``transaction.atomic(using=self.using)``, and the cursor is saved at
     the end of the block: exactly once. A batch whose `apply` raises is rolled back and comes again
-    (`on_failure`). Before and after each batch old connections are closed, as Django does around a
-    request: set ``CONN_MAX_AGE`` to keep them between batches.
+    (`on_failure`). Connections are treated as around a request (``CONN_MAX_AGE``).
 
-    Options: ``--once``, ``--threads``, ``--grace``. SIGTERM and SIGINT end the command after the
-    batches in flight; a second SIGINT at once.
+    Options: ``--once``, ``--threads``, ``--grace``. SIGTERM ends the command after the batches in
+    flight, SIGINT at once.
 
     Attributes:
         url: the feed.
@@ -82,7 +81,7 @@ class ConsumeCommand(BaseCommand):
             type=float,
             default=20.0,
             metavar="SECONDS",
-            help="after SIGTERM or SIGINT, for batches in flight (default: 20)",
+            help="after SIGTERM, for batches in flight (default: 20)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002
@@ -90,34 +89,13 @@ class ConsumeCommand(BaseCommand):
         if options["threads"] < 1:
             raise CommandError("--threads takes 1 or more")
         consumer = self.make_consumer(follow=not options["once"])
-        before: dict[int, Any] = {}
-        asked = False
-
-        def stop(number: int, _: object) -> None:
-            nonlocal asked
-            asked = True
-            consumer.stop(grace=options["grace"])
-            if number == signal.SIGINT:
-                signal.signal(number, before[number])  # a second one interrupts
-
         try:
-            if threading.current_thread() is threading.main_thread():  # not so in some tests
-                for each in (signal.SIGTERM, signal.SIGINT):
-                    before[each] = signal.getsignal(each)
-                    signal.signal(each, stop)
-            with consumer:
-                if asked:  # before it was open
-                    consumer.stop(grace=options["grace"])
+            with consumer, _terminated(lambda: consumer.stop(grace=options["grace"])):
                 consumer.run(
                     self._handle_batch, threads=options["threads"], on_failure=self.on_failure
                 )
         except FeedError as error:
             raise CommandError(f"{type(error).__name__}: {error}") from error
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            if isinstance(consumer.store, Closable):
-                async_to_sync(consumer.store.aclose)()
         if consumer.cut_short:
             raise CommandError("the grace period was over before all in flight was committed")
 
@@ -127,3 +105,16 @@ class ConsumeCommand(BaseCommand):
             self.handle_batch(batch)
         finally:
             close_old_connections()
+
+
+@contextmanager
+def _terminated(stop: Callable[[], object]) -> Iterator[None]:
+    """Call a function at SIGTERM within the block, if it is in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,10 +13,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionProxy
 
 from feedapi_client.errors import StoreError
-from feedapi_client.stores.caller_thread import in_callers_thread, is_thread_lent
 from feedapi_client.stores.scripted import Database
 from feedapi_client.stores.scripts import Script, run_on_cursors
-from feedapi_client.stores.threads import in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread, is_thread_lent
 
 T = TypeVar("T")
 
@@ -29,13 +25,7 @@ _SQLITE_TIMEOUT = 30
 
 
 class DjangoDatabase(Database):
-    """A database of ``settings.DATABASES``.
-
-    Scripts run in a transaction of the application, in its thread, or in one of the store's own.
-    For the latter there is one connection, used in worker threads, one at a time. Django's request
-    handling does not know it: it is checked before each use, and replaced when the server has
-    closed it.
-    """
+    """Each transaction of a store's own has a connection, as Django has one for each request."""
 
     hint = "has `manage.py migrate` been run on this database?"
 
@@ -49,26 +39,21 @@ class DjangoDatabase(Database):
                 f"the database {using!r} is on {self.dialect}: cursors are kept in PostgreSQL, "
                 "MySQL, MariaDB and SQLite"
             )
-        self._lock = threading.Lock()
-        self._connection: Any = None
 
     @property
     def place(self) -> object:
-        """See `Database.place`."""
         return self.using
 
     async def check(self, tables: object) -> None:
-        """See `Database.check`. Migrations know the version of their tables."""
+        """Migrations know the version of their tables."""
 
     # In the application's transaction
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """See `Database.within`: in the open transaction of the calling thread."""
         here = partial(self._run_here, transaction, script)
         return await in_callers_thread(here, otherwise=lambda call: sync_to_async(call)())
 
     async def check_alone(self) -> None:
-        """See `Database.check_alone`: the caller's thread, if one waits, has no open block."""
         if is_thread_lent():
             await in_callers_thread(self.check_thread)
         elif getattr(AsyncToSync.executors, "current", None) is not None:
@@ -78,7 +63,6 @@ class DjangoDatabase(Database):
                 await sync_to_async(self.check_thread)()
 
     def check_thread(self) -> None:
-        """Check that this thread has no open ``atomic()``."""
         if connections[self.using].in_atomic_block:
             raise StoreError(
                 f"an atomic block is open on {self.using!r}, and the cursor would not be part of "
@@ -86,16 +70,16 @@ class DjangoDatabase(Database):
             )
 
     def _run_here(self, transaction: Any, script: Script[T]) -> T:
-        connection = connections[self.using]
-        if isinstance(transaction, (ConnectionProxy, BaseDatabaseWrapper)):
-            self._check_alias(transaction.alias)
-            connection = transaction
-        elif isinstance(transaction, str):
-            self._check_alias(transaction)
-        elif transaction is not True:
+        if not isinstance(transaction, (ConnectionProxy, BaseDatabaseWrapper)):
             raise StoreError(
                 "transaction must be a connection of Django, such as django.db.connection, "
-                f"or its alias, not a {type(transaction).__name__}"
+                f"not a {type(transaction).__name__}"
+            )
+        connection: Any = transaction
+        if connection.alias != self.using:
+            raise StoreError(
+                f"the transaction is on the database {connection.alias!r}, but the cursors are on "
+                f"{self.using!r}: DjangoCursorStore(using={connection.alias!r}) keeps them there"
             )
         if not connection.in_atomic_block and connection.get_autocommit():
             argument = "" if self.using == "default" else f"using={self.using!r}"
@@ -112,88 +96,33 @@ class DjangoDatabase(Database):
                 connection.set_rollback(True)
             raise
 
-    def _check_alias(self, alias: str) -> None:
-        if alias != self.using:
-            raise StoreError(
-                f"the transaction is on the database {alias!r}, but the cursors are on "
-                f"{self.using!r}: DjangoCursorStore(using={alias!r}) keeps them there"
-            )
-
     # In a transaction of the store's own
 
     async def transact(self, script: Script[T]) -> T:
-        """See `Database.transact`."""
-
-        def work() -> T:
-            with self._lock:
-                connection = self._begin()
-                try:
-                    result = run_on_cursors(script, connection.cursor, "%s")
-                    _execute(connection, "COMMIT")
-                except BaseException:
-                    _roll_back(connection)
-                    raise
-                return result
-
         # The thread ends the transaction also when nobody waits for it any more.
-        return await in_thread(work, abandon=True)
+        return await in_thread(partial(self._transact, script), abandon=True)
 
-    async def aclose(self) -> None:
-        """Close the store's own connection. The next use opens another one."""
-
-        def close() -> None:
-            with self._lock:
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-
-        with anyio.CancelScope(shield=True):
-            await in_thread(close)
-
-    def _begin(self) -> Any:
-        if self._connection is None:
-            self._connection = connection = connections.create_connection(self.using)
-            connection.settings_dict = _own_settings(connection)
-            connection.inc_thread_sharing()
-            # A store that is never closed must not end with a ResourceWarning.
-            weakref.finalize(self, _close_quietly, connection)
-        self._connection.close_if_unusable_or_obsolete()
-        self._connection.ensure_connection()
-        # One statement less than Django's set_autocommit needs. And a transaction of SQLite that
-        # has read fails at once when it writes beside another writer.
-        immediately = "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN"
-        _execute(self._connection, immediately)
-        return self._connection
+    def _transact(self, script: Script[T]) -> T:
+        connection = connections.create_connection(self.using)
+        settings = connection.settings_dict
+        options = settings["OPTIONS"]
+        if self.dialect == "sqlite":
+            options = {"timeout": _SQLITE_TIMEOUT, **options}
+        connection.settings_dict = {**settings, "OPTIONS": options, "AUTOCOMMIT": True}
+        try:
+            # One statement less than Django's set_autocommit needs. And a transaction of SQLite
+            # that has read fails at once when it writes beside another writer.
+            _execute(connection, "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
+            result = run_on_cursors(script, connection.cursor, "%s")
+            _execute(connection, "COMMIT")
+            return result
+        finally:  # without a commit the server rolls back
+            connection.close()
 
     def text_of(self, error: Exception) -> str:
-        """See `Database.text_of`."""
         known = (Error, ImproperlyConfigured, SynchronousOnlyOperation)
         text = str(error) if isinstance(error, known) else ""  # any other may quote a cursor
         return next(iter(text.strip().splitlines()), "")
-
-
-def _own_settings(connection: Any) -> dict[str, Any]:
-    """Return settings for a connection that stays open, and is checked before each use."""
-    settings = {**connection.settings_dict, "AUTOCOMMIT": True, "ATOMIC_REQUESTS": False}
-    options = dict(settings["OPTIONS"])
-    if connection.vendor == "sqlite":
-        options.setdefault("timeout", _SQLITE_TIMEOUT)
-    if not options.get("pool"):  # a pool checks by itself, and wants connections back
-        settings |= {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}
-    return {**settings, "OPTIONS": options}
-
-
-def _close_quietly(connection: Any) -> None:
-    with suppress(Exception):
-        if connection.connection is not None:
-            connection.connection.close()
-
-
-def _roll_back(connection: Any) -> None:
-    try:
-        _execute(connection, "ROLLBACK")
-    except Exception:  # noqa: BLE001 - the server rolls back what it has lost
-        connection.close()
 
 
 def _execute(connection: Any, sql: str) -> None:

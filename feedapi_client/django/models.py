@@ -21,7 +21,7 @@ class EventInQuarantine(models.Model):
     error = models.TextField()
     quarantined_at = models.BigIntegerField()
 
-    class Meta:  # noqa: D106
+    class Meta:
         db_table = "feedapi_quarantine"
         ordering = ("id",)
         verbose_name = "quarantined event"

@@ -12,8 +12,7 @@ class DjangoCursorStore(JournalledScripts):
     """Keeps positions in a database of Django: PostgreSQL, MySQL, MariaDB or SQLite.
 
     The tables are those of the other SQL stores, created by ``manage.py migrate`` with
-    ``"feedapi_client.django"`` in ``INSTALLED_APPS``. `PostgresCursorStore`,
-    `SQLAlchemyCursorStore` and the command line read the same.
+    ``"feedapi_client.django"`` in ``INSTALLED_APPS``.
 
     Exactly once: write the effects within ``transaction.atomic()`` and pass the connection::
 
@@ -21,21 +20,14 @@ class DjangoCursorStore(JournalledScripts):
             Order.objects.create(...)
             batch.commit(transaction=connection)
 
-    The save is then part of that block, in the thread that opened it, with everything that Django
-    does at its end: ``on_commit`` functions run when effects and cursor are both there. It may be
-    nested, and durable. ``True`` and the alias stand for the connection of the calling thread. A
-    save that is refused leaves nothing of itself in the transaction. After an error of the database
-    the block can only be rolled back.
+    The save is then part of that block, which may be nested, and durable. A save that is refused
+    leaves nothing of itself in the transaction. After an error of the database the block can only
+    be rolled back. A commit without ``transaction=`` in an open block of the same thread is
+    refused: it would survive a rollback.
 
     Use it with `SyncFeedConsumer`; or with `FeedConsumer` and handlers in `sync_to_async`, which
-    commit by ``async_to_sync(batch.commit)(transaction=connection)``. A commit without
-    ``transaction=`` in an open block of the same thread is refused: it would survive a rollback.
-
-    Saves that the consumer makes on its own, and all other operations, are transactions of the
-    store's own, on one connection beside those of the application's threads. It has the
-    application's settings, but ``CONN_MAX_AGE``: it stays open, and is checked before each use.
-
-    Runs on asyncio only, as Django does.
+    commit by ``async_to_sync(batch.commit)(transaction=connection)``. Other saves are transactions
+    of the store's own, each on a connection of its own. Runs on asyncio only, as Django does.
 
     Arguments:
         using: the alias of the database.
@@ -59,12 +51,8 @@ class DjangoCursorStore(JournalledScripts):
         self.using = using
 
     def check_thread(self) -> None:
-        """See `ThreadBoundStore.check_thread`: no ``atomic()`` may be open in this thread."""
+        """Raise `StoreError` if an ``atomic()`` is open in this thread: it may roll back."""
         self.database.check_thread()
-
-    def quarantine(self) -> DjangoQuarantineStore:
-        """Return the quarantine in the same database. Closing this store closes it."""
-        return DjangoQuarantineStore(self.database)
 
     def __repr__(self) -> str:
         return f"<DjangoCursorStore {self.database.name}>"

@@ -19,8 +19,11 @@ from feedapi_client.arguments import environment_value
 from feedapi_client.causes import store_problem
 from feedapi_client.errors import StoreError
 from feedapi_client.operations.stored_positions import OperationError
-from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore, QuarantineStore
-from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
+from feedapi_client.quarantine.quarantine_store import (
+    MemoryQuarantineStore,
+    QuarantineStore,
+    SQLiteQuarantineStore,
+)
 from feedapi_client.stores.base import AdministrableStore
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.sqlite import SQLiteCursorStore, create_privately
@@ -149,7 +152,7 @@ async def open_quarantine(where: str, *, create: bool = True) -> AsyncIterator[Q
             yield file if exists or create else MemoryQuarantineStore()
         return
     async with _database(where, "", (QUARANTINE,)) as (engine, found):
-        from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+        from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore
 
         database = SQLAlchemyQuarantineStore(engine)
         if create:

@@ -1,13 +1,9 @@
 """A batch whose handler fails: attempts, the search for the failing event, and the save.
 
-The failing event is found by dry runs. A dry run calls the handler with the first events of the
-batch. ``batch.commit`` raises `DryRunPassed` in it, so that the handler's transaction rolls back: a
-dry run that comes that far has passed and has left nothing behind. Each dry run halves the events
-in question, until one event is left whose predecessors pass and which does not.
-
-- An ORM session is flushed before, because what it holds back may be what fails.
-- A constraint that the database checks only at the end of a transaction fails without a failing
-  event. Such an error is raised.
+A dry run calls the handler with the first events of the batch; ``batch.commit`` raises
+`DryRunPassed` in it, so that the handler's transaction rolls back. Each halves the events in
+question. A handler that returns without a commit has no transaction that could be rolled back: its
+events count as handled, and it gets the rest one by one.
 """
 
 from __future__ import annotations
@@ -20,14 +16,12 @@ from typing import Any, Protocol
 
 import anyio
 
-from feedapi_client.model import Batch, Committer, Event, FeedKey
+from feedapi_client.model import Batch, Committer, Event
 from feedapi_client.quarantine.aside import Aside, is_final
-from feedapi_client.quarantine.policy import Handler, OnFailure, Retry, parse_on_failure
+from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.retry import retry
-from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.threads import in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -45,64 +39,30 @@ class NoFurtherAttempt(BaseException):
 
 
 class Watch(Protocol):
-    """Told of what becomes of batches whose handler fails."""
-
-    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
-        """The handler gets the batch again after a pause, for the attempt of this number."""
-        ...
+    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None: ...
 
     async def pause(self, seconds: float) -> None:
         """Wait before the next attempt. Raises `NoFurtherAttempt` after a stop."""
         ...
 
-    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
-        """These events are in quarantine."""
-        ...
+    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None: ...
 
 
-async def retrying_handler(
-    handle: Handler,
-    on_failure: OnFailure,
-    feed: FeedKey,
-    cursors: CursorStore,
-    watch: Watch,
-    *,
-    adopts: FeedKey | None = None,
-) -> Handler:
-    """Return `handle` wrapped in what `on_failure` asks for.
-
-    The returned handler handles and commits a batch, and raises what ends the iteration. It may be
-    called for several partitions at once.
-
-    Raises:
-        ValueError: `on_failure` is unknown.
-        StoreError: there is no place for quarantined events.
-    """
-    policy, quarantine = parse_on_failure(on_failure)
-    aside = None
-    if quarantine is not None:
-        if quarantine.whole_key:
-            raise ValueError("Quarantine.whole_key needs a key for each event: use run_by_key")
-        aside = Aside(quarantine, feed, cursors, adopts=adopts)
-        await aside.prepare()
-    elif policy.attempts == 1:
+def retrying_handler(handle: Handler, aside: Aside, watch: Watch) -> Handler:
+    """The returned handler handles and commits, and raises what ends the iteration."""
+    if aside.store is None and aside.policy.attempts == 1:
         return handle
 
     async def handle_batch(batch: Batch) -> None:
-        await _Handling(batch, handle, policy, aside, watch).run()
+        await _Handling(batch, handle, aside, watch).run()
 
     return handle_batch
 
 
 class _Handling:
-    """One batch: its remaining events, those that are put aside, and what is known of them."""
-
-    def __init__(
-        self, batch: Batch, handle: Handler, policy: Retry, aside: Aside | None, watch: Watch
-    ) -> None:
+    def __init__(self, batch: Batch, handle: Handler, aside: Aside, watch: Watch) -> None:
         self._batch = batch
         self._handle = handle
-        self._policy = policy
         self._aside = aside
         self._watch = watch
         self._remaining: list[tuple[int, Event]] = list(enumerate(batch.events))
@@ -113,10 +73,8 @@ class _Handling:
         self._passing = 0  # number of the remaining events that are known to pass, from the first
 
     async def run(self) -> None:
-        aside = self._aside
-        delivered = await self._is_delivered(partial(self._repeat, self._deliver))
-        if aside is not None and not delivered:
-            await self._recover(aside)
+        if not await self._is_delivered(partial(self._repeat, self._deliver)):
+            await self._recover()
         for event in self._quarantined:
             log.warning(
                 "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
@@ -131,14 +89,13 @@ class _Handling:
             )
         self._watch.quarantined(self._quarantined)
         last = self._quarantined[-1].index if self._quarantined else -1
-        if aside is not None and last < len(self._batch) - 1:
-            aside.handled(self._batch.partition)
+        if last < len(self._batch) - 1:
+            self._aside.handled(self._batch.partition)
 
     # Delivery
 
     async def _repeat(self, attempt: Any) -> None:
-        """Try as often as the policy says, and raise the last error."""
-        backoff = self._policy.backoff(lambda error: not (self._committed or is_final(error)))
+        backoff = self._aside.policy.backoff(lambda error: not (self._committed or is_final(error)))
         on_retry = partial(self._watch.retrying, self._batch)
         await retry(attempt, backoff, sleep=self._pause, on_retry=on_retry)
 
@@ -146,10 +103,7 @@ class _Handling:
         await (anyio.sleep(seconds) if self._handled else self._watch.pause(seconds))
 
     async def _deliver(self) -> None:
-        """Call the handler with the remaining events, and save the cursor if it did not.
-
-        What failed is what is repeated: of a handler that has returned only the save (R5).
-        """
+        """What failed is what is repeated: of a handler that has returned only the save (R5)."""
         saved = False
 
         async def commit(_: Batch, transaction: Any) -> None:
@@ -165,18 +119,12 @@ class _Handling:
             await self._save(None)
 
     async def _is_delivered(self, deliver: Any) -> bool:
-        """Return False if it has failed by the fault of an event, and raise any other error."""
         try:
             await deliver()
         except Exception as error:
-            if (
-                self._aside is None
-                # Once the cursor is saved the events count as handled.
-                or self._committed
-                or self._handled
-                or not self._remaining
-                or not self._aside.takes(error)
-            ):
+            # Once the cursor is saved the events count as handled.
+            handled = self._committed or self._handled or not self._remaining
+            if handled or not self._aside.takes(error):
                 raise
             return False
         return True
@@ -186,19 +134,15 @@ class _Handling:
         await self._handle(Batch(self._batch.partition, chosen, self._batch.cursor, commit))
 
     async def _save(self, transaction: Any) -> None:
-        if self._aside is None:
-            await self._batch.commit(transaction)
-        else:
-            await self._aside.save(self._batch, self._quarantined, transaction)
+        await self._aside.save(self._batch, self._quarantined, transaction)
 
     # The failing events
 
-    async def _recover(self, aside: Aside) -> None:
-        """Put the failing events aside, have the others handled, and commit."""
+    async def _recover(self) -> None:
         while self._remaining:
             cause = await self._find_failing_event()
             if cause is not None:
-                self._put_aside(aside, cause)
+                self._put_aside(cause)
             if self._rolls_back and self._remaining:
                 if cause is None:  # the failure may pass by itself
                     await self._repeat(self._deliver)
@@ -208,10 +152,7 @@ class _Handling:
         await self._save(None)
 
     async def _find_failing_event(self) -> Exception | None:
-        """Find the first event that fails, which is then the one at `_passing`.
-
-        Returns its error, or None if none fails (any more).
-        """
+        """It is the one at `_passing`. None if none fails any more."""
         if self._passing == len(self._remaining):
             # All passed and the batch failed again: what was known is not true any more.
             self._passing = 0
@@ -225,10 +166,7 @@ class _Handling:
         return None
 
     async def _halve(self) -> int:
-        """Return how many of the remaining events to try so that the last of them is in question.
-
-        All before it passed, as far as they are still among the remaining.
-        """
+        """Return how many to try. All before the last one passed, as far as they remain."""
         low, high = self._passing, len(self._remaining)
         while high - low > 1:
             # Without a rollback passing events are done with, so that they are tried one by one.
@@ -265,12 +203,11 @@ class _Handling:
             del self._remaining[:count]
             self._passing = 0
 
-    def _put_aside(self, aside: Aside, error: Exception) -> None:
-        """Move the event at `_passing` from the remaining events to the quarantined ones."""
+    def _put_aside(self, error: Exception) -> None:
         index, event = self._remaining[self._passing]
         if index != (self._quarantined[-1].index + 1 if self._quarantined else 0):
-            aside.handled(event.partition)  # the one before it
-        record = aside.record(event, self._batch.cursor, index, error)
+            self._aside.handled(event.partition)  # the one before it
+        record = self._aside.record(event, self._batch.cursor, index, error)
         if record is None:
             raise error
         self._quarantined.append(record)

@@ -17,7 +17,7 @@ from feedapi_client.arguments import NotAsyncError, awaitable_of, check_async_fu
 from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch, Decoder, FeedKey, being_handled, make_event
-from feedapi_client.quarantine.held_keys import HeldKeys
+from feedapi_client.quarantine.aside import HeldKeys
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.quarantine_store import PAGE_SIZE, QuarantineStore, list_events
 from feedapi_client.quarantine.record import (
@@ -56,9 +56,6 @@ async def drop(
     """Delete the events of `ids`, or all of the `feed` and `partition`, for good.
 
     Returns how many there were.
-
-    Raises:
-        StoreError
     """
     if ids is not None:
         return await store.remove(ids)
@@ -89,16 +86,13 @@ async def replay(
     """Deliver events to ``await handle(batch)`` once more.
 
     Each batch holds one event. They come in the order in which they were quarantined: those of
-    `ids`, or all of the `feed` and `partition`. The events that followed a quarantined one were
-    handled long ago, so the handler has to decide whether a late event still makes sense.
+    `ids`, or all of the `feed` and `partition`.
 
     The handler may be that of `FeedConsumer.run`. Its ``await batch.commit(transaction=tx)``
     removes the event in that transaction: exactly once, also when two replays run at a time. So
-    does ``await event.done(transaction=tx)`` of a handler of `FeedConsumer.run_by_key`, which gets
-    ``batch.events[0]``.
-    Without a commit the event is removed when the handler returns. An event whose handler raises
-    stays, and the replay goes on. So does an event of a key (``Quarantine(whole_key=True)``) as
-    long as an earlier one of its key is in quarantine.
+    does ``await event.done(transaction=tx)`` of ``batch.events[0]``. Without a commit the event is
+    removed when the handler returns. An event whose handler raises stays, and the replay goes on.
+    So does one of a key (``Quarantine(whole_key=True)``) that has an earlier one in quarantine.
 
     Cancellation: the event in flight stays unless its transaction was committed.
 
@@ -130,7 +124,6 @@ async def replay(
 
 
 async def _held_back(held: HeldKeys, event: QuarantinedEvent) -> Exception | None:
-    """Return why an event has to wait, if an earlier one of its key is in quarantine."""
     if (first := first_of_key(event)) == event.id:
         return None
     holding = await held.holding(first)
@@ -146,7 +139,6 @@ async def _chosen(store: QuarantineStore, ids: Iterable[str]) -> AsyncIterator[Q
 async def _replay_event(
     store: QuarantineStore, handle: Handler, event: QuarantinedEvent, decoder: Decoder
 ) -> Exception | None:
-    """Return the error of the handler, or None if it handled the event."""
     removed = False
 
     async def commit(_: Batch, transaction: Any) -> None:

@@ -1,23 +1,8 @@
 """What `FeedConsumer.run` does when the handler fails: raise, try again, or quarantine an event.
 
-Pass "raise", "retry", "quarantine", a `Retry` or a `Quarantine` as ``on_failure``. A quarantine is
-elsewhere called a dead-letter queue.
-
-A handler gets whole batches, and a cursor exists only behind a batch. A failing event therefore
-can't be stepped over by committing the events before it and those after it separately. The effects
-of the other events, the quarantined events and the cursor have to become durable together:
-
-- A handler is the same with quarantine as without. It applies ``batch.events`` in a transaction of
-  its own and calls ``batch.commit(transaction=tx)`` there as its last step. Or it has no such
-  transaction and leaves the commit to `run`.
-- When a batch fails, the failing event is found by *dry runs*, see
-  `feedapi_client.quarantine.handling`.
-- Then the handler gets the batch once more without that event. Its
-  ``batch.commit(transaction=tx)`` saves the cursor and the quarantined event in that same
-  transaction. Events are handled exactly once, whatever the dry runs found.
-- A handler that returns from a dry run without a commit has no transaction that could be rolled
-  back, so its events count as handled. It then gets the rest of the batch one by one. Each event
-  comes once more after the attempt that failed: at least once.
+A cursor exists only behind a batch, so that a failing event can't be stepped over by itself: the
+effects of the other events, the quarantined events and the cursor become durable together. How it
+is found is in `feedapi_client.quarantine.handling`.
 """
 
 from __future__ import annotations
@@ -27,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from feedapi_client.arguments import check_fields, check_instance
-from feedapi_client.errors import CommitOrderError, StoreError
 from feedapi_client.model import Batch
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.retry import Backoff
@@ -108,12 +92,6 @@ class Retry:
         )
 
 
-def may_be_an_events_fault(quarantine: Quarantine, error: Exception) -> bool:
-    """Return whether an error of a handler may be the fault of the event."""
-    of_store = isinstance(error, (StoreError, CommitOrderError))
-    return isinstance(error, quarantine.errors) and not of_store
-
-
 def _check_errors(name: str, errors: object) -> None:
     if not isinstance(errors, tuple) or not errors:
         raise TypeError(f"{name} must be a tuple of exception types, such as (ValueError,)")
@@ -126,11 +104,7 @@ OnFailure = Literal["raise", "retry", "quarantine"] | Retry | Quarantine
 
 
 def parse_on_failure(on_failure: OnFailure) -> tuple[Retry, Quarantine | None]:
-    """Return how often to call the handler, and the quarantine that follows the last call.
-
-    Raises:
-        ValueError: `on_failure` is none of the documented values.
-    """
+    """Return how often to call the handler, and the quarantine that follows the last call."""
     match on_failure:
         case "raise":
             return Retry(attempts=1), None

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
@@ -15,10 +15,14 @@ from feedapi_client.quarantine.record import QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.moving import move_quarantined
 from feedapi_client.stores.scripted import Along, Database, ScriptedStore
-from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import feed_condition
-from feedapi_client.stores.sqlite import MemoryCursorStore, MemoryDatabase
+from feedapi_client.stores.scripts import CountedChange, Query, Script, feed_condition, in_parts
+from feedapi_client.stores.sqlite import MemoryCursorStore, MemoryDatabase, SQLiteDatabase
 from feedapi_client.stores.tables import QUARANTINE, TABLES
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from feedapi_client.stores.sql import Engine
 
 T = TypeVar("T")
 
@@ -69,27 +73,12 @@ class QuarantineStore(Protocol):
         ...
 
 
-@runtime_checkable
-class JoiningStore(QuarantineStore, Protocol):
-    """A quarantine that may be in the database of the cursors, and in their transactions."""
-
-    def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Any:
-        """Return the `transaction` for a save of `cursors` that keeps the events with it.
-
-        None: they are not in the same database. Otherwise the caller's transactions may hold both.
-        """
-        ...
-
-
 async def list_events(
     store: QuarantineStore, feed: FeedKey | None = None, *, partition: int | None = None
 ) -> AsyncIterator[QuarantinedEvent]:
     """Yield the events in the order in which they were quarantined, of one feed or of all.
 
     They are read in pages. Events may be added and removed meanwhile.
-
-    Raises:
-        StoreError
     """
     after = ""
     while page := await store.page(feed, partition=partition, after=after, limit=PAGE_SIZE):
@@ -99,14 +88,7 @@ async def list_events(
 
 
 class ScriptedQuarantine:
-    """Implements `JoiningStore` in a SQL database, which may be that of cursors.
-
-    A `transaction` is what a cursor store of that database takes.
-
-    Arguments:
-        database: where the table is.
-        table: its name.
-    """
+    """A `transaction` is what a cursor store of that database takes."""
 
     def __init__(self, database: Database, table: str = QUARANTINE) -> None:
         self.database = database
@@ -122,17 +104,15 @@ class ScriptedQuarantine:
         database.need(self._tables)
 
     async def prepare(self) -> None:
-        """See `QuarantineStore.prepare`: raises if there is no table where none is created."""
         await self._answer(lambda: self.database.read(self._rows("1 = 0")), shield=False)
         await self._answer(lambda: self.database.check(self._tables), shield=False)
 
     def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Any:
-        """See `JoiningStore.along`."""
+        # The `transaction` for a save of `cursors` that keeps the events with it, if it can.
         there = cursors.database.place if isinstance(cursors, ScriptedStore) else None
         return Along(partial(self._add, events)) if there == self.database.place else None
 
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
-        """See `QuarantineStore.add`."""
         if events:
             await self._change(self._add(events), transaction)
 
@@ -144,7 +124,6 @@ class ScriptedQuarantine:
         after: str = "",
         limit: int = 100,
     ) -> list[QuarantinedEvent]:
-        """See `QuarantineStore.page`."""
         chosen: dict[str, Any] = {"id > ?": after}
         if feed is not None:
             chosen[self._of_feed] = feed.id
@@ -154,30 +133,24 @@ class ScriptedQuarantine:
         return await self._answer(lambda: self.database.read(rows), shield=False)
 
     async def get(self, id: str) -> QuarantinedEvent | None:
-        """See `QuarantineStore.get`."""
         rows = self._rows("id = ?", id)
         found = await self._answer(lambda: self.database.read(rows), shield=False)
         return next(iter(found), None)
 
     async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
-        """See `QuarantineStore.remove`."""
         return await self._change(self._remove(set(ids)), transaction)
 
     async def move(self, old: FeedKey, new: FeedKey) -> None:
-        """Keep the events of one key under another. Raises `StoreError`.
-
-        A move of cursors in the same database does so by itself.
-        """
+        """A move of cursors in the same database does so by itself."""
         await self._change(self._move([(old, new)]), None)
 
     async def aclose(self) -> None:
-        """Close what the store has opened. A later use opens it again."""
         await self.database.aclose()
 
     async def _change(self, script: Script[T], transaction: Any) -> T:
         database = self.database
         run = database.transact if transaction is None else partial(database.within, transaction)
-        return await self._answer(lambda: run(script), transaction=transaction)
+        return await self._answer(lambda: run(script))
 
     async def _answer(self, call: Callable[[], Awaitable[T]], **how: Any) -> T:
         # Without the cause, whose text may hold the statement's parameters: payloads (R19).
@@ -217,47 +190,84 @@ class MemoryQuarantineStore(ScriptedQuarantine):
         super().__init__(MemoryDatabase() if cursors is None else cursors.database)
 
 
+class SQLiteQuarantineStore(ScriptedQuarantine):
+    """Keeps events in the table ``feedapi_quarantine`` of a SQLite file.
+
+    A `transaction` is a `sqlite3.Connection` to that file, as `SQLiteCursorStore` takes it. Runs on
+    asyncio and trio.
+
+    Arguments:
+        path: the file, created on first use.
+        busy_timeout: maximum time to wait for another writer, in seconds.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 30.0) -> None:
+        self.path = os.fspath(path)
+        super().__init__(SQLiteDatabase(self.path, busy_timeout))
+
+
 class OperatedQuarantine(ScriptedQuarantine):
-    """In a database where an operator creates the table."""
-
     async def create_tables(self) -> None:
-        """Create the table if it does not exist yet.
-
-        Raises:
-            StoreError
-        """
+        """Create the table if it does not exist yet. Raises `StoreError`."""
         await self._answer(lambda: self.database.create(self._tables), shield=False)
+
+
+class SQLAlchemyQuarantineStore(OperatedQuarantine):
+    """Keeps events in a table of the application's database. Needs the extra ``sql``.
+
+    The table is created by `create_tables`, or by the application's own migrations: with
+    `metadata` it is part of it, as `table`. A `transaction` is a connection or a session, as
+    `SQLAlchemyCursorStore` takes it. Runs on asyncio only.
+
+    Arguments:
+        engine, table, schema, metadata: as `SQLAlchemyCursorStore` takes them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        table: str = "feedapi_quarantine",
+        schema: str | None = None,
+        metadata: sa.MetaData | None = None,
+    ) -> None:
+        from feedapi_client.stores.sql import SQLDatabase
+
+        database = SQLDatabase(engine, metadata, schema, QUARANTINE, table)
+        super().__init__(database, table)
+        self.engine = engine
+        self.table = database.table
+        self.format_table = database.format_table
+
+
+class PostgresQuarantineStore(OperatedQuarantine):
+    """Keeps events in a table of the application's PostgreSQL database, without SQLAlchemy.
+
+    The table is that of `SQLAlchemyQuarantineStore`. A `transaction` is a connection, as
+    `PostgresCursorStore` takes it. What it opens for a DSN `aclose` closes.
+
+    Arguments:
+        pool: as `PostgresCursorStore` takes it, or its `database`, of the same schema.
+        table, schema: name of the table.
+    """
+
+    def __init__(
+        self, pool: Any, *, table: str = "feedapi_quarantine", schema: str | None = None
+    ) -> None:
+        from feedapi_client.stores.postgres import PostgresDatabase
+
+        own = not isinstance(pool, PostgresDatabase)
+        super().__init__(PostgresDatabase(pool, schema) if own else pool, table)
 
 
 def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
     """Return the quarantine in the file, database or memory that holds the cursors.
 
-    A store that has a method ``quarantine()`` says by itself.
-
-    Raises:
-        StoreError: this kind of cursor store has no quarantine.
+    Raises `StoreError` for a store without one.
     """
-    beside: Any = getattr(cursors, "quarantine", None)
-    if beside is not None:
-        quarantine: QuarantineStore = beside()
-        return quarantine
     if isinstance(cursors, ScriptedStore):
         return ScriptedQuarantine(cursors.database)
     raise StoreError(
         f"{type(cursors).__name__} has no quarantine: say where quarantined events go, "
         "on_failure=Quarantine(to=...)"
     )
-
-
-def open_quarantine(where: str) -> AbstractAsyncContextManager[QuarantineStore]:
-    """Open the quarantine in a SQLite file or in the database of a SQLAlchemy URL, for a block.
-
-    A URL such as ``postgresql+psycopg://...`` needs the extra ``sql``.
-
-    Raises:
-        ValueError: this names no database.
-        StoreError: there is no quarantine, or it can't be opened.
-    """
-    from feedapi_client.operations import opening
-
-    return opening.open_quarantine(where)

@@ -23,11 +23,7 @@ _FOLLOWS = "an earlier event of its key is in quarantine: "
 
 
 class EarlierEventQuarantined(Exception):  # noqa: N818 - the reason that a record shows
-    """An earlier event of the same key is in quarantine (``Quarantine(whole_key=True)``).
-
-    Arguments:
-        id: of the one that was the first, and may have left meanwhile.
-    """
+    """Of the same key. `id` is that of the first one, which may have left meanwhile."""
 
     def __init__(self, id: str) -> None:
         super().__init__(_FOLLOWS + id)
@@ -59,7 +55,6 @@ class QuarantinedEvent:
 
 
 def first_of_key(event: QuarantinedEvent) -> str:
-    """Return the id of the event for which its key is held back: its own, if it is the first."""
     if event.error_type != EarlierEventQuarantined.__name__:
         return event.id
     return event.error.removeprefix(_FOLLOWS)
@@ -68,7 +63,6 @@ def first_of_key(event: QuarantinedEvent) -> str:
 def quarantined(
     feed: FeedKey, event: Event, cursor: str, index: int, error: BaseException
 ) -> QuarantinedEvent:
-    """Return the record of an event that failed now."""
     now = datetime.now(UTC)
     return QuarantinedEvent(
         # Time, then position: sorts in the order of quarantining, also within a batch.
@@ -95,7 +89,6 @@ def _text(error: BaseException) -> str:
 
 
 def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
-    """Return the values of the table's columns, see `feedapi_client.stores.tables`."""
     feed = event.feed
     return (
         event.id,
@@ -115,7 +108,6 @@ def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
 
 
 def from_row(row: Sequence[Any]) -> QuarantinedEvent:
-    """Return the event of these values."""
     id, _, url, name, filters, partition, cursor, index, raw, headers, error_type, error, at = row
     return QuarantinedEvent(
         id=id,

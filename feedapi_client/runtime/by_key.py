@@ -20,7 +20,7 @@ from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
 from feedapi_client.lineage.states import State
 from feedapi_client.model import Batch, Event
-from feedapi_client.quarantine.by_event import EventFailures, Key
+from feedapi_client.quarantine.aside import Aside, Key
 from feedapi_client.quarantine.failure_text import failure_line
 from feedapi_client.quarantine.record import EarlierEventQuarantined, QuarantinedEvent
 from feedapi_client.retry import retry
@@ -67,7 +67,7 @@ class ByKey:
         delivery: Delivery,
         handle: EventHandler,
         key: Key,
-        failures: EventFailures,
+        failures: Aside,
         *,
         event_id: EventIdOf | None = None,
         max_concurrency: int,
@@ -311,7 +311,7 @@ class ByKey:
 
     def _put_aside(self, item: KeyedEvent, error: Exception) -> None:
         cursor = item.work.batch.cursor
-        record = self._failures.put_aside(item.event, cursor, item.index, item.key, error)
+        record = self._failures.record(item.event, cursor, item.index, error, item.key)
         if record is None:
             self._running.ended_by(item.work.batch.partition, error)
             self._running.end(error)

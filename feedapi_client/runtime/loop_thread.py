@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 
 from feedapi_client.arguments import OneProcess
-from feedapi_client.stores.caller_thread import LOOK_SECONDS, CallerThread
+from feedapi_client.stores.threads import LOOK_SECONDS, CallerThread
 
 T = TypeVar("T")
 

@@ -17,9 +17,8 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.runtime.loop import finish, hurried
 from feedapi_client.runtime.waiting import Waits
 from feedapi_client.status import ProblemName
-from feedapi_client.stores.base import CursorStore, PatientStore
+from feedapi_client.stores.base import CursorStore, PatientStore, translated
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
-from feedapi_client.stores.foreign_errors import translated
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.moving import adopt, check_key_format, stored_keys
 from feedapi_client.stores.scripted import Along

@@ -14,26 +14,15 @@ Unit = tuple[int, ...]
 
 
 class Plan(NamedTuple):
-    """What one instance does next.
-
-    Attributes:
-        claim: partitions without a living owner that belong to its share.
-        give: partitions that it holds and that exceed its share or can't be read any more.
-    """
-
     claim: frozenset[int]
     give: frozenset[int]
 
 
 def assign(owners: Mapping[int, str | None], instances: Collection[str]) -> dict[int, str]:
-    """Return the instance that each unit is to be read by.
+    """Return the instance that each unit is to be read by; `owners` may be dead.
 
     Balanced within one. Each instance keeps what it has, up to its share; where the units can't be
     divided evenly, those that have most have one more. Fewer moves are not possible.
-
-    Arguments:
-        owners: the present owner of each unit. One that is not in `instances` counts as none.
-        instances: the living instances. Without one nothing is assigned.
     """
     if not instances:
         return {}
@@ -64,15 +53,7 @@ def plan(
     *,
     pinned: Collection[int] = (),
 ) -> Plan:
-    """Return what the instance `me` claims and gives away.
-
-    Arguments:
-        me: one of `instances`.
-        instances: the living instances.
-        owners: the owner of each lease, also of partitions that are in no unit.
-        units: the partitions that can be read, as far as `me` sees. None is in two units.
-        pinned: partitions of `me` that it keeps, and that don't count.
-    """
+    """`pinned` are partitions of `me` that it keeps, and that don't count; none is in two units."""
     living = {p: owner for p, owner in owners.items() if owner in instances}
     members = {unit[0]: unit for unit in units}
     known = {partition for unit in members.values() for partition in unit}
@@ -89,7 +70,6 @@ def plan(
 
 
 def merged(units: Iterable[Iterable[int]]) -> list[Unit]:
-    """Return the units, those with a common partition merged into one."""
     groups: dict[int, set[int]] = {}
     for unit in units:
         group = set(unit)

@@ -6,7 +6,7 @@ one (R17): a decision of this module that is late or wrong costs work, never cor
 
 from __future__ import annotations
 
-import logging
+import math
 import random
 import secrets
 import socket
@@ -15,17 +15,21 @@ from collections.abc import Collection, Iterable, Mapping
 import anyio
 
 from feedapi_client.errors import StoreError
-from feedapi_client.lineage.states import Action
+from feedapi_client.lineage.states import Action, State
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.notifications import PartitionAssigned, PartitionReleased
 from feedapi_client.options import Share
 from feedapi_client.runtime.loop import beside
+from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.sharing import Begin, Load
 from feedapi_client.sharing.assignment import Plan, Unit, merged, plan
-from feedapi_client.sharing.callbacks import Callbacks
-from feedapi_client.sharing.ends import Ends
-from feedapi_client.sharing.membership import Membership, different_options, published_options
+from feedapi_client.sharing.membership import (
+    Callbacks,
+    Membership,
+    different_options,
+    published_options,
+)
 from feedapi_client.stores.leases import Lease, LeaseStore, View
 
 BOOTSTRAP = -1
@@ -47,15 +51,7 @@ def instance_name(share: Share) -> str:
 
 
 class Coordinator:
-    """The leases of one session; implements `Sharing`. All methods are called from its event loop.
-
-    Arguments:
-        share: the options.
-        store: keeps the leases.
-        key: the feed and the consumer.
-        planning: of the session.
-        name: of this instance.
-    """
+    """All methods are called from the session's event loop."""
 
     def __init__(
         self, share: Share, store: LeaseStore, key: FeedKey, planning: Planning, *, name: str
@@ -64,27 +60,31 @@ class Coordinator:
         self._share = share
         self._planning, self._iteration = planning, planning.iteration
         self._options = published_options(planning.iteration.settings)
-        self._member = Membership(share, store, key, name, self._options, lost=self._lose_all)
+        self._member = Membership(
+            share,
+            store,
+            key,
+            name,
+            self._options,
+            lost=self._lose_all,
+            failed=self._failed,
+        )
         self._callbacks = Callbacks(share, planning.iteration, self.suspect)
         self._ends = Ends(planning)
         self._view = View((), {})
         """What the last look has shown."""
-        self._stale = True
-        """Whether the next one has to read all leases."""
         self._owned: dict[int, int] = {}
         """The epochs of the leases that this instance holds."""
         self._leaving: dict[int, float] = {}
         """What of it is given away once its batch is committed, and the time to wait until."""
         self._left: set[int] = set()
         """Partitions with an old mark that nobody had claimed at the last look."""
-        self._loaded_at = 0.0
+        self._loaded_at = -math.inf
         """When the positions were last loaded, on the clock of the event loop."""
         self._wake = anyio.Event()
         self._others: set[str] = set()
         """Living instances at the last look, without this one."""
         self._compared: set[str] = set()
-        self._takes_part = False
-        """Whether it divides partitions with others, and has not only joined to save first."""
 
     # ------------------------------------------------------------------ the first start
 
@@ -102,16 +102,12 @@ class Coordinator:
                 await self.leave()
 
     async def _first_positions(self, load: Load) -> Mapping[int, Position]:
-        """Return the stored positions; none if this instance is the one that saves the first."""
-        began = anyio.current_time()
+        pause = self._interval / _SETTLE_PART  # those that start at once are to divide at once
         while not (positions := await load()):
             if await self._claims_first_start():
                 return await load()
-            # Soon at first: those that start at once are to divide the partitions at once. Later
-            # less often, because the database is asked for nothing meanwhile.
-            settle, waited = self._interval / _SETTLE_PART, anyio.current_time() - began
-            pause = min(max(settle, waited / _SETTLE_PART), self._interval)
             await anyio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(1.2 * pause, self._interval)
         return positions
 
     async def _claims_first_start(self) -> bool:
@@ -133,8 +129,6 @@ class Coordinator:
             self._callbacks.use(tasks)
             tasks.start_soon(self._member.run)
             await self._member.wait_until_joined()
-            self._takes_part = True
-            self._member.log("joined")
             # Those that wait for the first positions join up to one such part later.
             await anyio.sleep(self._interval / _SETTLE_PART * random.uniform(1, 1.5))
             while True:
@@ -143,8 +137,8 @@ class Coordinator:
                     with self._planning.positions.noted("looking at the leases"):
                         await self._round()
                 except StoreError as error:
-                    self._stale = True
-                    self._iteration.report_failure(None, f"the leases are not looked at: {error}")
+                    self._loaded_at = -math.inf
+                    self._failed(f"the leases are not looked at: {error}")
                 await anyio.sleep(self._share.rebalance_seconds / _NUDGE_PART)
                 with anyio.move_on_after(self._pause()):
                     await self._wake.wait()
@@ -160,16 +154,12 @@ class Coordinator:
             try:
                 await self._member.leave()
             except StoreError as error:
-                self._member.log(f"its leases expire by themselves: {error}", level=logging.WARNING)
-            else:
-                if self._takes_part:
-                    self._member.log("left")
+                self._failed(f"the leases of this instance expire by themselves: {error}")
         self._tell_released(self._owned, lost=False)
         self._owned.clear()
 
     @property
     def _commits(self) -> bool:
-        """Whether a commit is under way: nobody else is to begin before it."""
         return any(partition.committing for partition in self._planning.partitions.values())
 
     async def _committed(self) -> None:
@@ -181,13 +171,16 @@ class Coordinator:
         positions = await self._planning.positions.load()
         return self._planning.planner.refresh(positions, began=began)
 
-    def suspect(self) -> None:
-        self._stale = True
-        self._wake.set()
-
     def released(self, partition: int) -> None:
         if partition in self._leaving:
             self._wake.set()
+
+    def _failed(self, text: str) -> None:
+        self._iteration.report_failure(None, text)
+
+    def suspect(self) -> None:
+        self._loaded_at = -math.inf
+        self._wake.set()
 
     def nudge(self) -> None:
         self._wake.set()
@@ -212,19 +205,20 @@ class Coordinator:
         return max(0.0, min([pause, *deadlines]))
 
     async def _round(self) -> None:
-        """Look at the other instances, and act. Raises `StoreError`."""
         await self._planning.carried_out()
         if not self._member.joined:
             return
         await self._release_settled()
         await self._look()
-        await self._mark_ends()
+        # Tell the others what was read to its end, without `follow`.
+        owned, leases = self._owned.keys() - self._leaving.keys(), self._view.leases
+        ended = self._ends.to_mark(owned, leases)
+        await self._member.put([Lease(p, self.name, self._owned[p], ended=True) for p in ended])
         alive = {each.name for each in self._view.instances if each.alive}
         if self._planning.applying or not self._member.joined or self.name not in alive:
             return
         # Of a claim whose reply was lost, of the time before the heartbeat expired, or of a store
         # that went back.
-        leases = self._view.leases
         strays = {p for p in leases if leases[p].owner == self.name} - self._owned.keys()
         decided = self._decide(alive, strays)
         await self._give(decided.give)
@@ -234,22 +228,20 @@ class Coordinator:
 
     async def _look(self) -> None:
         """Drop what was lost, and load the positions that others saved. After any claim."""
-        planning, stale = self._planning, self._stale
-        looked = planning.planner.begin_load()
-        self._stale = False  # before the next await: `suspect` may set it meanwhile
-        view = await self._member.look(None if stale else self._view)
-        changed, self._view = view.leases is not self._view.leases, view
+        looked = self._planning.planner.begin_load()
+        before = self._view.leases, self._others
+        self._view = view = await self._member.look()
         self._others = {each.name for each in view.instances if each.alive} - {self.name}
         self._ends.saw(view)
         self._compare_options()
         if lost := [p for p in self._owned if not self._holds(p)]:
             self._lose(lost, "claimed by others")
         period = self._share.lease_seconds * _LOADED_PART
+        changed = before != (view.leases, self._others)
         if changed or anyio.current_time() >= self._loaded_at + period:
             await self._refresh(looked)
 
     async def _refresh(self, looked: int) -> None:
-        """Give the planner what is stored, and which leases are held."""
         planning, self._loaded_at = self._planning, anyio.current_time()
         began = planning.planner.begin_load()
         positions = await planning.positions.load()
@@ -275,7 +267,6 @@ class Coordinator:
         )
 
     def _compare_options(self) -> None:
-        """Report once of each instance which options are not the same as here."""
         for other in self._view.instances:
             if other.name not in self._others or other.name in self._compared:
                 continue
@@ -306,7 +297,6 @@ class Coordinator:
         return Plan(frozenset(left[:1]), decided.give) if left else decided
 
     async def _claim(self, partitions: Collection[int]) -> bool:
-        """Claim partitions. Return whether one was claimed."""
         if not partitions:
             return False
         none, expired = Lease(BOOTSTRAP, None, 0), self._member.expired
@@ -320,14 +310,7 @@ class Coordinator:
         if self._iteration.listeners:
             for partition in sorted(put):
                 self._iteration.listeners.tell(PartitionAssigned(partition))
-        self._member.log("claimed", put)
         return True
-
-    async def _mark_ends(self) -> None:
-        """Tell the others what was read to its end, without `follow`."""
-        owned, leases = self._owned.keys() - self._leaving.keys(), self._view.leases
-        if ended := self._ends.to_mark(owned, leases):
-            await self._member.put([Lease(p, self.name, self._owned[p], ended=True) for p in ended])
 
     # ------------------------------------------------------------------ giving away, losing
 
@@ -337,7 +320,6 @@ class Coordinator:
         return Lease(partition, None, stored.epoch, stored.ended)
 
     async def _give(self, partitions: Collection[int]) -> None:
-        """Stop reading them, and release them as soon as no batch is in flight."""
         if partitions:
             until = anyio.current_time() + self._share.handover_seconds
             self._leaving |= dict.fromkeys(partitions, until)
@@ -347,7 +329,8 @@ class Coordinator:
 
     async def _release_settled(self) -> None:
         now = anyio.current_time()
-        committed = {p for p in self._leaving if self._is_committed(p)}
+        found = self._planning.partitions
+        committed = {p for p in self._leaving if p not in found or found[p].is_settled}
         self._callbacks.release(committed)
         settled = {p for p in committed if self._callbacks.is_over(p)}
         late = {p for p, until in self._leaving.items() if now >= until} - settled
@@ -356,14 +339,10 @@ class Coordinator:
         for p in gone:
             self._planning.lose_delivered(p)
         if late:
-            self._member.log("does not wait any longer for the batches of", late)
+            text = f"does not wait any longer for the batches of {len(late)} partitions"
+            self._iteration.report(None, f"{self.name} {text}")
         await self._member.put([self._free(p) for p in gone])
         self._forget(gone, lost=False)
-        self._member.log("gave away", gone)
-
-    def _is_committed(self, partition: int) -> bool:
-        found = self._planning.partitions.get(partition)
-        return found is None or found.is_settled
 
     def _lose(self, partitions: Collection[int], why: str) -> None:
         planning = self._planning
@@ -372,7 +351,8 @@ class Coordinator:
             planning.lose_delivered(p)
         self._forget(partitions, lost=True)
         if partitions:
-            self._member.log(f"lost, {why}:", partitions, level=logging.WARNING)
+            text = f"lost the leases of {len(partitions)} partitions: {why}"
+            self._iteration.report(None, f"{self.name} {text}")
 
     def _lose_all(self, why: str) -> None:
         self._lose(list(self._owned), why)
@@ -389,3 +369,92 @@ class Coordinator:
         if self._iteration.listeners:
             for partition in sorted(partitions):
                 self._iteration.listeners.tell(PartitionReleased(partition, lost))
+
+
+class Ends:
+    """Which marks of what was read to its end this instance believes, and makes; without `follow`.
+
+    It is to end once all that was published before it started is read, by whichever instance.
+    """
+
+    def __init__(self, planning: Planning) -> None:
+        self._planning, self._iteration = planning, planning.iteration
+        self._members: set[str] = set()
+        """Every instance that was ever seen."""
+        self._last_joined = 0.0
+        """When the last one was seen for the first time, on the clock of the event loop."""
+        self._old: dict[int, Lease] | None = None
+        """Those that were marked before this instance took part."""
+        self._asked: dict[int, tuple[str, float]] = {}
+        """The ends that are asked for again: their cursors, and since when."""
+
+    def saw(self, view: View) -> None:
+        names = {instance.name for instance in view.instances}
+        if not names <= self._members:
+            self._members |= names
+            self._last_joined = self._iteration.clock()
+        if self._old is None:
+            self._old = {p: lease for p, lease in view.leases.items() if lease.ended}
+
+    def of(self, leases: Mapping[int, Lease]) -> set[int]:
+        """Return the partitions that were read to their end; none with `follow`.
+
+        An old mark does not count, nor that of a closed partition, which has to be drained, nor
+        that of one that is not listed any more: its cursor may have to be transferred.
+        """
+        planner = self._planning.planner
+        if self._iteration.settings.follow:
+            return set()
+        new = [p for p, lease in leases.items() if lease.ended and not self._is_old(p, lease)]
+        return {p for p in new if p in planner.graph and not planner.is_closed(p)}
+
+    def _is_old(self, partition: int, lease: Lease) -> bool:
+        """Whether it is the mark that was there before this instance took part.
+
+        Its epoch alone does not say so: leases that went back count the same one again, for another
+        owner. Whoever released it left the mark as it was.
+        """
+        old = (self._old or {}).get(partition)
+        return old is not None and old.epoch == lease.epoch and lease.owner in (None, old.owner)
+
+    def to_mark(self, owned: Collection[int], leases: Mapping[int, Lease]) -> list[int]:
+        """Return the owned partitions that are at their end, or parked, and not marked.
+
+        One whose last answer is older than the last instance that joined is asked again first. Its
+        end was seen: requests that fail for `Limits.settle_time` do not undo that (R6).
+        """
+        if self._iteration.settings.follow:
+            return []
+        return [p for p in owned if not leases[p].ended and self._is_over(p)]
+
+    def _is_over(self, partition: int) -> bool:
+        planning = self._planning
+        if planning.planner.entries[partition].state is State.PARKED:
+            return True
+        found = planning.partitions.get(partition)
+        if found is None:
+            return False
+        if found.entry.state is State.READING and self._keeps_failing(found):
+            planning.leave_at_end(found)
+        elif _is_at_end(found):
+            self._asked.pop(partition, None)
+            if found.requested_at <= self._last_joined:
+                self._asked[partition] = found.read_cursor, self._iteration.clock()
+                planning.planner.progressed(partition)
+                planning.ask(found)
+        return _is_at_end(found)
+
+    def _keeps_failing(self, found: RuntimePartition) -> bool:
+        """Whether an end is asked for again, and nothing but failures came for a while."""
+        cursor, since = self._asked.get(found.id, (None, 0.0))
+        planning = self._planning
+        fails = (
+            found.trouble.error is not None and found.read_cursor == found.entry.cursor == cursor
+        )
+        if not fails or found.turn is not None or planning.planner.is_closed(found.id):
+            return False
+        return self._iteration.clock() >= since + self._iteration.limits.settle_time
+
+
+def _is_at_end(found: RuntimePartition) -> bool:
+    return found.entry.state is State.CAUGHT_UP and found.is_caught_up

@@ -1,46 +1,31 @@
-"""One instance among others: its heartbeat, its leases in the store, and what it tells."""
+"""One instance among others: its heartbeat, its leases, what it tells, and its callbacks."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Set
 
 import anyio
+from anyio.abc import TaskGroup
 
+from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.options import Share
-from feedapi_client.runtime.iteration import ConsumerSettings
-from feedapi_client.stores.foreign_errors import translated
+from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
+from feedapi_client.stores.base import translated
 from feedapi_client.stores.leases import Lease, LeaseStore, View
 
 log = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 4
 _RETRIES_PER_BEAT = 10
-_PUT_AT_ONCE = 4096
-_SHOWN = 20
 
 
 class Membership:
-    """Keeps the heartbeat of an instance, and speaks to the store for it.
-
-    Whether the heartbeat has expired is decided by the database. Before it answers, this instance's
-    monotonic clock counts, from the moment before the last successful beat was sent.
-
-    Raises: every method raises `StoreError`, and nothing else. A store of one's own may let the
-    errors of its driver through: an outage must not end an instance.
-
-    Arguments:
-        options: what the others are told.
-        lost: called with the reason when all leases are lost.
-
-    Attributes:
-        joined: whether there is a heartbeat.
-        expired: how often it has expired.
-    """
+    """The database decides whether the heartbeat has expired; until it answers, the own clock."""
 
     def __init__(
         self,
@@ -51,6 +36,7 @@ class Membership:
         options: str,
         *,
         lost: Callable[[str], object],
+        failed: Callable[[str], object],
     ) -> None:
         self.joined = False
         self.expired = 0
@@ -60,20 +46,19 @@ class Membership:
         self._name = name
         self._options = options
         self._lost = lost
+        self._failed = failed
         self._deadline = 0.0
-        self._failing = False
         self._changed = anyio.Event()
 
-    async def look(self, last: View | None = None) -> View:
-        looking = self._store.look(self._key, last)
+    async def look(self) -> View:
+        looking = self._store.look(self._key)
         return await translated(looking, "looking at the leases", self._key.url)
 
     async def put(self, leases: Collection[Lease]) -> set[int]:
-        put: set[int] = set()
-        for some in _in_slices(leases):
-            putting = self._store.put(self._key, self._name, some)
-            put |= await translated(putting, "writing leases", self._key.url)
-        return put
+        if not leases:
+            return set()
+        putting = self._store.put(self._key, self._name, leases)
+        return await translated(putting, "writing leases", self._key.url)
 
     async def leave(self) -> None:
         self.joined = False
@@ -81,7 +66,6 @@ class Membership:
         await translated(self._store.leave(self._key, self._name), "leaving", self._key.url)
 
     async def beat(self) -> None:
-        """Write the heartbeat."""
         sent = anyio.current_time()
         beating = self._store.beat(self._key, self._name, self._seconds, self._options)
         if not await translated(beating, "writing the heartbeat", self._key.url):
@@ -91,22 +75,17 @@ class Membership:
         self._changed.set()
 
     async def wait_until_joined(self) -> None:
-        """Wait until the heartbeat is written for the first time."""
         await self._changed.wait()
 
     async def run(self) -> None:
-        """Keep the heartbeat until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
             while True:
                 pause = self._seconds / _BEATS_PER_LEASE
                 try:
                     await self.beat()
-                    self._failing = False
                 except StoreError as error:
-                    if not self._failing:  # once for each outage
-                        self.log(f"could not write its heartbeat: {error}", level=logging.WARNING)
-                    self._failing = True
+                    self._failed(f"the heartbeat is not written: {error}")
                     pause /= _RETRIES_PER_BEAT
                 await anyio.sleep(pause * random.uniform(0.8, 1.0))
 
@@ -124,35 +103,8 @@ class Membership:
             self.expired += 1
             self._lost(why)
 
-    def log(
-        self, text: str, partitions: Collection[int] = (), *, level: int = logging.INFO
-    ) -> None:
-        """Log a change of this instance."""
-        shown = ", ".join(map(str, sorted(partitions)[:_SHOWN]))
-        more = f" and {len(partitions) - _SHOWN} more" if len(partitions) > _SHOWN else ""
-        log.log(
-            level,
-            "feed %s, instance %s: %s",
-            self._key.url,
-            self._name,
-            f"{text} {shown}{more}".rstrip(),
-            extra={
-                "feed": self._key.url,
-                "feedapi_instance": self._name,
-                "feedapi_partitions": len(partitions),
-            },
-        )
-
-
-def _in_slices(leases: Collection[Lease]) -> Iterator[list[Lease]]:
-    """Yield a part at a time, so that a heartbeat can come between two transactions of SQLite."""
-    ordered = sorted(leases, key=lambda lease: lease.partition)
-    for start in range(0, len(ordered), _PUT_AT_ONCE):
-        yield ordered[start : start + _PUT_AT_ONCE]
-
 
 def published_options(settings: ConsumerSettings) -> str:
-    """Return what an instance tells the others: options that have to be the same in all."""
     from feedapi_client import __version__
 
     chosen = settings.partitions
@@ -167,7 +119,6 @@ def published_options(settings: ConsumerSettings) -> str:
 
 
 def different_options(one: str, other: str) -> list[str]:
-    """Return the names of the options that both have told and that differ."""
     mine, theirs = (
         dict(part.split("=", 1) for part in options.split() if "=" in part)
         for options in (one, other)
@@ -177,3 +128,86 @@ def different_options(one: str, other: str) -> list[str]:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+class Callbacks:
+    """Calls `Share.on_assigned` and `on_release` in tasks: no lease waits for them."""
+
+    def __init__(self, share: Share, iteration: Iteration, changed: Callable[[], object]) -> None:
+        self._share = share
+        self._iteration = iteration
+        self._changed = changed
+        self._tasks: TaskGroup | None = None
+        self._assigning: dict[int, frozenset[int]] = {}
+        """With what `on_assigned` was called last, of those for which it has not returned."""
+        self._told: set[int] = set()
+        """`on_assigned` was called, and `on_release` was not."""
+        self._releasing: set[int] = set()
+
+    @property
+    def arriving(self) -> Set[int]:
+        """Partitions not read yet: `on_assigned` has not returned since they were last claimed."""
+        return self._assigning.keys()
+
+    def use(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+
+    def assign(self, partitions: Collection[int]) -> None:
+        if self._share.on_release is not None:
+            self._told.update(partitions)
+        if self._share.on_assigned is not None and self._tasks is not None:
+            call = frozenset(partitions)
+            self._assigning |= dict.fromkeys(call, call)
+            self._tasks.start_soon(self._assign, call)
+
+    async def _assign(self, partitions: frozenset[int]) -> None:
+        assert self._share.on_assigned is not None
+        try:
+            await self._share.on_assigned(partitions)
+        except BaseException as error:  # noqa: BLE001 - the application's, raised by its iteration
+            self._iteration.fail(failure_of(error, "on_assigned", own_task=True))
+            return
+        # One that was lost and claimed again meanwhile waits for the later call.
+        self._assigning = {p: call for p, call in self._assigning.items() if call is not partitions}
+        self._changed()
+
+    def is_over(self, partition: int) -> bool:
+        """Whether the application has let go of the partition, so that it can be given away."""
+        pending = (self.arriving, self._told, self._releasing)
+        return not any(partition in those for those in pending)
+
+    def release(self, partitions: Collection[int]) -> None:
+        told = frozenset(self._told.intersection(partitions) - self.arriving)
+        if told and self._tasks is not None:
+            self._told -= told
+            self._releasing |= told
+            self._tasks.start_soon(self._release, told)
+
+    async def _release(self, partitions: frozenset[int]) -> None:
+        assert self._share.on_release is not None
+        seconds = self._share.handover_seconds
+        scope = anyio.move_on_after(seconds)
+        try:
+            with scope:
+                await self._share.on_release(partitions)
+        except BaseException as error:
+            failed = failure_of(error, "on_release", own_task=True)
+            log.exception("feed %s: on_release failed", self._iteration.feed)
+            self._iteration.report(None, f"on_release failed with {type(failed).__name__}")
+        if scope.cancelled_caught:
+            self._iteration.report(None, f"on_release has not returned within {seconds:g} s")
+        self._releasing -= partitions
+        self._changed()
+
+    def forget(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            self._assigning.pop(partition, None)
+        self.release(partitions)
+
+    async def leave(self) -> None:
+        """Call `on_release` with all that is left, at the end. It is not cancelled meanwhile."""
+        left = frozenset(self._told | self._releasing)
+        self._told.clear()
+        if left:
+            with anyio.CancelScope(shield=True):
+                await self._release(left)

@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
-from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore, View
 from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
+from feedapi_client.stores.threads import in_callers_thread
 
 if TYPE_CHECKING:
     from feedapi_client.stores.postgres import PostgresCursorStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
@@ -11,11 +11,13 @@ import anyio
 import anyio.lowlevel
 import orjson
 
+from feedapi_client.causes import failure_of, store_problem
 from feedapi_client.errors import FeedError, FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 
 T = TypeVar("T")
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _STATUSES = ("open", "drained", "superseded")
 
 
@@ -28,17 +30,13 @@ class CursorStore(Protocol):
 
     Concurrency: all methods may be called concurrently, by several tasks and processes.
 
+    Raises: every method raises `StoreError` when the store fails.
+
     `feedapi_client.testing.CursorStoreContract` is the test suite that every store passes.
     """
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """Return all positions of the feed by partition, superseded and drained ones included.
-
-        Empty for a feed that was never saved.
-
-        Raises:
-            StoreError: the store failed.
-        """
+        """Return all positions of the feed by partition, superseded and drained ones included."""
         ...
 
     async def save(
@@ -65,18 +63,10 @@ class CursorStore(Protocol):
 
 @runtime_checkable
 class PatientStore(CursorStore, Protocol):
-    """A store that limits by itself how long a save may wait for a server that is away.
-
-    `Limits.commit_timeout` then only bounds what a save takes after its caller was cancelled.
-    """
+    """Limits by itself how long a save waits for a server that is away, not `commit_timeout`."""
 
     def wait_for_server(self, seconds: float | None) -> None:
-        """Take over the consumer's patience, see `RetryPolicy.give_up_after`; None: without end.
-
-        Called before the positions are loaded, and again when the consumer is running.
-
-        A store that was given a patience of its own keeps that.
-        """
+        """See `RetryPolicy.give_up_after`. Called before positions are loaded, and when it runs."""
         ...
 
 
@@ -93,9 +83,6 @@ class AdministrableStore(CursorStore, Protocol):
 
         A consumer whose own key has no position calls this at its start, to find cursors of the
         same feed under another key (R7).
-
-        Raises:
-            StoreError
         """
         ...
 
@@ -103,9 +90,6 @@ class AdministrableStore(CursorStore, Protocol):
         """Delete the positions of the partitions, or of all; skip those without a position.
 
         Stop the feed's consumer first: it would go on to its next save.
-
-        Raises:
-            StoreError
         """
         ...
 
@@ -115,12 +99,7 @@ class AdministrableStore(CursorStore, Protocol):
         """Replace the positions of these partitions, whatever is stored: all or none.
 
         The other partitions stay as they are. The revisions given are ignored: each position
-        replaces the stored one.
-
-        Returns the positions as saved.
-
-        Raises:
-            StoreError
+        replaces the stored one. Returns the positions as saved.
         """
         ...
 
@@ -130,18 +109,13 @@ class AdministrableStore(CursorStore, Protocol):
         """Move all positions of each key to another key: all of them or none.
 
         With what is done ahead of them, and with quarantined events in the same database. The old
-        keys have no position afterwards, so that a consumer of one of them ends with `FencedError`.
-        Each moved position gets a revision above those of both keys.
+        keys have no position afterwards; each moved one gets a revision above those of both keys.
 
         Arguments:
-            keys: the new key of each old one. No key is in it twice.
-            overwrite: delete what is stored under the new keys.
+            keys: the new key of each old one. No key is in it twice (ValueError).
+            overwrite: delete what is stored under the new keys. Otherwise StoreError, if anything.
 
         Returns the positions as saved, by new key. Old keys without a position are left out.
-
-        Raises:
-            StoreError: a new key has positions and `overwrite` is not set. Nothing is moved.
-            ValueError: a key is in `keys` twice.
         """
         ...
 
@@ -162,39 +136,8 @@ class JournalledStore(AdministrableStore, Protocol):
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
         """Make the positions of that time the current ones, each with a revision of its own.
 
-        Returns the positions as saved. See `feedapi_client.stores.journal`.
-
-        Raises:
-            StoreError: as `positions_at`, or the feed had no position at all at that time.
-            ValueError: `to` has no time zone.
-        """
-        ...
-
-
-@runtime_checkable
-class LockingStore(CursorStore, Protocol):
-    """A store in a database where a save may have to wait for another's row lock."""
-
-    def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
-        """Let no save of the feed wait for a row that another transaction holds any longer.
-
-        `save` then raises `FencedError`: that transaction decides about the position, and may be
-        that of a process that is paused. For a feed that several instances share; without a limit
-        a save waits as long as the database lets it, and as the store's timeout.
-        """
-        ...
-
-
-@runtime_checkable
-class ThreadBoundStore(CursorStore, Protocol):
-    """A store of a library whose open transactions belong to threads, as Django's."""
-
-    def check_thread(self) -> None:
-        """Check that a save of the store's own may happen while this thread's code waits for it.
-
-        Raises:
-            StoreError: a transaction is open in the calling thread. The cursor would not be part of
-                it, and would outlive a rollback of the effects.
+        Returns the positions as saved. Raises what `positions_at` does, and `StoreError` if the
+        feed had no position at all at that time.
         """
         ...
 
@@ -213,25 +156,14 @@ class Closable:
 
 
 class Answering(Closable):
-    """What stores ask: a database or a server, each call bounded in time, its errors translated.
-
-    Attributes:
-        name: where it is, for messages, after what it is.
-        timeout: maximum time for one call, in seconds; None: without end.
-        asyncio_only: whether its driver runs on asyncio only.
-    """
+    """Each call is bounded in time (`timeout`), and its errors are translated."""
 
     name: str
     timeout: float | None = None
-    asyncio_only = True
 
     def reason(self, error: Exception) -> str:
         """Return why a call failed, without what it may quote: cursors, payloads, passwords."""
         raise NotImplementedError
-
-    def needs_asyncio(self, transaction: Any) -> bool:  # noqa: ARG002
-        """Return whether a call, with a transaction of the caller if there is one, needs it."""
-        return self.asyncio_only
 
     async def answer(
         self,
@@ -242,26 +174,10 @@ class Answering(Closable):
         seconds: float | None = None,
         shield: bool = True,
         chained: bool = True,
-        transaction: Any = None,
     ) -> T:
-        """Return what the call returns. It is not made if its task is cancelled already.
-
-        Arguments:
-            what: what it is, for messages.
-            feed: of the call, for messages.
-            call: makes it.
-            seconds: maximum time, where that is shorter than `timeout`.
-            shield: finish it although it is cancelled. False for what only reads.
-            chained: whether a `StoreError` has the cause: not where its text may hold payloads.
-            transaction: of the caller, in which it is made.
-
-        Raises:
-            StoreError: it failed, its time is over, or the event loop is not asyncio's.
-        """
+        """Make the call, unless its task is cancelled. `shield` finishes one that began."""
         url = None if feed is None else feed.url
         await anyio.lowlevel.checkpoint_if_cancelled()
-        if self.needs_asyncio(transaction) and not _on_asyncio():
-            raise StoreError("this store runs on asyncio only: use SQLiteCursorStore", feed=url)
         limit = self.timeout if seconds is None else min(self.timeout or seconds, seconds)
         try:
             if limit is None:
@@ -279,39 +195,36 @@ class Answering(Closable):
             raise self.failure(what, feed, error) from (error if chained else None)
 
     def failure(self, what: str, feed: FeedKey | None, error: Exception) -> StoreError:
-        """Return the error of a call that failed."""
         return StoreError(
             f"{what} {self.name}".rstrip() + f" failed: {self.reason(error)}",
             feed=None if feed is None else feed.url,
         )
 
 
-def _on_asyncio() -> bool:
+async def translated(call: Awaitable[T], doing: str, feed: str) -> T:
+    """Return what `call` returns: a store of one's own may let errors of its driver through."""
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        return await call
+    except FeedError:
+        raise
+    except BaseException as failed:  # noqa: BLE001 - a stray cancellation is one, too
+        error = failure_of(failed, doing)
+        problem = store_problem(error)
+        why = type(error).__name__ + ("" if problem is None else f": {problem}")
+        raise StoreError(f"{doing} failed: {why}", feed=feed) from error
 
 
 def check_replaces(
     feed: FeedKey, partition: int, replaces: int | None, stored: Position | int | None
 ) -> None:
-    """Check that what is stored (None: nothing) has the revision that is to be replaced.
-
-    Raises:
-        FencedError: it has not.
-    """
+    """Raise `FencedError` unless this revision (None: nothing) is stored."""
     found = stored.revision if isinstance(stored, Position) else stored
     if found != replaces:
         raise fenced(feed, partition, replaces, found)
 
 
 def fenced(feed: FeedKey, partition: int, replaces: int | None, stored: int | None) -> FencedError:
-    """Return the error of a refused save.
-
-    What is stored is newer when another consumer has saved, and older when the store went back.
-    """
+    """What is stored is newer if another consumer has saved, and older if the store went back."""
     expected = "nothing" if replaces is None else f"revision {replaces}"
     found = "nothing is stored" if stored is None else f"revision {stored} is stored"
     if (stored or 0) < (replaces or 0):
@@ -333,7 +246,6 @@ def fenced(feed: FeedKey, partition: int, replaces: int | None, stored: int | No
 
 
 def held_elsewhere(feed: FeedKey, partition: int | None, seconds: float) -> FencedError:
-    """Return the error of a save that has waited for another transaction as long as it may."""
     return FencedError(
         f"another transaction holds this position and has not ended within {seconds:g} s: another "
         f"consumer named {feed.name!r} commits it, or is paused within a commit. That transaction "
@@ -344,17 +256,9 @@ def held_elsewhere(feed: FeedKey, partition: int | None, seconds: float) -> Fenc
 
 
 def check_storable(feed: FeedKey, positions: Mapping[int, Position]) -> None:
-    """Check that every store can keep these cursors.
-
-    PostgreSQL takes no NUL in a text, and no database takes a surrogate. All stores refuse the
-    same, so that positions can be copied from one to another.
-
-    Raises:
-        StoreError: one of them can't be stored. It names the partition.
-    """
+    """Refuse what not every database can keep, for its partition: U+0000 and lone surrogates."""
     for partition, position in positions.items():
-        cursor = position.cursor
-        if "\0" in cursor or not (cursor.isascii() or is_encodable(cursor)):
+        if _UNSTORABLE.search(position.cursor):
             raise StoreError(
                 "saving the cursor failed: it holds a NUL or is no valid Unicode",
                 feed=feed.url,
@@ -362,21 +266,7 @@ def check_storable(feed: FeedKey, positions: Mapping[int, Position]) -> None:
             )
 
 
-def is_encodable(text: str) -> bool:
-    """Return whether the text can be encoded: it holds no lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def stored_key(url: str, name: str, filters: str) -> FeedKey:
-    """Return a key from its stored parts; `filters` is JSON.
-
-    Raises:
-        StoreError: they are no key.
-    """
     try:
         return FeedKey(url, name, orjson.loads(filters))
     except (ValueError, TypeError, AttributeError) as error:
@@ -389,11 +279,6 @@ def stored_key(url: str, name: str, filters: str) -> FeedKey:
 def stored_position(
     feed: FeedKey, partition: int, cursor: str, status: str, revision: int
 ) -> Position:
-    """Return a position from its stored parts.
-
-    Raises:
-        StoreError: the status is unknown to this version.
-    """
     if status not in _STATUSES:
         raise StoreError(
             f"the stored position has the unknown status {status!r}: "
@@ -407,7 +292,6 @@ def stored_position(
 def in_place_of(
     stored: Mapping[int, Position], positions: Mapping[int, Position]
 ) -> dict[int, Position]:
-    """Return positions that replace the stored ones."""
     return {
         partition: Position.after(stored.get(partition), new.cursor, new.status)
         for partition, new in positions.items()
@@ -415,7 +299,6 @@ def in_place_of(
 
 
 def consumer_interferes(feed: FeedKey | None) -> StoreError:
-    """Return the error of an operation that lost every race against a running consumer."""
     return StoreError(
         "a running consumer keeps changing the positions: stop it and try again",
         feed=None if feed is None else feed.url,

@@ -1,19 +1,13 @@
 """What is done ahead of the cursor, remembered in the cursor's store: `run_by_key(event_id=...)`.
 
-By key, events are done in another order than that of the feed, and the cursor stands before the
-first one that is not. What is done behind it is remembered by the identity of each event, in the
-transaction that has its effects, and forgotten in the one that saves a cursor behind it.
-
 Three facts make that exact:
 
-- **A claim.** Whoever reads a partition first replaces the number of its claim. What is done is
-  accepted under the current number only, and a transaction that has done an event holds the claim
-  until it ends. So after a new claim nothing more is done under the old one, by no process that was
-  paused, and what was done under it can be read completely.
+- **A claim.** Whoever reads a partition first replaces the number of its claim, which a transaction
+  that has done an event holds until it ends. So after a new claim nothing more is done under the
+  old one, and what was done under it can be read completely.
 - **The revision.** A claim is refused where the stored position is not the one that is read from:
   what was done behind that may be forgotten already.
-- **The ancestors.** Where cursors are transferred, the successor's claim claims the ancestors, too,
-  and what was done in them is remembered until the successor has passed it.
+- **The ancestors.** Where cursors are transferred, the successor's claim claims the ancestors, too.
 
 Stored are digests, never an identity itself.
 """
@@ -31,8 +25,15 @@ from uuid import UUID
 from feedapi_client.errors import AlreadyDoneError, FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import CursorStore, check_replaces
-from feedapi_client.stores.scripts import Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import DIALECTS, feed_condition, listed, typed
+from feedapi_client.stores.scripts import (
+    DIALECTS,
+    Query,
+    Script,
+    feed_condition,
+    in_parts,
+    listed,
+    typed,
+)
 
 DONE_FORMAT = "1:"
 """What every remembered identity begins with: the version of how they are made."""
@@ -78,13 +79,11 @@ class DoneStore(CursorStore, Protocol):
         Waits until no transaction that has done an event of them is open any more.
 
         Arguments:
-            feed: whose partitions.
             partitions: the one that is to be read, and the ancestors of its cursor.
             revision: of the position that is read from; 0 where none is stored.
 
         Raises:
             FencedError: another revision is stored.
-            StoreError: the store failed.
         """
         ...
 
@@ -96,16 +95,11 @@ class DoneStore(CursorStore, Protocol):
         Raises:
             FencedError: the partition was claimed anew.
             AlreadyDoneError: the event is remembered already.
-            StoreError: the store failed.
         """
         ...
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
-        """Return whether the event is remembered, by a transaction that was committed.
-
-        Raises:
-            StoreError: the store failed.
-        """
+        """Return whether the event is remembered, by a transaction that was committed."""
         ...
 
     async def save_passing(
@@ -116,22 +110,12 @@ class DoneStore(CursorStore, Protocol):
         *,
         transaction: Any = None,
     ) -> None:
-        """Do as `CursorStore.save`, and forget what the cursors have passed: both or none.
-
-        Arguments:
-            feed, positions, transaction: as `CursorStore.save` takes them.
-            passed: by partition, what was done in it.
-        """
+        """Do as `CursorStore.save`, and forget what the cursors have passed: both or none."""
         ...
 
 
 def stored_id(value: object) -> str:
-    """Return what is stored of the identity of an event.
-
-    Raises:
-        TypeError: it is no text, bytes, integer or UUID.
-        ValueError: it is empty.
-    """
+    """Raise TypeError or ValueError for what is no identity."""
     match value:
         case bool():
             raise _no_id(value)
@@ -157,22 +141,7 @@ def _no_id(value: object) -> TypeError:
     )
 
 
-def check_done_format(feed: FeedKey, ids: Collection[str]) -> None:
-    """Check that this version knows how these were made.
-
-    Raises:
-        StoreError: it does not.
-    """
-    if not all(id.startswith(DONE_FORMAT) for id in ids):
-        raise StoreError(
-            "what is done ahead of the cursor was stored in another format: "
-            "was it saved by a newer version?",
-            feed=feed.url,
-        )
-
-
 def claimed_anew(feed: FeedKey, partition: int) -> FencedError:
-    """Return the error of an event that is done under a claim that is not the current one."""
     return FencedError(
         f"another consumer named {feed.name!r} reads this partition now: what is done here does "
         "not count any more, and its transaction has to be rolled back",
@@ -182,7 +151,6 @@ def claimed_anew(feed: FeedKey, partition: int) -> FencedError:
 
 
 def already_done(feed: FeedKey, partition: int) -> AlreadyDoneError:
-    """Return the error of an event that is remembered already."""
     return AlreadyDoneError(
         "the event is done already: roll the transaction back, and let this error through",
         feed=feed.url,
@@ -191,14 +159,7 @@ def already_done(feed: FeedKey, partition: int) -> AlreadyDoneError:
 
 
 class DoneScripts:
-    """The statements on the table of what is done, as scripts. Each runs within one transaction.
-
-    One row for each event, and one for the claim of each partition, whose `event_id` is empty.
-
-    Arguments:
-        dialect: the kind of database, by SQLAlchemy's name.
-        table, cursors: the tables of done events and of positions, quoted.
-    """
+    """A row for each event, and one for the claim of each partition, whose `event_id` is empty."""
 
     def __init__(self, dialect: str, table: str, cursors: str) -> None:
         kind = DIALECTS[dialect]
@@ -226,13 +187,7 @@ class DoneScripts:
         self._delete = f"DELETE FROM {table} WHERE {self._feed}"
 
     def claim(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Script[int]:
-        """Claim the partitions, and return the number. A transaction of its own.
-
-        What was done under the claims before is complete when it was committed.
-
-        Raises:
-            FencedError: the first partition has another revision.
-        """
+        """When it was committed, what was done under the claims before is complete."""
         yield from self._lock_file()
         yield from self._check_revision(feed, partitions[0], revision)
         number = secrets.randbits(_CLAIM_BITS) + 1  # that no claim had, whatever was deleted
@@ -246,16 +201,17 @@ class DoneScripts:
     def load(
         self, feed: FeedKey, partitions: Sequence[int], revision: int
     ) -> Script[dict[str, int]]:
-        """Return what is done. A transaction of its own, after the one of `claim`.
-
-        Raises:
-            FencedError: the first partition has another revision.
-        """
+        """A transaction of its own, after the one of `claim`."""
         done: dict[str, int] = {}
         for partition in dict.fromkeys(partitions):
             for row in (yield Query(self._load, (feed.id, partition))):
                 done.setdefault(row[0], partition)
-        check_done_format(feed, done)
+        if not all(id.startswith(DONE_FORMAT) for id in done):
+            raise StoreError(
+                "what is done ahead of the cursor was stored in another format: "
+                "was it saved by a newer version?",
+                feed=feed.url,
+            )
         # After the rows: as long as this revision was stored, none of them was forgotten.
         yield from self._check_revision(feed, partitions[0], revision)
         return done
@@ -265,11 +221,6 @@ class DoneScripts:
         check_replaces(feed, partition, revision or None, rows[0][0] if rows else None)
 
     def done(self, feed: FeedKey, event: DoneEvent) -> Script[None]:
-        """Remember that the event is done, in the transaction that has its effects.
-
-        Raises:
-            FencedError, AlreadyDoneError: it is not accepted. Nothing was changed.
-        """
         partition, claim, id = event
         yield from self._lock_file()
         if self._adds:  # for an error of a statement PostgreSQL would end the transaction
@@ -284,23 +235,20 @@ class DoneScripts:
         yield Query(self._insert, (feed.id, partition, id, claim))
 
     def _lock_file(self) -> Script[None]:
-        """Take the lock of the one writer, where there is one: see `PositionScripts.change`."""
+        """See `PositionScripts._lock_file`."""
         if self._write_nothing:
             yield Query(self._write_nothing)
 
     def is_done(self, feed: FeedKey, event: DoneEvent) -> Script[bool]:
-        """Return whether the event is remembered."""
         return bool((yield Query(self._find, (feed.id, event.partition, event.id))))
 
     def forget(self, feed: FeedKey, passed: Mapping[int, Collection[str]]) -> Script[None]:
-        """Forget what the saved cursors have passed."""
         for partition, ids in sorted(passed.items()):
             for some in in_parts(ids):
                 marks = ", ".join([self._id] * len(some))
                 yield Query(f"{self._forget} IN ({marks})", (feed.id, partition, *some))
 
     def delete(self, feed: FeedKey, partitions: Collection[int] | None) -> Script[None]:
-        """Forget all that is done and claimed in these partitions, or in all."""
         if partitions is None:
             yield Query(self._delete, (feed.id,))
         else:
@@ -309,6 +257,5 @@ class DoneScripts:
                 yield Query(named, (feed.id,))
 
     def move(self, old: FeedKey, new: FeedKey) -> Script[None]:
-        """Let what is done under one key be done under another."""
         yield Query(self._delete, (new.id,))
         yield Query(self._move, (new.id, old.id))

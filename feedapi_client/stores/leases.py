@@ -1,26 +1,27 @@
 """Leases: which instance of a consumer reads which partition. What keeps them, and their scripts.
 
-One paused process never stops the others. Each statement commits itself, so that an instance that
-is paused between two of them holds no lock; in SQLite, which has one writer at a time, a script is
-one transaction. Statements change rows by their keys, in their order, and pass by rows that another
-transaction holds; where a database can't, they wait for a part of a lease and no longer.
+Each statement commits itself (in SQLite a script): an instance that is paused between two of them
+holds no lock. Statements pass by rows that another transaction holds; where a database can't, they
+wait for a part of a lease and no longer.
 """
 
 # ruff: noqa: S608 - the statements are made of constants, numbers and quoted names
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import (
+from feedapi_client.stores.scripts import (
     DIALECTS,
+    CountedChange,
+    Query,
+    Script,
     feed_condition,
+    in_parts,
     is_lock_timeout,
     listed,
     milliseconds,
@@ -40,15 +41,12 @@ class Instance:
         name: its name, unique for each process.
         expires_in: seconds until its heartbeat expires, by the store's clock. It is dead at 0.
         age: seconds since it joined.
-        changes: a number that is another one after every change of its leases, and that it never
-            had before.
         options: what it told the others when it joined, see `LeaseStore.beat`.
     """
 
     name: str
     expires_in: float
     age: float
-    changes: int
     options: str = ""
 
     @property
@@ -73,7 +71,7 @@ class Lease:
     owner: str | None
     epoch: int
     ended: bool = False
-    age: float = 0.0
+    age: float = field(default=0.0, compare=False)
 
     def follows(self, owner: str | None, epoch: int, instance: str, alive: Collection[str]) -> bool:
         """Return whether an instance may put this one in place of what is stored.
@@ -91,23 +89,6 @@ class View(NamedTuple):
     instances: Sequence[Instance]
     leases: Mapping[int, Lease]
 
-    def repeats(self, instances: Iterable[Instance]) -> bool:
-        """Return whether the same instances are alive now, and none has changed its leases."""
-        return _changes(self.instances) == _changes(instances)
-
-
-def _changes(instances: Iterable[Instance]) -> list[tuple[str, int]]:
-    return [(each.name, each.changes) for each in instances if each.alive]
-
-
-def change_number(bits: int = 20) -> int:
-    """Return a step of `Instance.changes`, or with 40 bits its first value.
-
-    Drawn, so that no number comes again after a failover has lost some, or an instance has left and
-    joined again: who looks before and after would see no change. Redis computes with 53 bits.
-    """
-    return 1 + secrets.randbits(bits)
-
 
 @runtime_checkable
 class LeaseStore(Protocol):
@@ -118,19 +99,16 @@ class LeaseStore(Protocol):
     An instance without a row is dead, a partition without a row has no owner and the epoch 0.
 
     Concurrency: all methods may be called concurrently, by several tasks and processes. What each
-    does to one partition is atomic. None takes part in a transaction of the caller. None waits for
-    a row that another process has locked longer than a part of a lease; `put` passes by such a row.
+    does to one partition is atomic. None takes part in a transaction of the caller, or waits longer
+    than a part of a lease for a row that another process has locked; `put` passes by such a row.
 
-    Raises: every method raises `StoreError` when the store fails. Whether it took effect is then
-    unknown.
+    Raises: `StoreError` when the store fails. Whether it took effect is then unknown.
+
+    `feedapi_client.testing.LeaseStoreContract` is the test suite that every such store passes.
     """
 
-    async def look(self, feed: FeedKey, last: View | None = None) -> View:
-        """Return the instances and the leases as they are now.
-
-        `last` is what this method has returned before. While it `repeats` the instances of now, its
-        leases may be returned again.
-        """
+    async def look(self, feed: FeedKey) -> View:
+        """Return the instances and the leases as they are now."""
         ...
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
@@ -157,13 +135,7 @@ class LeaseStore(Protocol):
 
 
 class LeaseScripts:
-    """Makes the scripts of `LeaseStore`.
-
-    Arguments:
-        dialect: the kind of database, by SQLAlchemy's name.
-        named: returns the name of a table, quoted, see `PositionScripts`.
-        clock: the time, in microseconds, where it is not that of the database.
-    """
+    """`clock` returns the time, in microseconds, where it is not that of the database."""
 
     def __init__(
         self, dialect: str, named: Callable[[str], str], clock: Callable[[], int] | None = None
@@ -179,20 +151,17 @@ class LeaseScripts:
         self._mine = f"{self._feed} AND instance = ?"
         self._skip = f"{self._dialect.lock} SKIP LOCKED" if self._dialect.lock else ""
 
-    def look(self, feed: FeedKey, last: View | None) -> Script[View]:
-        """See `LeaseStore.look`."""
+    def look(self, feed: FeedKey) -> Script[View]:
         rows = yield Query(
-            f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, changes, options "
+            f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, options "
             f"FROM {self._instances} WHERE {self._feed}",
             (feed.id,),
         )
         instances = [
-            Instance(name, left / SECOND, age / SECOND, changes, options)
-            for name, left, age, changes, options in rows
+            Instance(name, left / SECOND, age / SECOND, options)
+            for name, left, age, options in rows
         ]
         instances.sort(key=lambda each: each.name)  # not in the order of the database's collation
-        if last is not None and last.repeats(instances):
-            return View(instances, last.leases)
         rows = yield Query(
             f"SELECT partition_id, owner, epoch, ended, {self._now} - changed_at "
             f"FROM {self._leases} WHERE {self._feed} ORDER BY partition_id",
@@ -207,7 +176,6 @@ class LeaseScripts:
         )
 
     def beat(self, feed: FeedKey, instance: str, seconds: float, options: str) -> Script[bool]:
-        """See `LeaseStore.beat`."""
         length = int(seconds * SECOND)
         renew = (
             f"UPDATE {self._instances} SET expires_at = {self._now} + ? "
@@ -217,21 +185,18 @@ class LeaseScripts:
             return True
         left = yield from self._left(feed)
         yield from self._prune(feed, [name for name in left if left[name] < -KEPT_SECONDS * SECOND])
-        replace = self._dialect.replacing(
-            ("feed_id", "instance"), ("expires_at", "changes", "options")
-        )
+        replace = self._dialect.replacing(("feed_id", "instance"), ("expires_at", "options"))
         join = (
             f"INSERT INTO {self._instances} "
             "(feed_id, instance, joined_at, expires_at, changes, options) "
-            f"VALUES (?, ?, {self._now} * {self._one}, {self._now} + ?, ?, ?) {replace}"
+            f"VALUES (?, ?, {self._now} * {self._one}, {self._now} + ?, 0, ?) {replace}"
         )
-        yield CountedChange(join, (feed.id, instance, length, change_number(40), options))
+        yield CountedChange(join, (feed.id, instance, length, options))
         if not any(left[name] > 0 for name in left if name != instance):
             yield from self._new_round(feed)
         return False
 
     def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> Script[set[int]]:
-        """See `LeaseStore.put`."""
         alive = {name for name, left in (yield from self._left(feed)).items() if left > 0}
         wanted = {lease.partition: lease for lease in leases} if instance in alive else {}
         found: set[int] = set()
@@ -247,12 +212,9 @@ class LeaseScripts:
                 yield from self._store(feed, follow, step)
             rows = yield from self._rows(feed, some)
             found |= {p for p, row in rows.items() if row == (wanted[p].owner, wanted[p].epoch)}
-        count = f"UPDATE {self._instances} SET changes = changes + {change_number()}"
-        yield CountedChange(f"{count} WHERE {self._mine}{self._bounded}", (feed.id, instance))
         return found
 
     def leave(self, feed: FeedKey, instance: str) -> Script[None]:
-        """See `LeaseStore.leave`."""
         rows = yield Query(
             f"SELECT partition_id, epoch, ended FROM {self._leases} "
             f"WHERE {self._feed} AND owner = ?",
@@ -264,7 +226,6 @@ class LeaseScripts:
         yield CountedChange(gone, (feed.id, instance))
 
     def _left(self, feed: FeedKey) -> Script[dict[str, int]]:
-        """Return the time until the heartbeat of each instance expires."""
         select = f"SELECT instance, expires_at - {self._now} FROM {self._instances}"
         rows = yield Query(f"{select} WHERE {self._feed}", (feed.id,))
         return dict(rows)
@@ -272,7 +233,6 @@ class LeaseScripts:
     def _rows(
         self, feed: FeedKey, partitions: Collection[int], lock: str = ""
     ) -> Script[dict[int, tuple[str | None, int]]]:
-        """Return owner and epoch of these leases."""
         rows = yield Query(
             f"SELECT partition_id, owner, epoch FROM {self._leases} WHERE {self._feed} "
             f"AND partition_id IN ({listed(partitions)}) ORDER BY partition_id{lock}",
@@ -281,11 +241,7 @@ class LeaseScripts:
         return {partition: (owner, epoch) for partition, owner, epoch in rows}
 
     def _store(self, feed: FeedKey, leases: list[Lease], step: int) -> Script[None]:
-        """Store leases whose epochs are so many above the stored ones: any other claim raises them.
-
-        In few statements, but for those whose rows another transaction holds: a statement that has
-        waited for one of them is repeated with each half.
-        """
+        """`step`: how much their epochs are above the stored ones. Rows of others are passed by."""
         key = ("feed_id", "partition_id")
         replace = self._dialect.replacing(
             key, ("ended", "changed_at", "owner", "epoch"), above=("epoch", step)
@@ -345,13 +301,11 @@ class LeaseScripts:
 
     @property
     def _bounded(self) -> str:
-        """A condition that is true, and bounds the waits of the statement."""
         return f" AND 1 = {self._one}" if self._bounds else ""
 
 
 @contextmanager
 def _passing_locks() -> Iterator[None]:
-    """Pass by a row that another transaction holds."""
     try:
         yield
     except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -12,10 +12,15 @@ import orjson
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import printable
-from feedapi_client.stores.base import AdministrableStore, CursorStore, in_place_of
+from feedapi_client.stores.base import (
+    AdministrableStore,
+    Closable,
+    CursorStore,
+    check_storable,
+    in_place_of,
+)
 from feedapi_client.stores.leases import LeaseStore
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sql_dialects import feed_condition
+from feedapi_client.stores.scripts import Query, Script, feed_condition
 from feedapi_client.stores.tables import exists
 
 Stored = dict[FeedKey, dict[int, Position]]
@@ -30,11 +35,6 @@ _MAX_COMMANDS = 3
 
 
 def check_moves(keys: Mapping[FeedKey, FeedKey]) -> None:
-    """Check the argument of `AdministrableStore.move`.
-
-    Raises:
-        ValueError: a key is in it twice.
-    """
     if len({*keys, *keys.values()}) < 2 * len(keys):
         raise ValueError("a key to move from or to is given twice")
 
@@ -46,15 +46,6 @@ def moved_positions(
     *,
     overwrite: bool,
 ) -> dict[int, Position]:
-    """Return the positions that a move saves under the key `new`.
-
-    Arguments:
-        positions: what the old key holds.
-        stored: what the new key holds.
-
-    Raises:
-        StoreError: the new key has positions and `overwrite` is not set.
-    """
     if stored and not overwrite:
         raise StoreError(
             f"the consumer {new.name!r} of this feed has cursors already: nothing was moved",
@@ -70,25 +61,7 @@ def moved_positions(
     return moved
 
 
-def deleted(feed: FeedKey, partitions: Iterable[int] | None) -> Edit:
-    """Return the edit of `AdministrableStore.delete`."""
-    gone = None if partitions is None else set(partitions)
-
-    def edit(stored: Stored) -> Stored:
-        kept = {} if gone is None else {p: e for p, e in stored[feed].items() if p not in gone}
-        return {feed: kept}
-
-    return edit
-
-
-def replaced(feed: FeedKey, positions: Mapping[int, Position]) -> Edit:
-    """Return the edit of `AdministrableStore.replace`."""
-    return lambda stored: {feed: stored[feed] | in_place_of(stored[feed], positions)}
-
-
 def moved(keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Edit:
-    """Return the edit of `AdministrableStore.move`."""
-
     def edit(stored: Stored) -> Stored:
         wanted: Stored = {}
         for old, new in keys.items():
@@ -103,10 +76,7 @@ def moved(keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Edit:
 def move_quarantined(
     table: str, dialect: str, keys: Iterable[tuple[FeedKey, FeedKey]]
 ) -> Script[None]:
-    """Move the quarantined events of each key to another one, as part of a transaction.
-
-    Those of the new key stay. Without the table there are none.
-    """
+    """Those of the new key stay."""
     if not (yield from exists(table, dialect)):
         return
     update = (
@@ -118,20 +88,58 @@ def move_quarantined(
         yield Query(update, (new.id, new.url, new.name, filters, old.id))
 
 
+class Administered(Closable):
+    """Implements what `AdministrableStore` changes, by edits."""
+
+    async def _change(
+        self,
+        feeds: Collection[FeedKey],
+        edit: Edit,
+        *,
+        forgets: Collection[int] | None = (),
+        moves: Mapping[FeedKey, FeedKey] | None = None,
+    ) -> Stored:
+        """Change what is stored of these feeds, all or nothing; return what `edit` returns.
+
+        Arguments:
+            forgets: the partitions in which nothing is done any more; None: in all.
+            moves: what is done and quarantined moves along.
+        """
+        raise NotImplementedError
+
+    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
+        gone = None if partitions is None else set(partitions)
+
+        def edit(stored: Stored) -> Stored:
+            kept = stored[feed].keys() - gone if gone is not None else ()
+            return {feed: {partition: stored[feed][partition] for partition in kept}}
+
+        await self._change([feed], edit, forgets=gone)
+
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
+        check_storable(feed, positions)
+
+        def edit(stored: Stored) -> Stored:
+            return {feed: stored[feed] | in_place_of(stored[feed], positions)}
+
+        saved = await self._change([feed], edit, forgets=set(positions))
+        return {partition: saved[feed][partition] for partition in positions}
+
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        check_moves(keys)
+        feeds = [*keys, *keys.values()]
+        saved = await self._change(feeds, moved(keys, overwrite=overwrite), moves=keys)
+        return {new: saved[new] for new in keys.values() if new in saved}
+
+
 async def adopt(
     store: CursorStore, old: FeedKey, new: FeedKey, leases: LeaseStore | None = None
 ) -> int | None:
-    """Move what is stored under `old` to `new`, in one transaction, unless `new` has positions.
-
-    Several instances may do it at once: one of them moves. None does while one of `old` is alive
-    in `leases`: it would go on from what it has read.
-
-    Returns the number of positions that were moved; 0 also for a store that can't move any; None
-    where this has to wait.
-
-    Raises:
-        StoreError: the store failed.
-    """
+    """Move `old` to `new` unless that has positions. None where an instance of `old` is alive."""
     if old == new or not isinstance(store, AdministrableStore):
         return 0
     stored = await store.feeds()
@@ -149,16 +157,11 @@ async def adopt(
 
 
 async def stored_keys(store: CursorStore) -> list[FeedKey]:
-    """Return all stored keys; none for a store that can't list them. Raises `StoreError`."""
     return await store.feeds() if isinstance(store, AdministrableStore) else []
 
 
 async def check_key_format(store: CursorStore, key: FeedKey) -> None:
-    """Check that a listed key is not one of another format, under which `load` finds nothing.
-
-    Raises:
-        StoreError: it is, or the store failed.
-    """
+    """Under a key of another format, which `feeds` lists, `load` finds nothing."""
     if not await store.load(key) and key in await stored_keys(store):
         raise StoreError(
             f"the store holds positions of the consumer '{_shown(key.name)}' under a key that this "
@@ -180,13 +183,9 @@ def first_start(
     - under the only name of a feed, where the store holds nothing by URL: that name was given up.
 
     Arguments:
-        key: of the consumer, under which nothing is stored.
-        stored: the keys that the store lists.
-        by_url: what the key would be without its `feed_name`; None where it has none.
+        by_url: what the key would be without its `feed_name`.
 
-    Returns the error that refuses the start; a text to report where several feeds are stored that
-    look like this one, or one at the same address with another query, so that it is taken for one
-    more; None where none looks like it.
+    Returns the error that refuses the start, or a text to report where it is one more feed.
     """
     by_url = by_url or key
     own = [each for each in stored if each.name == key.name and each != key]
@@ -224,7 +223,6 @@ def _refused(key: FeedKey, found: list[FeedKey]) -> StoreError:
 
 
 def _command(found: FeedKey, key: FeedKey) -> str:
-    """Return the command that moves the positions of one key to another, as a shell takes it."""
     address, digest, _ = key.url.partition("#")
     words = [found.url, f"{address}?..." if digest else address, "--name", key.name]
     if found.filters != key.filters:

@@ -1,17 +1,15 @@
-"""Positions in a SQL database, as scripts: which statements a transaction executes, in which order.
+"""Positions in a SQL database, as scripts: for every database, of every driver.
 
-They are for every database, of every driver. Each runs within one transaction, and locks rows in
-the order of the partitions: two consumers that save several don't deadlock.
-
-The usual save, of one position, is one UPDATE of the row with the revision that it replaces. All
-other changes lock the rows, look at them, and write. First positions are not there to be locked:
-whose insertion finds the key taken looks at what is there, and says why it is refused.
+Each runs within one transaction, and locks rows in the order of the partitions: two consumers that
+save several don't deadlock. The usual save, of one position, is one UPDATE of the row with the
+revision that it replaces. All other changes lock the rows, look at them, and write.
 """
 
 # ruff: noqa: S608 - the statements are made of constants, numbers and quoted names
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -24,24 +22,24 @@ from feedapi_client.stores.base import check_replaces, in_place_of, stored_posit
 from feedapi_client.stores.done import DoneScripts
 from feedapi_client.stores.journal import (
     Journal,
-    Pruner,
     check_reach,
     check_rewind,
     now,
+    reach,
     reconstruct,
 )
 from feedapi_client.stores.moving import (
     Edit,
     Stored,
-    deleted,
     move_quarantined,
-    moved,
-    replaced,
 )
-from feedapi_client.stores.scripts import CountedChange, Query, Script, in_parts
-from feedapi_client.stores.sql_dialects import (
+from feedapi_client.stores.scripts import (
     DIALECTS,
+    CountedChange,
+    Query,
+    Script,
     feed_condition,
+    in_parts,
     is_integrity_error,
     listed,
     lock_wait,
@@ -54,16 +52,14 @@ IDLE_PARTS = 10
 _CHANGED = ("feed_cursor", "status", "revision", "saved_at")
 _COLUMNS = ("feed_id", "partition_id", *_CHANGED, "feed_url", "consumer", "filters")
 _ARCHIVED = "partition_id, revision, feed_cursor, status, saved_at"
+_PRUNES_EVERY = 100
+"""The first change of a store, and each one after so many, prunes the journal of the feed."""
 _INSERTED_AT_ONCE = 100
 """SQLite before 3.32 takes 999 parameters a statement, and a position has nine."""
 
 
 class HeldError(Exception):
-    """Another transaction holds the row of a position, and the save may not wait in the database.
-
-    Attributes:
-        partition: of that position.
-    """
+    """Another transaction holds the row, and the save may not wait in the database."""
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition)
@@ -71,19 +67,7 @@ class HeldError(Exception):
 
 
 class PositionScripts:
-    """Makes the scripts of a store.
-
-    Arguments:
-        dialect: the kind of database, by SQLAlchemy's name.
-        named: returns the name of a table, quoted: that of positions for an empty text, the others'
-            for what is appended to it.
-        journal: keep a history of positions.
-        quarantine: the name of the table of quarantined events beside them, quoted.
-
-    Attributes:
-        lock_waits: how long a save of a feed may wait for another's row lock, see `LockingStore`.
-        done: the scripts on the table of what is done ahead of the cursor.
-    """
+    """`named` returns the name of a table, quoted, for what is appended to that of positions."""
 
     def __init__(
         self,
@@ -100,7 +84,7 @@ class PositionScripts:
         self._replaced = named("_journal")
         self._quarantine = quarantine
         self._journal = journal
-        self._pruner = Pruner(journal)
+        self._archived: Counter[str] = Counter()
         # SQLite's clock is the machine's, and has milliseconds only.
         self._now = now if dialect == "sqlite" else None
         self._clock = "?" if self._now else self._dialect.clock
@@ -116,13 +100,11 @@ class PositionScripts:
         self._replace_found = self._dialect.replacing(("feed_id", "partition_id"), _CHANGED)
 
     def feeds(self) -> Script[list[Any]]:
-        """Return URL, consumer's name and filters (JSON) of every feed."""
         select = f"SELECT DISTINCT feed_url, consumer, filters FROM {self._cursors}"
         rows: list[Any] = yield Query(select)
         return rows
 
     def load(self, feed: FeedKey, lock: str = "") -> Script[dict[int, Position]]:
-        """Return all positions."""
         rows = yield from self._rows(feed, "feed_cursor, status, revision", lock)
         return {row[0]: stored_position(feed, *row) for row in rows}
 
@@ -134,16 +116,7 @@ class PositionScripts:
         *,
         within: bool,
     ) -> Script[None]:
-        """Save the positions, and forget what is done before.
-
-        Arguments:
-            within: whether this is the caller's transaction, which keeps nothing of it after an
-                error, and can go on.
-
-        Raises:
-            FencedError: another revision is stored than the one that is to be replaced.
-            HeldError: that is not known yet.
-        """
+        """`within`: the caller's transaction, which keeps nothing of a save that is refused."""
         first = any(new.replaces is None for new in positions.values())
         single = len(positions) == 1 and self._journal is None and not first
         # The UPDATE of one row changes it or does not, without an error. Where it has company an
@@ -156,43 +129,25 @@ class PositionScripts:
             save = self._in_savepoint(feed, positions, save)
         yield from save
 
-    def delete(self, feed: FeedKey, partitions: Collection[int] | None) -> Script[None]:
-        """Delete the positions of the partitions, or of all."""
-        yield from self.change([feed], deleted(feed, partitions))
-        yield from self.done.delete(feed, partitions)
-
-    def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> Script[dict[int, Position]]:
-        """Save the positions, whatever is stored; return them as saved."""
-        saved = yield from self.change([feed], replaced(feed, positions))
-        yield from self.done.delete(feed, positions)
-        return {partition: saved[feed][partition] for partition in positions}
-
-    def move(self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool) -> Script[Stored]:
-        """Move the positions of each key to another one; return them as saved."""
-        saved = yield from self.change([*keys, *keys.values()], moved(keys, overwrite=overwrite))
-        found = [(old, new) for old, new in keys.items() if new in saved]
-        for old, new in found:
-            yield from self.done.move(old, new)
-        if found:
-            yield from move_quarantined(self._quarantine, self._name, found)
-        return {new: saved[new] for _, new in found}
-
     def rewind(self, feed: FeedKey, to: datetime) -> Script[dict[int, Position]]:
-        """Make the positions of a time the current ones; return them as saved."""
         yield from self._lock_file()
         yield from self.load(feed, self._dialect.lock)
         target = yield from self.positions_at(feed, to)
         check_rewind(feed, to, target)
         rewound = yield from self.change(
-            [feed], lambda stored: {feed: in_place_of(stored[feed], target)}
+            [feed], lambda stored: {feed: in_place_of(stored[feed], target)}, forgets=None
         )
-        yield from self.done.delete(feed, None)
         return rewound[feed]
 
-    def change(self, feeds: Iterable[FeedKey], edit: Edit) -> Script[Stored]:
-        """Change what is stored of these feeds, and return what `edit` returns."""
+    def change(
+        self,
+        feeds: Iterable[FeedKey],
+        edit: Edit,
+        *,
+        forgets: Collection[int] | None = (),
+        moves: Mapping[FeedKey, FeedKey] | None = None,
+    ) -> Script[Stored]:
+        """See `Administered._change`."""
         yield from self._lock_file()
         stored: Stored = {}
         for feed in sorted(feeds, key=lambda each: each.id):
@@ -204,10 +159,15 @@ class PositionScripts:
             yield from self._delete(feed, found.keys() - positions.keys(), at)
             new = {p: one for p, one in positions.items() if one != found.get(p)}
             yield from self._write(feed, new, found, at)
+            yield from self.done.delete(feed, forgets)
+        pairs = [(old, new) for old, new in (moves or {}).items() if new in wanted]
+        for pair in pairs:
+            yield from self.done.move(*pair)
+        if pairs:
+            yield from move_quarantined(self._quarantine, self._name, pairs)
         return wanted
 
     def positions_at(self, feed: FeedKey, when: datetime) -> Script[dict[int, Position]]:
-        """Return the positions of a time, see `JournalledStore.positions_at`."""
         at = check_reach(feed, self._journal, when, (yield from self._time()))
         # The `CoveringRow`s of the journal module: positions that were the current ones at a time.
         covering = yield Query(
@@ -233,11 +193,7 @@ class PositionScripts:
         return reconstruct(feed, when, covering, later)
 
     def bound_waits(self, feed: FeedKey) -> Script[None]:
-        """Bound how long this transaction of the store's own waits for rows, and holds its own.
-
-        PostgreSQL ends one that has been idle for so many seconds: its process is paused, or its
-        machine is gone. Other databases have no such limit for one transaction.
-        """
+        """PostgreSQL ends a transaction that was idle so long: its process is paused, or gone."""
         if self._name == "postgresql" and (bound := self.lock_waits.get(feed)) is not None:
             idle = milliseconds(IDLE_PARTS * bound)
             yield Query(
@@ -262,7 +218,6 @@ class PositionScripts:
         yield from self.done.forget(feed, passed)
 
     def _update_one(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[bool]:
-        """Save the only position if its row is there, free, and has the expected revision."""
         passes = self._dialect.lock != "" and feed in self.lock_waits
         if passes and not self._dialect.skips:
             return False
@@ -322,7 +277,7 @@ class PositionScripts:
         there: Collection[int],
         at: int,
     ) -> Script[None]:
-        """Write the positions. Those that are `there` are locked, and replaced."""
+        """Those that are `there` are locked, and replaced."""
         yield from self._archive(feed, [p for p in positions if p in there], at)
         found = {p: new for p, new in positions.items() if p in there}
         yield from self._insert(feed, found, at, self._replace_found)
@@ -355,12 +310,12 @@ class PositionScripts:
             yield Query(f"{delete} AND partition_id IN ({listed(some)})", (feed.id,))
 
     def _archive(self, feed: FeedKey, partitions: Collection[int], at: int) -> Script[None]:
-        """Copy these rows into the journal, if there is one, and prune it."""
         if self._journal is None:
             return
-        if (before := self._pruner.due(feed, at)) is not None:
-            prune = f"DELETE FROM {self._replaced} WHERE {self._feed} AND replaced_at < {before}"
-            yield Query(prune, (feed.id,))
+        if self._journal.keep is not None and self._archived[feed.id] % _PRUNES_EVERY == 0:
+            before = f"replaced_at < {reach(self._journal, at)}"
+            yield Query(f"DELETE FROM {self._replaced} WHERE {self._feed} AND {before}", (feed.id,))
+        self._archived[feed.id] += 1
         for some in in_parts(partitions):
             yield from self._copy(feed, some, f"feed_id, {at}, {_ARCHIVED}")
 
@@ -382,7 +337,6 @@ class PositionScripts:
     def _rows(
         self, feed: FeedKey, columns: str, lock: str, partitions: Iterable[int] | None = None
     ) -> Script[list[Any]]:
-        """Return the partition and these columns of all positions, or of some."""
         select = f"SELECT partition_id, {columns} FROM {self._cursors} WHERE {self._feed}"
         parts = [""]
         if partitions is not None:
@@ -395,16 +349,12 @@ class PositionScripts:
     # Time
 
     def _saved_at(self, at: int) -> tuple[str, tuple[int, ...]]:
-        """Return the time of a save as a part of a statement, and its parameter.
-
-        With a journal that of the look: the end of one position is the beginning of the next.
-        """
+        """With a journal that of the look: the end of one position is the beginning of the next."""
         if self._journal is not None:
             return self._number, (at,)
         return self._clock, (self._now(),) if self._now else ()
 
     def _time(self) -> Script[int]:
-        """Return the time where it is needed as a number."""
         if self._now is not None:
             return self._now()
         if self._journal is None:
@@ -424,7 +374,6 @@ class PositionScripts:
             yield Query(f"DELETE FROM {self._cursors} WHERE 1 = 0")
 
     def _bounded_lock_waits(self, script: Script[None], seconds: float) -> Script[None]:
-        """Bound the wait for row locks within a savepoint, and restore what was set."""
         if not self._dialect.bound:
             yield from script
             return

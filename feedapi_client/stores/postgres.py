@@ -1,11 +1,7 @@
-"""Cursors in PostgreSQL, through psycopg or asyncpg. Needs the extra ``psycopg`` or ``asyncpg``.
-
-Neither driver is imported unless the caller uses it already, or gives a DSN.
-"""
+"""Cursors in PostgreSQL, through psycopg or asyncpg, which are imported only if they are used."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,21 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from feedapi_client.errors import StoreError
-from feedapi_client.model import FeedKey
-from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
 from feedapi_client.stores.scripts import (
     CountedChange,
     Script,
     Step,
-    run_on_async_cursors,
+    is_conflict,
+    is_lock_timeout,
     run_on_cursors,
     run_steps_async,
     with_placeholders,
 )
 from feedapi_client.stores.tables import CURSORS
-from feedapi_client.stores.threads import in_thread, transact_in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread, transact_in_thread
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -44,42 +39,24 @@ T = TypeVar("T")
 
 _POOL_SIZE = 8
 """Connections of a pool that the store opens by itself."""
-_LEASE_CONNECTIONS = 2
-"""Those of the pool that are kept while an instance has joined."""
-_POOLS = {
-    ("psycopg_pool", "AsyncConnectionPool"): "psycopg",
-    ("psycopg_pool", "ConnectionPool"): "psycopg in threads",
-    ("asyncpg", "Pool"): "asyncpg",
-}
-_CONNECTIONS = {
-    ("psycopg", "AsyncConnection"): "psycopg",
-    ("psycopg", "Connection"): "psycopg in threads",
-    ("asyncpg", "Connection"): "asyncpg",
-}
 
 
 class PostgresCursorStore(ServerStore):
     """Keeps positions in a table of the application's PostgreSQL database, without SQLAlchemy.
 
-    The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other, and
-    the command line reads them. It keeps leases, too (`LeaseStore`).
+    The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other.
 
     Exactly once: pass the connection that writes the effects as ``transaction``: psycopg's
     `AsyncConnection` or `Connection`, or asyncpg's `Connection`, whichever driver the pool is of.
-    The save is then part of the open transaction, which the caller commits or rolls back. psycopg
-    opens one with the first statement, unless the connection is in autocommit mode; asyncpg needs
-    ``async with connection.transaction()``. A save that is refused leaves nothing of itself in the
-    transaction. READ COMMITTED, PostgreSQL's default isolation, is enough. At stricter levels the
-    database may report a conflict between two consumers by itself: a `StoreError` whose cause is
-    the driver's error.
+    The save is then part of the open transaction: with psycopg not in pipeline mode, with asyncpg
+    in ``async with connection.transaction()``. A save that is refused leaves nothing of itself in
+    the transaction. At stricter levels than READ COMMITTED the database may report a conflict
+    between two consumers by itself: a `StoreError` whose cause is the driver's error.
 
-    Threads: psycopg's `Connection` and `ConnectionPool` are used in worker threads, so that they
-    don't hold up the event loop. While ``await store.save(transaction=connection)`` runs, the
-    caller must not use that connection. With both the store runs on trio, too; everything else of
-    it runs on asyncio only, as the drivers do.
+    Threads: psycopg's `Connection` and `ConnectionPool` are used in worker threads. While ``await
+    store.save(transaction=connection)`` runs, the caller must not use that connection.
 
-    Cost: the usual save, of one position, is one statement, and three with a journal; a save of
-    many is one for each 100, and one for each 490 that locks their rows.
+    Leases (`LeaseStore`) keep two connections of the pool while an instance has joined.
 
     Arguments:
         pool: an `AsyncConnectionPool` or a `ConnectionPool` of psycopg, or a `Pool` of asyncpg:
@@ -89,9 +66,7 @@ class PostgresCursorStore(ServerStore):
         table, schema: name of the table; the others' are the same with ``_journal``, ``_done``,
             ``_instances`` and ``_leases``.
         journal: keep a history of positions.
-        timeout: maximum time for one operation, in seconds, waiting for a connection included. A
-            statement on the caller's synchronous connection is waited for all the same: end it by
-            the server's ``statement_timeout``.
+        timeout: as `SQLAlchemyCursorStore` takes it.
 
     Cancellation: a save that has begun is finished.
     """
@@ -106,21 +81,11 @@ class PostgresCursorStore(ServerStore):
         timeout: float = 30.0,
     ) -> None:
         database = PostgresDatabase(pool, schema, timeout)
-        super().__init__(database, table, journal, lambda: database)
+        leases = [_KeptConnection(database) for _ in range(2)]
+        super().__init__(database, table, journal, *leases)
         self.database: PostgresDatabase = database
         self.pool = pool
         self.schema = schema
-
-    async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
-        """See `LeaseStore.beat`."""
-        size = self.database.size
-        if size is not None and size <= _LEASE_CONNECTIONS:
-            raise StoreError(
-                f"the pool has at most {size} connections, and leases keep "
-                f"{_LEASE_CONNECTIONS} of them: give it a larger max_size",
-                feed=feed.url,
-            )
-        return await super().beat(feed, instance, seconds, options)
 
     def __repr__(self) -> str:
         table = self.database.quoted(self._tables[CURSORS])
@@ -128,19 +93,6 @@ class PostgresCursorStore(ServerStore):
 
 
 class PostgresDatabase(Database):
-    """A pool of one driver: of the caller, which the store does not close, or of a DSN.
-
-    Attributes:
-        driver: "psycopg", "psycopg in threads" or "asyncpg".
-
-    Arguments:
-        pool, schema, timeout: as the stores take them.
-
-    Raises:
-        TypeError: this is no pool.
-        ImportError: a DSN, and no driver is installed.
-    """
-
     dialect = "postgresql"
     name = "(postgresql)"
 
@@ -150,29 +102,19 @@ class PostgresDatabase(Database):
         self._given = pool
         self._pool: Any = None if isinstance(pool, str) else pool
         self._lock = anyio.Lock()
-        self._restore: dict[int, bool] = {}
         if isinstance(pool, str):
             if not _is_installed("psycopg_pool") and not _is_installed("asyncpg"):
                 raise ImportError(
                     "PostgresCursorStore needs a driver: pip install 'feedapi-client[psycopg]'"
                 )
             self.driver = "psycopg" if _is_installed("psycopg_pool") else "asyncpg"
-        elif (driver := _kind_of(pool, _POOLS)) is not None:
-            self.driver = driver
-        else:
+        elif not (driver := _driver_of(pool, "Pool")):
             raise TypeError(
                 "a pool of PostgreSQL connections is an AsyncConnectionPool or a ConnectionPool "
                 f"of psycopg_pool, a Pool of asyncpg, or a DSN, not a {type(pool).__name__}"
             )
-
-    @property
-    def size(self) -> int | None:
-        """The largest number of connections; None: no limit."""
-        if isinstance(self._given, str):
-            return _POOL_SIZE
-        pool = self._given
-        size: int | None = pool.get_max_size() if self.driver == "asyncpg" else pool.max_size
-        return size
+        else:
+            self.driver = driver
 
     @property
     def place(self) -> object:
@@ -181,9 +123,6 @@ class PostgresDatabase(Database):
     def quoted(self, table: str) -> str:
         named = (self._schema, table)
         return ".".join('"' + part.replace('"', '""') + '"' for part in named if part)
-
-    def needs_asyncio(self, transaction: Any) -> bool:
-        return (_kind_of(transaction, _CONNECTIONS) or self.driver) != "psycopg in threads"
 
     async def transact(self, script: Script[T]) -> T:
         pool = await self._opened()
@@ -196,32 +135,11 @@ class PostgresDatabase(Database):
             return await self.run(connection, script)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        if await _is_autocommit(transaction):
-            raise StoreError(
-                "no transaction is open on the connection, which is in autocommit mode: "
-                "save within `async with connection.transaction()`"
-            )
+        _check_transaction(transaction)
         return await self.run(transaction, script)
 
-    # Connections for leases
-
-    async def acquire(self) -> Any:
-        pool = await self._opened()
-        if self.driver == "asyncpg":
-            return await pool.acquire()
-        if self.driver == "psycopg":
-            connection = await pool.getconn()
-            self._restore[id(connection)] = connection.autocommit
-            await connection.set_autocommit(True)
-        else:
-            connection = await in_thread(pool.getconn)
-            self._restore[id(connection)] = connection.autocommit
-            connection.autocommit = True  # sends nothing
-        return connection
-
-    async def run(self, connection: Any, script: Script[T], _lock_seconds: float = 0, /) -> T:
-        """See `LeaseConnections.run`: statements bound their waits themselves."""
-        driver = _driver_of(connection)
+    async def run(self, connection: Any, script: Script[T]) -> T:
+        driver = _driver_of(connection, "Connection")
         if driver == "asyncpg":
             return await _run_asyncpg(connection, script)
         if driver == "psycopg":
@@ -229,31 +147,34 @@ class PostgresDatabase(Database):
         run = partial(_run_psycopg_here, connection, script)
         return await in_callers_thread(run, otherwise=in_thread)
 
-    async def release(self, connection: Any, *, broken: bool) -> None:
-        pool = self._pool
+    async def acquire(self) -> Any:
+        """Take a connection out of the pool, on which each statement commits itself."""
+        pool = await self._opened()
         if self.driver == "asyncpg":
-            if broken:
-                connection.terminate()
-            await pool.release(connection)
-            return
-        autocommit = self._restore.pop(id(connection))
+            return await pool.acquire()
         if self.driver == "psycopg":
-            if broken:
-                await connection.close()
-            elif not connection.closed:
-                await connection.set_autocommit(autocommit)
-            await pool.putconn(connection)
+            connection = await pool.getconn()
+            await connection.set_autocommit(True)
         else:
-            if broken:
-                connection.close()
-            elif not connection.closed:
-                connection.autocommit = autocommit
-            await in_thread(lambda: pool.putconn(connection))
+            connection = await in_thread(pool.getconn)
+            connection.autocommit = True  # sends nothing
+        return connection
+
+    async def throw_away(self, connection: Any) -> None:
+        """Give the pool room for another connection: this one may be broken, and commits itself."""
+        if self.driver == "asyncpg":
+            connection.terminate()
+            await self._pool.release(connection)
+        elif self.driver == "psycopg":
+            await connection.close()
+            await self._pool.putconn(connection)
+        else:
+            connection.close()
+            await in_thread(partial(self._pool.putconn, connection))
 
     # The pool
 
     async def aclose(self) -> None:
-        """Close the pool that was opened for a DSN. A later use opens another one."""
         if isinstance(self._given, str):
             async with self._lock:
                 opened, self._pool = self._pool, None
@@ -294,6 +215,46 @@ class PostgresDatabase(Database):
         return next(iter(str(error).strip().splitlines()), "")
 
 
+class _KeptConnection(Database):
+    """A connection of the pool for leases. Scripts wait for each other."""
+
+    dialect = "postgresql"
+    name = PostgresDatabase.name
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self.timeout = database.timeout
+        self._database = database
+        self._lock = anyio.Lock()
+        self._connection: Any = None
+
+    async def transact(self, script: Script[T]) -> T:
+        async with self._lock:
+            if self._connection is None:
+                self._connection = await self._database.acquire()
+            try:
+                return await self._database.run(self._connection, script)
+            except BaseException as error:
+                waited = isinstance(error, Exception) and (
+                    is_conflict(error) or is_lock_timeout(error)
+                )
+                if not waited:
+                    await self._drop()
+                raise
+
+    async def aclose(self) -> None:
+        async with self._lock:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with anyio.CancelScope(shield=True):
+                await self._database.throw_away(connection)
+
+    def text_of(self, error: Exception) -> str:
+        return self._database.text_of(error)
+
+
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
@@ -301,41 +262,37 @@ def _is_installed(module: str) -> bool:
         return False  # blocked by the program
 
 
-def _kind_of(value: Any, kinds: dict[tuple[str, str], str]) -> str | None:
-    """Return which class of the modules that the program may have imported a value is of."""
-    for (module, name), kind in kinds.items():
-        imported = sys.modules.get(module)
-        if imported is not None and isinstance(value, getattr(imported, name)):
-            return kind
-    return None
+def _driver_of(value: Any, kind: str) -> str:
+    """Return the driver of a "Pool" or a "Connection", which is not imported for that; or ""."""
+    for each in type(value).__mro__:
+        library = each.__module__.partition(".")[0]
+        if each.__name__.removesuffix("Proxy").endswith(kind):
+            if library == "asyncpg":
+                return library
+            if library in ("psycopg", "psycopg_pool"):
+                return "psycopg" if each.__name__.startswith("Async") else "psycopg in threads"
+    return ""
 
 
-def _driver_of(connection: Any) -> str:
-    """Return the driver of a connection. Raises `StoreError`."""
-    if (driver := _kind_of(connection, _CONNECTIONS)) is None:
+def _check_transaction(connection: Any) -> None:
+    driver = _driver_of(connection, "Connection")
+    if not driver:
         raise StoreError(
             "transaction must be an AsyncConnection or a Connection of psycopg, or a Connection "
             f"of asyncpg, not a {type(connection).__name__}"
         )
-    return driver
-
-
-async def _is_autocommit(connection: Any) -> bool:
-    """Return whether the database would commit each statement by itself.
-
-    In psycopg's pipeline mode that is known only after the statements that were sent before.
-    """
-    driver = _driver_of(connection)
     if driver == "asyncpg":
-        return not connection.is_in_transaction()
-    if not connection.autocommit:
-        return False
-    if driver == "psycopg":
-        await _receive(connection)
+        is_open = connection.is_in_transaction()
+    elif connection.info.pipeline_status:
+        raise StoreError("the connection is in pipeline mode: commit before the pipeline or after")
     else:
-        await in_callers_thread(partial(_receive_here, connection), otherwise=in_thread)
-    idle = import_module("psycopg").pq.TransactionStatus.IDLE
-    return bool(connection.info.transaction_status == idle)
+        idle = import_module("psycopg").pq.TransactionStatus.IDLE
+        is_open = not connection.autocommit or connection.info.transaction_status != idle
+    if not is_open:
+        raise StoreError(
+            "no transaction is open on the connection, which is in autocommit mode: "
+            "save within `async with connection.transaction()`"
+        )
 
 
 # Scripts on connections. psycopg's raw cursors take PostgreSQL's own parameters, as asyncpg does.
@@ -345,10 +302,16 @@ async def _run_psycopg(connection: Any, script: Script[T]) -> T:
     import psycopg
     from psycopg.rows import tuple_row
 
-    async def cursor() -> Any:
-        return psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+    async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
 
-    return await run_on_async_cursors(script, cursor, "$", partial(_receive, connection))
+        async def execute(step: Step) -> Any:
+            await cursor.execute(with_placeholders(step.sql, "$").encode(), step.parameters or None)
+            if isinstance(step, CountedChange):
+                return cursor.rowcount
+            return await cursor.fetchall() if cursor.description else []
+
+        return await run_steps_async(script, execute)
+    raise AssertionError("unreachable")
 
 
 def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
@@ -356,7 +319,7 @@ def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
     from psycopg.rows import tuple_row
 
     cursor = partial(psycopg.RawCursor, connection, row_factory=tuple_row)
-    return run_on_cursors(script, cursor, "$", partial(_receive_here, connection))
+    return run_on_cursors(script, cursor, "$")
 
 
 async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
@@ -376,16 +339,3 @@ async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
 def _begun(pool: Any) -> Iterator[Any]:
     with pool.connection() as connection, connection.transaction():
         yield connection
-
-
-async def _receive(connection: Any) -> None:
-    """In pipeline mode receive the results of all statements: a pipeline within does that."""
-    if connection.info.pipeline_status:
-        async with connection.pipeline():
-            pass
-
-
-def _receive_here(connection: Any) -> None:
-    if connection.info.pipeline_status:
-        with connection.pipeline():
-            pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +21,14 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Answering,
-    Closable,
     check_storable,
     consumer_interferes,
     fenced,
     stored_key,
     stored_position,
 )
-from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View, change_number
-from feedapi_client.stores.moving import Stored, check_moves, deleted, moved, replaced
+from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View
+from feedapi_client.stores.moving import Administered, Edit, Stored
 from feedapi_client.stores.tables import STORE_FORMAT, check_format
 
 # KEYS: hashes of feeds. ARGV, for each of them: the feed as JSON; how many positions it must hold
@@ -80,13 +79,12 @@ local function number(value) return string.format('%.0f', value) end
 local function heartbeat(name)
     local found = redis.call('HGET', KEYS[1], name)
     if not found then return nil end
-    local joined, expires, changes, options = string.match(found, '^(%d+) (%d+) (%d+) (.*)$')
-    return {joined = tonumber(joined), expires = tonumber(expires), changes = tonumber(changes),
-        options = options}
+    local joined, expires, options = string.match(found, '^(%d+) (%d+) %d+ (.*)$')
+    return {joined = tonumber(joined), expires = tonumber(expires), options = options}
 end
 local function beat(name, h)
     local times = number(h.joined) .. ' ' .. number(h.expires)
-    redis.call('HSET', KEYS[1], name, times .. ' ' .. number(h.changes) .. ' ' .. h.options)
+    redis.call('HSET', KEYS[1], name, times .. ' 0 ' .. h.options)
 end
 local function alive(name)
     local found = heartbeat(name)
@@ -103,8 +101,7 @@ local function keep(partition, epoch, ended, owner)
     redis.call('HSET', KEYS[2], partition, value)
 end
 """
-# ARGV: the instance, the length of its lease, for how long the dead are kept, its first number of
-# changes, options.
+# ARGV: the instance, the length of its lease, for how long the dead are kept, options.
 _BEAT_SCRIPT = """
 local mine = heartbeat(ARGV[1])
 local lives = mine ~= nil and mine.expires > now
@@ -132,15 +129,15 @@ if not others then
     end
 end
 local joined = mine and mine.joined or now
-beat(ARGV[1], {joined = joined, expires = expires, changes = tonumber(ARGV[4]), options = ARGV[5]})
+beat(ARGV[1], {joined = joined, expires = expires, options = ARGV[4]})
 return 0
 """
-# ARGV: the instance, a step of its number of changes, then partition, epoch, "1" for an end, and
-# owner of each lease. Returns the partitions of those that are stored as given.
+# ARGV: the instance, then partition, epoch, "1" for an end, and owner of each lease. Returns the
+# partitions of those that are stored as given.
 _PUT_SCRIPT = """
 local put, mine = {}, heartbeat(ARGV[1])
 if not mine or mine.expires <= now then return put end
-for i = 3, #ARGV, 4 do
+for i = 2, #ARGV, 4 do
     local found = lease(ARGV[i]) or {epoch = 0, owner = ''}
     local own, step = found.owner == ARGV[1], tonumber(ARGV[i + 1]) - found.epoch
     local free = own or not alive(found.owner)
@@ -149,13 +146,10 @@ for i = 3, #ARGV, 4 do
         put[#put + 1] = ARGV[i]
     end
 end
-mine.changes = mine.changes + tonumber(ARGV[2])
-beat(ARGV[1], mine)
 return put
 """
-# ARGV: the number of one of the hashes. Returns it, and the time.
 _LOOK_SCRIPT = """
-return {number(now), redis.call('HGETALL', KEYS[tonumber(ARGV[1])])}
+return {number(now), redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2])}
 """
 
 _FEED_FIELD = "feed"
@@ -172,30 +166,22 @@ _CODES = {
 """Of the errors whose class says it."""
 
 
-class RedisCursorStore(Closable):
-    """Keeps positions in Redis.
+class RedisCursorStore(Administered):
+    """Keeps positions in Redis, and leases.
 
-    Each feed has one hash, whose name is `prefix` and `FeedKey.id`. It has a field for each
-    partition (``revision status cursor``) and the field ``feed``, which holds the feed key and the
-    version of the format as JSON. A save is one Lua script: atomic, and one round trip whatever the
-    number of positions.
-
-    Leases are in two more hashes, in one slot of a cluster: the instances (``joined expires changes
-    options``) and the leases (``epoch ended changed owner``). Times are those of Redis. Nothing
-    expires by itself: an epoch must not be forgotten. A failover of Redis can lose the last writes:
-    of leases, which costs work, and of cursors, which repeats events.
+    A save is one Lua script: atomic, and one round trip. The formats are in the documentation.
+    A cluster holds keys in several places: `move` moves one after the other there. After an error
+    some may be moved; call it again for the others.
 
     Redis takes no part in the transactions of another database: `save` raises `StoreError` if a
     transaction is given. A consumer that crashes between its effects and the commit gets the batch
-    again: *at least once*. For exactly once, keep the cursors where the effects are.
+    again: *at least once*.
 
     Configure Redis with persistence (``appendonly yes``) and ``maxmemory-policy noeviction``.
-    Without its cursors a consumer starts from the beginning.
+    Without its cursors a consumer starts from the beginning. A failover can lose the last writes:
+    of leases, which costs work, and of cursors, which repeats events.
 
-    redis-py repeats a command whose connection broke. A save that had arrived all the same is known
-    by what is stored: the revision is drawn, so that no other save has it.
-
-    Runs on asyncio only: on trio every operation raises `StoreError`.
+    Runs on asyncio only.
 
     Arguments:
         client: a `redis.asyncio.Redis` or `RedisCluster`, which stays the caller's; or a URL, for
@@ -209,9 +195,7 @@ class RedisCursorStore(Closable):
     def __init__(self, client: Any, *, prefix: str = "feedapi:", timeout: float = 30.0) -> None:
         self._owned = isinstance(client, str)
         self._client: Any = aioredis.Redis.from_url(client) if isinstance(client, str) else client
-        if not hasattr(self._client, "register_script") or isinstance(
-            self._client, _sync_clients()
-        ):
+        if not isinstance(self._client, (aioredis.Redis, aioredis.RedisCluster)):
             raise TypeError(
                 "RedisCursorStore needs a redis.asyncio client or a URL, "
                 f"not a {type(client).__name__}"
@@ -255,7 +239,7 @@ class RedisCursorStore(Closable):
         if not positions:
             return
         changes = {partition: (new.replaces, new) for partition, new in positions.items()}
-        if refused := await self._change({feed: (-1, changes)}):
+        if refused := await self._write({feed: (-1, changes)}):
             partition, stored = refused
             raise fenced(feed, partition, positions[partition].replaces, stored or None)
 
@@ -277,57 +261,15 @@ class RedisCursorStore(Closable):
 
         return await self._server.answer("Redis", None, scan)
 
-    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        """See `AdministrableStore.delete`."""
-        await self._administer([feed], deleted(feed, partitions))
-
-    async def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> dict[int, Position]:
-        """See `AdministrableStore.replace`."""
-        check_storable(feed, positions)
-        saved = await self._administer([feed], replaced(feed, positions))
-        return {partition: saved[feed][partition] for partition in positions}
-
-    async def move(
-        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
-    ) -> dict[FeedKey, dict[int, Position]]:
-        """See `AdministrableStore.move`.
-
-        On a cluster, which holds keys in several places, one key after the other: after an error
-        some may be moved. Call it again for the others.
-        """
-        check_moves(keys)
-        feeds = [*keys, *keys.values()]
-        if not isinstance(self._client, aioredis.RedisCluster):
-            saved = await self._administer(feeds, moved(keys, overwrite=overwrite))
-            return {new: saved[new] for new in keys.values() if new in saved}
-        # All are refused before the first is moved.
-        moved(keys, overwrite=overwrite)({feed: await self.load(feed) for feed in feeds})
-        done = {}
-        for old, new in keys.items():
-            # A consumer of the old key is refused from here on.
-            if not (found := await self.replace(old, await self.load(old))):
-                continue
-            stored = await self.load(new)
-            one = moved({old: new}, overwrite=overwrite)({old: found, new: stored})
-            done[new] = one[new]
-            if await self._change({new: _edited(stored, one[new])}):
-                raise consumer_interferes(new)
-            await self.delete(old)
-        return done
-
-    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+    async def look(self, feed: FeedKey) -> View:
         """See `LeaseStore.look`."""
-        now, rows = await self._hash(feed, 1)
+        time, *hashes = await self._lease(_LOOK_SCRIPT, feed)
+        now, (heartbeats, rows) = int(time), map(_pairs, hashes)
         instances = []
-        for name, value in sorted(rows.items()):
-            joined, expires, changes, options = value.split(" ", 3)
+        for name, value in sorted(heartbeats.items()):
+            joined, expires, _, options = value.split(" ", 3)
             left, age = (int(expires) - now) / SECOND, (now - int(joined)) / SECOND
-            instances.append(Instance(name, left, age, int(changes), options))
-        if last is not None and last.repeats(instances):
-            return View(instances, last.leases)
-        now, rows = await self._hash(feed, 2)
+            instances.append(Instance(name, left, age, options))
         leases = {}
         for partition, value in sorted((int(name), value) for name, value in rows.items()):
             epoch, ended, changed, owner = value.split(" ", 3)
@@ -338,12 +280,12 @@ class RedisCursorStore(Closable):
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         """See `LeaseStore.beat`."""
         length, kept = int(seconds * SECOND), KEPT_SECONDS * SECOND
-        arguments = (instance, length, kept, change_number(40), options)
+        arguments = (instance, length, kept, options)
         return bool(await self._lease(_BEAT_SCRIPT, feed, *arguments))
 
     async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
         """See `LeaseStore.put`."""
-        arguments: list[str | int] = [instance, change_number()]
+        arguments: list[str | int] = [instance]
         for lease in leases:
             arguments += [lease.partition, lease.epoch, int(lease.ended), lease.owner or ""]
         return {int(each) for each in await self._lease(_PUT_SCRIPT, feed, *arguments)}
@@ -361,27 +303,45 @@ class RedisCursorStore(Closable):
             with anyio.CancelScope(shield=True):
                 await self._client.aclose()
 
-    async def _administer(
-        self, feeds: Collection[FeedKey], edit: Callable[[Stored], Stored]
+    async def _change(
+        self,
+        feeds: Collection[FeedKey],
+        edit: Edit,
+        *,
+        forgets: Collection[int] | None = (),  # noqa: ARG002 - nothing is done ahead
+        moves: Mapping[FeedKey, FeedKey] | None = None,
     ) -> Stored:
-        """Change what is stored of these feeds as `edit` says, until no consumer interferes."""
+        if moves and isinstance(self._client, aioredis.RedisCluster):
+            return await self._move_apart(edit, moves)
         for _ in range(_CHANGE_ATTEMPTS):
             stored = {feed: await self.load(feed) for feed in feeds}
             wanted = edit(stored)
             edits = {feed: _edited(stored[feed], new) for feed, new in wanted.items()}
-            if not await self._change(edits):
+            if not await self._write(edits):
                 return wanted
         raise consumer_interferes(next(iter(feeds), None))
 
-    async def _change(
+    async def _move_apart(self, edit: Edit, moves: Mapping[FeedKey, FeedKey]) -> Stored:
+        feeds = [*moves, *moves.values()]
+        edit({feed: await self.load(feed) for feed in feeds})  # refused before the first is moved
+        done: Stored = {}
+        for old, new in moves.items():
+            # A consumer of the old key is refused from here on.
+            if not (found := await self.replace(old, await self.load(old))):
+                continue
+            stored = await self.load(new)
+            others = {feed: dict[int, Position]() for feed in feeds}
+            one = edit({**others, old: found, new: stored})
+            done[new] = one[new]
+            if await self._write({new: _edited(stored, one[new])}):
+                raise consumer_interferes(new)
+            await self.delete(old)
+        return done
+
+    async def _write(
         self, edits: Mapping[FeedKey, tuple[int, Mapping[int, _Edit]]]
     ) -> tuple[int, int] | None:
-        """Change positions, all or none; return partition and stored revision of what is refused.
-
-        Arguments:
-            edits: for each feed how many positions it must hold (-1: any number); the revision that
-                must be stored, and the new position, of each partition.
-        """
+        """All or none; return partition and stored revision of what is refused. -1: any number."""
         arguments: list[bytes | int] = []
         for feed, (size, changes) in edits.items():
             arguments += [_description(feed), size, len(changes)]
@@ -392,12 +352,6 @@ class RedisCursorStore(Closable):
         first = next(iter(edits), None)
         refused = await self._run(_CHANGE_SCRIPT, first, keys, arguments) if edits else None
         return (int(refused[0]), int(refused[1])) if refused else None
-
-    async def _hash(self, feed: FeedKey, number: int) -> tuple[int, dict[str, str]]:
-        """Return the time, and the instances (1) or the leases (2)."""
-        now, fields = await self._lease(_LOOK_SCRIPT, feed, number)
-        texts = [text_of(field) for field in fields]
-        return int(now), dict(zip(texts[::2], texts[1::2], strict=True))
 
     async def _lease(self, script: str, feed: FeedKey, *arguments: str | int) -> Any:
         texts = [str(argument).encode() for argument in arguments]
@@ -438,7 +392,6 @@ _Edit = tuple[int | None, Position | None]
 def _edited(
     stored: Mapping[int, Position], wanted: Mapping[int, Position]
 ) -> tuple[int, dict[int, _Edit]]:
-    """Return what `RedisCursorStore._change` takes to replace all that is stored of a feed."""
     changes: dict[int, _Edit] = {}
     for partition in stored.keys() | wanted.keys():
         found, new = stored.get(partition), wanted.get(partition)
@@ -447,15 +400,14 @@ def _edited(
     return len(stored), changes
 
 
+def _pairs(fields: list[Any]) -> dict[str, str]:
+    texts = [text_of(field) for field in fields]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
 def text_of(value: Any) -> str:
     """Return a text of Redis: the caller's client may or may not decode responses."""
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _sync_clients() -> tuple[type, ...]:
-    import redis
-
-    return (redis.Redis, redis.RedisCluster)
 
 
 def _position(feed: FeedKey, partition: int, value: str) -> Position:
@@ -464,7 +416,6 @@ def _position(feed: FeedKey, partition: int, value: str) -> Position:
 
 
 def _description(feed: FeedKey) -> bytes:
-    """Return the field ``feed`` of the feed's hash."""
     key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
     return orjson.dumps({**key, "format": STORE_FORMAT})
 
@@ -474,7 +425,6 @@ def _escape_pattern(prefix: str) -> str:
 
 
 def _error_code(error: Exception) -> str:
-    """Return the code that Redis has given an error, if it has: ``READONLY``, ``OOM``."""
     text = str(error)
     first = text.split(maxsplit=1)[0] if text else ""
     # redis-py takes the codes that it knows off the text. Versions before 6 keep them nowhere.

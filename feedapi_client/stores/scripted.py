@@ -1,16 +1,12 @@
-"""Cursors, leases and a journal in a SQL database, and what a driver brings along: a `Database`.
-
-What happens in a transaction is written as scripts (`positions`, `done`, `leases`). Here they get
-their transactions, their time and their attempts.
-"""
+"""Cursors, leases and a journal in a SQL database: scripts get transactions, time and attempts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -19,19 +15,17 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Answering,
-    Closable,
     check_storable,
-    consumer_interferes,
     held_elsewhere,
     stored_key,
 )
 from feedapi_client.stores.done import Claim, DoneEvent, already_done
 from feedapi_client.stores.journal import Journal, microseconds
 from feedapi_client.stores.leases import Lease, LeaseScripts, View
-from feedapi_client.stores.moving import check_moves
+from feedapi_client.stores.moving import Administered, Edit, Stored
 from feedapi_client.stores.positions import HeldError, PositionScripts
-from feedapi_client.stores.scripts import Script
-from feedapi_client.stores.sql_dialects import (
+from feedapi_client.stores.scripts import (
+    Script,
     is_conflict,
     is_integrity_error,
     is_lock_timeout,
@@ -52,19 +46,12 @@ _LOCK_PAUSE = 0.02
 """Seconds between two looks at a row that another transaction holds."""
 _LOCK_PART = 20
 """A part of a lease: the longest wait of a statement for another's row lock."""
-_LEAST_SECONDS = 5.0
-"""The time that any other operation may take, if that is longer than a lease."""
 _RENEWAL_PART = 2
 """A part of a lease: the longest time that a renewal may take."""
 
 
 class Database(Answering):
-    """Where scripts run, and what an error there means. Each driver has its own.
-
-    Attributes:
-        dialect: the kind of database, by SQLAlchemy's name.
-        hint: how tables that are missing are made.
-    """
+    """`dialect` is SQLAlchemy's name; `hint` says how tables that are missing are made."""
 
     dialect: str
     hint = "has create_tables() been called?"
@@ -75,17 +62,12 @@ class Database(Answering):
         return self
 
     def quoted(self, table: str) -> str:
-        """Return the name of a table as an identifier of SQL."""
         return table
 
     def need(self, tables: Mapping[str, str]) -> None:
-        """Take note of tables (by those of `TABLES`) that have to be there at the first use.
-
-        Nothing to do where an operator creates them.
-        """
+        """Take note of tables to make at the first use, where no operator creates them."""
 
     async def transact(self, script: Script[T]) -> T:
-        """Run a script in a transaction of the store's own."""
         raise NotImplementedError
 
     async def read(self, script: Script[T]) -> T:
@@ -93,18 +75,23 @@ class Database(Answering):
         return await self.transact(script)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """Run a script in the caller's transaction, in the thread that it belongs to.
-
-        Raises:
-            StoreError: this is no transaction of this database.
-        """
+        """In the thread that the transaction belongs to. Raise `StoreError` for one elsewhere."""
         raise NotImplementedError
+
+    async def repeat(self, script: Callable[[], Script[T]], attempts: int) -> T:
+        for left in reversed(range(attempts)):
+            try:
+                return await self.transact(script())
+            except Exception as error:
+                if not (left and is_conflict(error)):
+                    raise
+        raise AssertionError("unreachable")
 
     async def check_alone(self) -> None:
         """Check that the caller has no transaction open, where that can be known."""
 
     async def create(self, tables: Mapping[str, str]) -> None:
-        """Create the tables that do not exist yet. Several processes may do so at once."""
+        """Several processes may do so at once."""
         for left in reversed(range(_CREATE_ATTEMPTS)):
             try:
                 await self.transact(create_missing(tables, self.dialect, self.quoted))
@@ -117,11 +104,9 @@ class Database(Answering):
                 return
 
     async def check(self, tables: Mapping[str, str]) -> None:
-        """Check that no newer version of this package wrote the tables. Raises `StoreError`."""
         await self.read(check_formats(tables, self.dialect, self.quoted))
 
     def reason(self, error: Exception) -> str:
-        """See `Answering.reason`."""
         text = self.text_of(error) or type(error).__name__
         if is_missing_table(error):
             return f"{text} ({self.hint})"
@@ -134,24 +119,12 @@ class Database(Answering):
 
 
 class Along(NamedTuple):
-    """What to pass as `transaction` for one of the store's own in which another script follows.
-
-    Attributes:
-        script: makes it, for each attempt.
-    """
+    """A `transaction` that is one of the store's own, in which another script follows."""
 
     script: Callable[[], Script[None]]
 
 
-class ScriptedStore(Closable):
-    """Implements `AdministrableStore` and `DoneStore`.
-
-    Arguments:
-        database: where the tables are.
-        table: the name of that of positions; the others' begin with it.
-        journal: keep a history of positions.
-    """
-
+class ScriptedStore(Administered):
     def __init__(
         self, database: Database, table: str = CURSORS, journal: Journal | None = None
     ) -> None:
@@ -170,18 +143,15 @@ class ScriptedStore(Closable):
         return await self.database.answer(_WHAT, feed, call, **how)
 
     async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes nothing of the caller's."""
         await self.database.aclose()
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
         load = self._scripts.load(feed)
         return await self._answer(feed, lambda: self.database.read(load), shield=False)
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
-        """See `CursorStore.save`. What `transaction` may be is said by the class."""
         await self.save_passing(feed, positions, {}, transaction=transaction)
 
     async def save_passing(
@@ -192,17 +162,10 @@ class ScriptedStore(Closable):
         *,
         transaction: Any = None,
     ) -> None:
-        """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
-        await self.database.answer(
-            _WHAT,
-            feed,
-            lambda: self._save(feed, positions, passed, transaction),
-            transaction=transaction,
-        )
+        await self._answer(feed, lambda: self._save(feed, positions, passed, transaction))
 
     async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
-        """See `DoneStore.take_over`."""
         done = self._scripts.done
 
         def claim() -> Script[int]:
@@ -221,8 +184,6 @@ class ScriptedStore(Closable):
         return Claim(number, found)
 
     async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
-        """See `DoneStore.done`. `transaction` as in `save`."""
-
         async def remember() -> None:
             run = await self._runner(transaction)
             try:
@@ -232,43 +193,24 @@ class ScriptedStore(Closable):
                     raise already_done(feed, event.partition) from error
                 raise
 
-        await self._answer(feed, remember, transaction=transaction)
+        await self._answer(feed, remember)
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
-        """See `DoneStore.is_done`."""
         look = self._scripts.done.is_done(feed, event)
         return await self._answer(feed, lambda: self.database.read(look), shield=False)
 
     async def feeds(self) -> list[FeedKey]:
-        """See `AdministrableStore.feeds`."""
-
         async def look() -> list[FeedKey]:
             rows = await self.database.read(self._scripts.feeds())
             return sorted((stored_key(*row) for row in rows), key=str)
 
         return await self._answer(None, look)
 
-    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        """See `AdministrableStore.delete`."""
-        wanted = None if partitions is None else set(partitions)
-        await self._administer(feed, lambda: self._scripts.delete(feed, wanted))
-
-    async def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> dict[int, Position]:
-        """See `AdministrableStore.replace`."""
-        check_storable(feed, positions)
-        return await self._administer(feed, lambda: self._scripts.replace(feed, positions))
-
-    async def move(
-        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
-    ) -> dict[FeedKey, dict[int, Position]]:
-        """See `AdministrableStore.move`."""
-        check_moves(keys)
-        return await self._administer(None, lambda: self._scripts.move(keys, overwrite=overwrite))
+    async def _change(self, feeds: Collection[FeedKey], edit: Edit, **how: Any) -> Stored:
+        feed = next(iter(feeds)) if len(feeds) == 1 else None
+        return await self._administer(feed, lambda: self._scripts.change(feeds, edit, **how))
 
     async def _runner(self, transaction: Any) -> Callable[[Script[Any]], Awaitable[Any]]:
-        """Return what runs a script: in the caller's transaction, or in one of the store's own."""
         if not _is_own(transaction):
             return partial(self.database.within, transaction)
         await self.database.check_alone()
@@ -281,14 +223,9 @@ class ScriptedStore(Closable):
         passed: Mapping[int, Collection[str]],
         transaction: Any,
     ) -> None:
-        """Save, a few times after a conflict with another consumer.
-
-        While another transaction holds a row, for the time that the save may wait for it.
-        """
+        """Try again after a conflict, and while another transaction holds a row."""
         run, own = await self._runner(transaction), _is_own(transaction)
         if not positions:
-            if not own:  # which may be refused
-                await run(_nothing())
             return
         bound = self._scripts.lock_waits.get(feed)
         deadline = math.inf if bound is None else anyio.current_time() + bound
@@ -315,27 +252,11 @@ class ScriptedStore(Closable):
                 return
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
-        """Do an operator's work in a transaction; again while consumers interfere."""
-
-        async def work() -> T:
-            for _ in range(_ADMIN_ATTEMPTS):
-                try:
-                    return await self.database.transact(script())
-                except Exception as error:
-                    if not is_conflict(error):
-                        raise
-            raise consumer_interferes(feed)
-
-        return await self._answer(feed, work)
+        return await self._answer(feed, lambda: self.database.repeat(script, _ADMIN_ATTEMPTS))
 
 
 def _is_own(transaction: Any) -> bool:
-    """Return whether a save with this `transaction` is in one of the store's own."""
     return transaction is None or isinstance(transaction, Along)
-
-
-def _nothing() -> Script[None]:
-    yield from ()
 
 
 def _one_after_the_other(*scripts: Script[None]) -> Script[None]:
@@ -344,219 +265,117 @@ def _one_after_the_other(*scripts: Script[None]) -> Script[None]:
 
 
 class JournalledScripts(ScriptedStore):
-    """Implements `JournalledStore`, too."""
-
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
-        """See `JournalledStore.positions_at`."""
         microseconds(when)
         look = self._scripts.positions_at(feed, when)
         return await self._answer(feed, lambda: self.database.transact(look))
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """See `JournalledStore.rewind`."""
         microseconds(to)
         return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
 
 
 class ScriptedLeases:
-    """Implements `LeaseStore`. Each operation is a transaction of its own.
-
-    A subclass sets both attributes.
-    """
-
     _lease_scripts: LeaseScripts
-    _lease_database: Database
+    _beating: Database
+    """For heartbeats, which wait for nothing else."""
+    _leasing: Database
+    """For all other operations."""
 
-    async def look(self, feed: FeedKey, last: View | None = None) -> View:
-        """See `LeaseStore.look`."""
-        return await self._lease(feed, lambda: self._lease_scripts.look(feed, last), reads=True)
+    async def look(self, feed: FeedKey) -> View:
+        look = partial(self._lease_scripts.look, feed)
+        return await self._lease(self._leasing, feed, look, reads=True)
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
-        """See `LeaseStore.beat`."""
         scripts = self._lease_scripts
-        return await self._lease(
-            feed, lambda: scripts.beat(feed, instance, seconds, options), beats=True
-        )
+        beat = partial(scripts.beat, feed, instance, seconds, options)
+        return await self._lease(self._beating, feed, beat, seconds=seconds / _RENEWAL_PART)
 
     async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
-        """See `LeaseStore.put`."""
-        return await self._lease(feed, lambda: self._lease_scripts.put(feed, instance, leases))
+        put = partial(self._lease_scripts.put, feed, instance, leases)
+        return await self._lease(self._leasing, feed, put)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
-        """See `LeaseStore.leave`."""
-        await self._lease(feed, lambda: self._lease_scripts.leave(feed, instance))
+        leave = partial(self._lease_scripts.leave, feed, instance)
+        await self._lease(self._leasing, feed, leave)
 
     async def _lease(
         self,
+        where: Database,
         feed: FeedKey,
         script: Callable[[], Script[T]],
         *,
-        beats: bool = False,  # noqa: ARG002
         reads: bool = False,
+        seconds: float | None = None,
     ) -> T:
-        """Run what makes a script; `beats` waits for no other operation, `reads` only reads."""
-        where = self._lease_database
-        run = where.read if reads else where.transact
-        return await where.answer(_WHAT, feed, lambda: run(script()))
+        async def work() -> T:
+            return await (where.read(script()) if reads else where.repeat(script, _LEASE_ATTEMPTS))
 
-
-# Databases with a server
-
-
-class LeaseConnections(Protocol):
-    """Where a `KeptConnection` comes from. Each statement on one commits itself."""
-
-    async def acquire(self) -> Any:
-        """Open a connection, or take one out of a pool."""
-        ...
-
-    async def run(self, connection: Any, script: Script[T], lock_seconds: float, /) -> T:
-        """Run a script. Where statements can't bound their waits for row locks, do it."""
-        ...
-
-    async def release(self, connection: Any, *, broken: bool) -> None:
-        """Give back what `acquire` returned."""
-        ...
-
-
-class KeptConnection:
-    """A connection for leases. Operations wait for each other."""
-
-    def __init__(self, connections: LeaseConnections) -> None:
-        self._connections = connections
-        self._lock = anyio.Lock()
-        self._connection: Any = None
-
-    async def run(
-        self, script: Callable[[], Script[T]], lock_seconds: float, *, keep: Callable[[], bool]
-    ) -> T:
-        """Return the result of a script. After a deadlock another one is made.
-
-        Arguments:
-            script: makes the script.
-            lock_seconds: the longest wait of a statement for another's row lock.
-            keep: whether the connection is kept for the next operation.
-        """
-        async with self._lock:
-            for left in reversed(range(_LEASE_ATTEMPTS)):
-                try:
-                    if self._connection is None:
-                        self._connection = await self._connections.acquire()
-                    result = await self._connections.run(self._connection, script(), lock_seconds)
-                except BaseException as error:
-                    again = isinstance(error, Exception) and is_conflict(error)
-                    if not again and not (isinstance(error, Exception) and is_lock_timeout(error)):
-                        await self._drop(broken=not isinstance(error, StoreError))
-                    if not (again and left):
-                        raise
-                else:
-                    if not keep():
-                        await self._drop(broken=False)
-                    return result
-            raise AssertionError("unreachable")
-
-    async def close(self) -> None:
-        """Give the connection back. The next operation takes another one."""
-        async with self._lock:
-            await self._drop(broken=False)
-
-    async def _drop(self, *, broken: bool) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with anyio.CancelScope(shield=True):
-                await self._connections.release(connection, broken=broken)
+        return await where.answer(_WHAT, feed, work, seconds=seconds, shield=not reads)
 
 
 class ServerStore(ScriptedLeases, JournalledScripts):
-    """Cursors and leases in a database where an operator creates tables, and row locks are held.
-
-    While an instance has joined two connections are kept: one for heartbeats, which wait for
-    nothing else, and one for all other operations.
-
-    Arguments:
-        connections: makes where one of them comes from; None where all is a transaction.
-    """
+    """An operator creates the tables. Leases keep connections while an instance has joined."""
 
     def __init__(
         self,
         database: Database,
         table: str,
         journal: Journal | None,
-        connections: Callable[[], LeaseConnections] | None,
+        beating: Database,
+        leasing: Database,
     ) -> None:
         super().__init__(database, table, journal)
         for suffix in ("_instances", "_leases"):
             self._tables[f"{CURSORS}{suffix}"] = f"{table}{suffix}"
         self._lease_scripts = LeaseScripts(database.dialect, self._named)
-        self._lease_database = database
-        self._connections = [KeptConnection(connections()) for _ in range(2)] if connections else []
+        self._beating, self._leasing = beating, leasing
         self._joined: dict[tuple[FeedKey, str], float] = {}
         """The length of the lease of each instance that has joined, in seconds."""
         self._format_is_known = False
 
     async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's.
-
-        Cancellation: they are closed all the same.
-        """
-        with anyio.CancelScope(shield=True):
-            for connection in self._connections:
-                await connection.close()
+        """Close the connections of leases, and nothing of the caller's."""
+        await self._close_leases()
         await self.database.aclose()
 
     async def create_tables(self) -> None:
-        """Create the tables that do not exist yet. Several processes may do so at once.
-
-        Raises:
-            StoreError
-        """
+        """Create the tables that do not exist yet. Several processes may do so at once."""
         await self._answer(None, lambda: self.database.create(self._tables), shield=False)
 
     def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
-        """See `LockingStore.limit_lock_waits`.
+        """Let no save of the feed wait any longer for a row that another transaction holds.
 
-        The store's own transactions of that feed are ended by PostgreSQL after ten times as long,
-        when this process is paused within one.
+        That may be one of a process that is paused. `save` then raises `FencedError`. PostgreSQL
+        ends the store's own transactions of the feed that are idle ten times as long.
         """
         self._scripts.lock_waits[feed] = seconds
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
         if not self._format_is_known:
             await self._answer(feed, lambda: self.database.check(self._tables), shield=False)
             self._format_is_known = True
         return await super().load(feed)
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
-        """See `LeaseStore.beat`."""
         self._joined[feed, instance] = seconds
+        # The shortest lease of all that share the store.
+        self._lease_scripts.lock_seconds = min(self._joined.values()) / _LOCK_PART
         return await super().beat(feed, instance, seconds, options)
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
-        """See `LeaseStore.leave`."""
         self._joined.pop((feed, instance), None)
         await super().leave(feed, instance)
-        if not self._joined and self._connections:
-            await self._connections[0].close()
 
-    async def _lease(
-        self,
-        feed: FeedKey,
-        script: Callable[[], Script[T]],
-        *,
-        beats: bool = False,
-        reads: bool = False,
-    ) -> T:
-        if not self._connections:
-            return await super()._lease(feed, script, beats=beats, reads=reads)
-        # The shortest lease of all that share the store. One that has not joined has none.
-        lease = min(self._joined.values(), default=_LOCK_PART)
-        lock = self._lease_scripts.lock_seconds = lease / _LOCK_PART
-        beating, leasing = self._connections
-        kept = beating if beats else leasing
-        return await self._answer(
-            feed,
-            lambda: kept.run(script, lock, keep=lambda: bool(self._joined)),
-            seconds=lease / _RENEWAL_PART if beats else max(lease, _LEAST_SECONDS),
-            shield=not reads,
-        )
+    async def _lease(self, *args: Any, **how: Any) -> Any:
+        try:
+            return await super()._lease(*args, **how)
+        finally:
+            if not self._joined:
+                await self._close_leases()
+
+    async def _close_leases(self) -> None:
+        with anyio.CancelScope(shield=True):
+            for each in (self._beating, self._leasing):
+                if each is not self.database:
+                    await each.aclose()

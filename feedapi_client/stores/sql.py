@@ -1,19 +1,15 @@
-"""Cursors in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``.
-
-What a store does in a transaction is one synchronous function of a `Connection`. SQLAlchemy runs it
-on an asynchronous driver (`run_sync`); for a synchronous one it runs in a thread as a whole.
-"""
+"""Cursors in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``."""
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 try:
     import sqlalchemy as sa
+    from sqlalchemy import event
     from sqlalchemy.dialects import mysql
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import (
@@ -30,13 +26,19 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.errors import StoreError
-from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.scripted import Database, ServerStore
-from feedapi_client.stores.scripts import CountedChange, Script, Step, run_steps, with_placeholders
-from feedapi_client.stores.sql_dialects import DIALECTS, MYSQL, lock_wait
+from feedapi_client.stores.scripts import (
+    DIALECTS,
+    MYSQL,
+    CountedChange,
+    Script,
+    Step,
+    run_steps,
+    with_placeholders,
+)
 from feedapi_client.stores.tables import CURSORS, FORMAT_TABLE, TABLES
-from feedapi_client.stores.threads import in_thread, transact_in_thread
+from feedapi_client.stores.threads import in_callers_thread, in_thread, transact_in_thread
 
 T = TypeVar("T")
 Engine = AsyncEngine | sa.Engine
@@ -61,38 +63,29 @@ _TYPES: dict[str, Any] = {
 
 
 class SQLAlchemyCursorStore(ServerStore):
-    """Keeps positions in a table of the application's database.
+    """Keeps positions in a table of the application's database, through SQLAlchemy.
 
-    Databases: PostgreSQL, MySQL and MariaDB, SQLite, each with an asynchronous driver
-    or a synchronous one.
-
-    The tables are created by `create_tables`, or by the application's own migrations: with
-    `metadata` they are part of it, and `table`, `journal_table` (None without a `journal`),
-    `done_table`, `instance_table`, `lease_table` and `format_table` are the Table objects.
+    Databases: PostgreSQL, MySQL and MariaDB, SQLite, each with an asynchronous driver or a
+    synchronous one. The tables are created by `create_tables`, or by the application's own
+    migrations: with `metadata` they are part of it, and `table`, `journal_table` (None without a
+    `journal`), `done_table`, `instance_table`, `lease_table` and `format_table` are the Tables.
 
     Exactly once: pass what writes the effects as ``transaction``: an `AsyncConnection`, an
-    `AsyncSession`, a `Connection` or a `Session`. The save is then part of its transaction, which
-    the caller commits or rolls back; a session is not flushed. Of a session with several engines
-    (``binds=``, ``get_bind``) it is the one to which an UPDATE of `table` goes. A save that is
-    refused or fails leaves nothing of itself in the transaction. READ COMMITTED, the default
-    isolation of PostgreSQL, is enough. At stricter levels the database may report a conflict
+    `AsyncSession`, a `Connection` or a `Session`. The save is then part of its transaction; a
+    session is not flushed. Of a session with several engines (``binds=``, ``get_bind``) it is the
+    one to which an UPDATE of `table` goes. A save that is refused or fails leaves nothing of itself
+    in the transaction. At stricter levels than READ COMMITTED the database may report a conflict
     between two consumers by itself: a `StoreError` whose cause is the database's error.
 
-    Cost: the usual save, of one position, is one statement, and three with a journal; a save of
-    many is one for each 100, and one for each 490 that locks their rows.
+    Threads: a synchronous engine, `Connection` or `Session` is used in worker threads. While
+    ``await store.save(transaction=session)`` runs, the caller must not use that session.
 
-    Threads: the statements on a synchronous engine, `Connection` or `Session` run in worker
-    threads, so that they don't hold up the event loop. While ``await
-    store.save(transaction=session)`` runs, the caller must not use that session. A
-    `scoped_session` belongs to a thread: call it, and pass the session that it returns.
-
-    Runs on asyncio only, as SQLAlchemy's async engines do: on trio every operation raises
-    `StoreError` (use `SQLiteCursorStore` there).
+    Runs on asyncio only, as SQLAlchemy's async engines do.
 
     Arguments:
-        engine: the caller's `AsyncEngine` or `Engine`, which the store does not dispose of. It
-            must not be in autocommit mode. Make it with ``pool_pre_ping=True``: a pool's
-            connections may be dead after a quiet night.
+        engine: the caller's `AsyncEngine` or `Engine`, which the store does not dispose of, not in
+            autocommit mode. Make it with ``pool_pre_ping=True``: a pool's connections may be dead
+            after a quiet night.
         table, schema: name of the table; the others' are the same with ``_journal``, ``_done``,
             ``_instances`` and ``_leases``. Without a `schema` that of the `metadata` counts.
         metadata: the metadata to put the tables into; by default one of the store's own.
@@ -113,7 +106,6 @@ class SQLAlchemyCursorStore(ServerStore):
         journal: Journal | None = None,
         timeout: float = 30.0,
     ) -> None:
-        metadata = sa.MetaData() if metadata is None else metadata
         database = SQLDatabase(engine, metadata, schema, CURSORS, table, timeout)
         self.engine = engine
         self.table = database.table
@@ -125,38 +117,21 @@ class SQLAlchemyCursorStore(ServerStore):
             database.table_of(f"{CURSORS}_journal", f"{table}_journal") if journal else None
         )
         # SQLite has no server that others could keep busy.
-        served = None if database.dialect == "sqlite" else partial(_LeaseConnections, engine)
-        super().__init__(database, table, journal, served)
-
-    async def close_lease_connections(self) -> None:
-        """Close the connections that are kept while an instance has joined. A later use opens one.
-
-        Cancellation: they are closed all the same.
-        """
-        await self.aclose()
+        served = database.dialect != "sqlite"
+        leases = _LeaseDatabase(database) if served else database
+        super().__init__(database, table, journal, leases, leases)
 
     def __repr__(self) -> str:
         return f"<SQLAlchemyCursorStore {self.database!r}>"
 
 
 class SQLDatabase(Database):
-    """The database of an engine, with a table of `TABLES` in it.
-
-    Arguments:
-        engine, metadata, schema, timeout: as the stores take them.
-        kind, table: what the table is called in `TABLES`, and here. A session of several engines
-            is used on that to which an UPDATE of it goes.
-
-    Raises:
-        TypeError: this is no engine.
-        ValueError: it is of another kind of database, in autocommit mode, or its threads do not
-            see the same database.
-    """
+    """A session of several engines is used on that to which an UPDATE of the table `kind` goes."""
 
     def __init__(
         self,
         engine: Engine,
-        metadata: sa.MetaData,
+        metadata: sa.MetaData | None,
         schema: str | None,
         kind: str,
         table: str,
@@ -164,13 +139,13 @@ class SQLDatabase(Database):
     ) -> None:
         if not isinstance(engine, (AsyncEngine, sa.Engine)):
             raise TypeError(f"an Engine or an AsyncEngine is needed, not a {type(engine).__name__}")
-        self._sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
-        if isinstance(self._sync.pool, SingletonThreadPool) and self._sync is engine:
+        self.sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        if isinstance(self.sync_engine.pool, SingletonThreadPool) and self.sync_engine is engine:
             raise ValueError(
                 "this engine keeps a database of SQLite in memory for each thread: create it with "
                 "poolclass=sqlalchemy.StaticPool and connect_args={'check_same_thread': False}"
             )
-        options = self._sync.get_execution_options()
+        options = self.sync_engine.get_execution_options()
         if options.get("isolation_level") == "AUTOCOMMIT":
             raise ValueError(
                 "an engine with transactions is needed, and this one has the isolation level "
@@ -182,8 +157,8 @@ class SQLDatabase(Database):
         self.name = f"({self.dialect})"
         self.engine = engine
         self.timeout = timeout
-        self._metadata = metadata
-        self._schema = metadata.schema if schema is None else schema
+        self._metadata = sa.MetaData() if metadata is None else metadata
+        self._schema = self._metadata.schema if schema is None else schema
         # The one that the engine maps it to.
         schemas = options.get("schema_translate_map") or {}
         self._mapped: str | None = schemas.get(self._schema, self._schema)
@@ -193,14 +168,10 @@ class SQLDatabase(Database):
 
     @property
     def place(self) -> object:
-        return self._sync.url
+        return self.sync_engine.url
 
     def table_of(self, kind: str, name: str) -> sa.Table:
-        """Return a table of `TABLES`, also if another store has put it into the metadata before.
-
-        Arguments:
-            kind, name: what it is called there, and here.
-        """
+        """Return a table of `TABLES`, also if another store has put it into the metadata before."""
         full = f"{self._schema}.{name}" if self._schema else name
         if (found := self._metadata.tables.get(full)) is not None:
             return found
@@ -235,8 +206,6 @@ class SQLDatabase(Database):
         return await transact_in_thread(self.engine.begin, work)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        """See `Database.within`."""
-
         def work(connection: sa.Connection) -> T:
             if connection.dialect.name != self.dialect:
                 raise StoreError(
@@ -265,15 +234,12 @@ class SQLDatabase(Database):
         return await in_callers_thread(call, otherwise=in_thread)
 
     def text_of(self, error: Exception) -> str:
-        """See `Database.text_of`.
-
-        Neither the statement and its parameters, which may be payloads, nor the password.
-        """
+        """Neither the statement and its parameters, which may be payloads, nor the password."""
         if not isinstance(error, self._known):
             return ""
         foreign = getattr(error, "orig", None) or error
         text = next(iter(str(foreign).strip().splitlines()), "") or type(foreign).__name__
-        password = self._sync.url.password
+        password = self.sync_engine.url.password
         return text.replace(str(password), "***") if password else text
 
     def __repr__(self) -> str:
@@ -291,7 +257,6 @@ def _type(declared: str) -> Any:
 
 
 def _run(connection: sa.Connection, script: Script[T]) -> T:
-    """Run a script on a connection, and return its result."""
     style = _PLACEHOLDERS.get(connection.dialect.paramstyle, "%s")
 
     def execute(step: Step) -> Any:
@@ -313,10 +278,7 @@ def _run_where_it_rolls_back(connection: sa.Connection, script: Script[T]) -> T:
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:
-    """Return whether the database commits each statement, so that nothing can be rolled back.
-
-    Asks the driver, which costs no round trip.
-    """
+    """Ask the driver, which costs no round trip."""
     pooled = connection.connection
     assert pooled.dbapi_connection is not None
     try:
@@ -331,67 +293,32 @@ def _is_autocommit(connection: sa.Connection) -> bool:
     return autocommit
 
 
-class _LeaseConnections:
-    """Connections of the store's own, outside of the application's pool, to a database's server.
+class _LeaseDatabase(SQLDatabase):
+    """The same on connections outside of the application's pool. Each statement commits itself."""
 
-    Each statement commits itself: a process that is paused between two of them holds no lock.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        sync = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    def __init__(self, of: SQLDatabase) -> None:
+        sync = of.sync_engine
         pool = sync.pool.recreate()  # the application can't use it up
         own = sa.Engine(pool, sync.dialect, sync.url, hide_parameters=sync.hide_parameters)
+        if of.dialect in MYSQL:  # where a statement can't say how long it waits for a row lock
+            event.listen(own, "connect", _wait_briefly)
         own = own.execution_options(isolation_level="AUTOCOMMIT")
-        self._engine: Engine = AsyncEngine(own) if isinstance(engine, AsyncEngine) else own
-        self._bound: float | None = None
-        self._lock = threading.Lock()
+        self.engine = AsyncEngine(own) if isinstance(of.engine, AsyncEngine) else own
+        self.sync_engine = own
+        self.dialect, self.name, self.timeout = of.dialect, of.name, of.timeout
+        self._known = of._known
 
-    async def acquire(self) -> AnyConnection:
-        self._bound = None
-        if isinstance(self._engine, AsyncEngine):
-            return await self._engine.connect()
-        return await in_thread(self._engine.connect)
+    async def transact(self, script: Script[T]) -> T:
+        return await self.read(script)
 
-    async def run(self, connection: AnyConnection, script: Script[T], lock_seconds: float, /) -> T:
-        """See `LeaseConnections.run`."""
-
-        def work(connection: sa.Connection) -> T:
-            if self._bound != lock_seconds and connection.dialect.name in MYSQL:
-                wait = lock_wait(connection.dialect.name, lock_seconds)
-                connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {wait}")
-            self._bound = lock_seconds
-            return _run(connection, script)
-
-        if isinstance(connection, AsyncConnection):
-            return await connection.run_sync(work)
-        return await in_thread(partial(self._one_at_a_time, work, connection), abandon=True)
-
-    async def release(self, connection: AnyConnection, *, broken: bool) -> None:
-        """See `LeaseConnections.release`."""
-
-        def work(connection: sa.Connection) -> None:
-            if broken and not connection.invalidated:
-                connection.invalidate()
-            connection.close()
-
-        engine = self._engine
-        if isinstance(engine, AsyncEngine):
-            assert isinstance(connection, AsyncConnection)
-            await connection.run_sync(work)
-            await engine.dispose()
-            return
-
-        assert isinstance(connection, sa.Connection)
-
-        def leave() -> None:
-            self._one_at_a_time(work, connection)
-            engine.dispose()
-
-        if broken:  # a statement that nobody waits for any more may still use it
-            threading.Thread(target=leave, daemon=True).start()
+    async def aclose(self) -> None:
+        if isinstance(self.engine, AsyncEngine):
+            await self.engine.dispose()
         else:
-            await in_thread(leave)
+            await in_thread(self.engine.dispose)
 
-    def _one_at_a_time(self, work: Work[T], connection: sa.Connection) -> T:
-        with self._lock:
-            return work(connection)
+
+def _wait_briefly(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+    cursor.close()

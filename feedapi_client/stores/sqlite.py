@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from feedapi_client.arguments import OneProcess
 from feedapi_client.causes import store_problem
 from feedapi_client.errors import StoreError
-from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.leases import SECOND, LeaseScripts
 from feedapi_client.stores.scripted import (
@@ -30,8 +26,9 @@ from feedapi_client.stores.scripted import (
     ScriptedLeases,
     ScriptedStore,
 )
-from feedapi_client.stores.scripts import Query, Script, run_on_async_cursors, run_on_cursors
+from feedapi_client.stores.scripts import Query, Script, run_on_cursors
 from feedapi_client.stores.tables import CURSORS, TABLES, create_missing, create_table
+from feedapi_client.stores.threads import in_callers_thread
 
 T = TypeVar("T")
 
@@ -47,11 +44,9 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
     (`LeaseStore`).
 
     Exactly once: let the application keep its effects in the same file and pass its own connection
-    as ``transaction``: a `sqlite3.Connection` or an `aiosqlite.Connection`. The save then happens
-    on that connection, and the caller commits it or rolls it back. It is part of the open
-    transaction; without one it opens one, if the connection is in the mode to do so. On a
-    `sqlite3.Connection` it happens synchronously in the calling thread, also with
-    `SyncFeedConsumer`: see `feedapi_client.stores.in_callers_thread`. Don't hold a write
+    as ``transaction``: a `sqlite3.Connection`. The save then happens on that connection, in the
+    calling thread, and the caller commits it or rolls it back. It is part of the open transaction;
+    without one it opens one, if the connection is in the mode to do so. Don't hold a write
     transaction open across awaits that lead to other saves: SQLite has one writer at a time.
 
     A file that is damaged, not SQLite or not accessible raises `StoreError` at the first use.
@@ -73,13 +68,13 @@ class SQLiteCursorStore(ScriptedLeases, JournalledScripts):
         super().__init__(SQLiteDatabase(self.path, busy_timeout), journal=journal)
         self._lease_scripts = LeaseScripts("sqlite", self._named)
         # On a connection of its own, so that no save delays a renewal.
-        self._lease_database = SQLiteDatabase(self.path, busy_timeout)
-        self._lease_database.need(_LEASES)
+        leases = self._beating = self._leasing = SQLiteDatabase(self.path, busy_timeout)
+        leases.need(_LEASES)
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
         await self.database.aclose()
-        await self._lease_database.aclose()
+        await self._leasing.aclose()
 
     def __repr__(self) -> str:
         return f"<SQLiteCursorStore {self.path!r}>"
@@ -97,24 +92,16 @@ class MemoryCursorStore(ScriptedLeases, ScriptedStore):
         self.database: MemoryDatabase = database
         # By the clock of the event loop, which may be a virtual one.
         self._lease_scripts = LeaseScripts("sqlite", self._named, _loop_clock)
-        self._lease_database = self.database
+        self._beating = self._leasing = self.database
 
     def __repr__(self) -> str:
         return "<MemoryCursorStore>"
 
 
 class SQLiteDatabase(Database):
-    """A file with one connection, used by one worker thread at a time.
-
-    A cancelled task leaves the queue for it, but a call that has begun is finished.
-
-    Arguments:
-        path: the file.
-        busy_timeout: maximum time to wait for another writer, in seconds.
-    """
+    """One connection, used by one worker thread at a time. A call that has begun is finished."""
 
     dialect = "sqlite"
-    asyncio_only = False
 
     def __init__(self, path: str, busy_timeout: float) -> None:
         self.name = f"in {path}"
@@ -124,7 +111,7 @@ class SQLiteDatabase(Database):
         self._made: set[str] = set()
         self._connection: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize[[], SQLiteDatabase] | None = None
-        self._opened: tuple[OneProcess, str, object] | None = None
+        self._opened: tuple[str, object] | None = None
         self._lock = threading.Lock()
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("feedapi_sqlite_limiter")
 
@@ -142,63 +129,33 @@ class SQLiteDatabase(Database):
         return await self._run(lambda connection: run_on_cursors(script, connection.cursor))
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        # Rows are tuples of `str`, whatever factories the caller's connection has.
-        factory: Any = getattr(transaction, "text_factory", None)
-        joined = self._joined(script, transaction)
-        aiosqlite = sys.modules.get("aiosqlite")
-        if isinstance(transaction, sqlite3.Connection):
-
-            def run() -> T:
-                transaction.text_factory = str
-                try:
-                    return run_on_cursors(joined, lambda: _plain(transaction.cursor()))
-                finally:
-                    transaction.text_factory = factory
-
-            return await in_callers_thread(run)
-        if aiosqlite is None or not isinstance(transaction, aiosqlite.Connection):
+        if not isinstance(transaction, sqlite3.Connection):
             raise StoreError(
-                "transaction must be a sqlite3.Connection or an aiosqlite.Connection, not a "
-                f"{type(transaction).__name__}"
+                f"transaction must be a sqlite3.Connection, not a {type(transaction).__name__}"
             )
 
-        async def cursor() -> Any:
-            return _plain(await transaction.cursor())
+        def cursor() -> sqlite3.Cursor:
+            opened = transaction.cursor()
+            opened.row_factory = None  # whatever the caller's connection has
+            return opened
 
-        with anyio.CancelScope(shield=True):
-            transaction.text_factory = str
-            try:
-                return await run_on_async_cursors(joined, cursor)
-            finally:
-                transaction.text_factory = factory
-        raise AssertionError("the scope is never cancelled")
+        joined = self._joined(script, transaction)
+        return await in_callers_thread(partial(run_on_cursors, joined, cursor))
 
     async def aclose(self) -> None:
-        """Close the connection. The next use opens another one."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._close)
 
     def reason(self, error: Exception) -> str:
-        hint = ""
-        if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
-            hint = (
-                ". Commit in the thread that made the connection, "
-                "or make it with check_same_thread=False"
-            )
-        elif getattr(error, "sqlite_errorcode", None) in _BUSY_CODES:
-            hint = ". Another writer holds the file: keep write transactions short"
-        elif not (folder := Path(self._path).absolute().parent).is_dir():
-            hint = f": there is no folder {folder}"
+        if isinstance(error, sqlite3.Error):
+            return str(error)
         # Of any other error only the name: its text may quote a cursor.
-        text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
-        if isinstance(error, OSError) and (problem := store_problem(error)) is not None:
-            text += f": {problem}"
-        return f"{text}{hint}"
+        problem = store_problem(error) if isinstance(error, OSError) else None
+        return type(error).__name__ + ("" if problem is None else f": {problem}")
 
     def _joined(self, script: Script[T], connection: Any) -> Script[T]:
-        """Run a script in the transaction of the caller's connection, or open one."""
         databases = yield Query("PRAGMA database_list")
-        file = next(row[2] for row in databases if row[1] == "main")
+        file = os.fsdecode(next(row[2] for row in databases if row[0] == 0))  # whatever text is
         if not file or os.path.realpath(file) != self.place:
             raise StoreError(
                 f"the transaction is on the database {file or 'in memory'}, "
@@ -237,8 +194,7 @@ class SQLiteDatabase(Database):
             if self._connection is None:
                 self._connection = self._open()
             elif self._opened is not None:
-                process, path, file = self._opened
-                process.check(f"the cursor database {self._path}", error=StoreError)
+                path, file = self._opened
                 if file != _identity(path):
                     raise StoreError(
                         f"the cursor database {self._path} was replaced or deleted while it "
@@ -265,7 +221,7 @@ class SQLiteDatabase(Database):
         # A store that is never closed must not end with a ResourceWarning.
         self._finalizer = weakref.finalize(self, connection.close)
         path = os.path.abspath(self._path)
-        self._opened = OneProcess(), path, _identity(path)
+        self._opened = path, _identity(path)
         return connection
 
     def _close(self) -> None:
@@ -277,14 +233,10 @@ class SQLiteDatabase(Database):
 
 
 class MemoryDatabase(Database):
-    """A database in memory, used in the thread of the event loop."""
-
     dialect = "sqlite"
     name = "in memory"
-    asyncio_only = False
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False
         )
@@ -294,8 +246,7 @@ class MemoryDatabase(Database):
             self._connection.execute(create_table(table, "sqlite"))
 
     async def transact(self, script: Script[T]) -> T:
-        with self._lock:
-            return _transact(self._connection, script)
+        return _transact(self._connection, script)
 
     async def read(self, script: Script[T]) -> T:
         return run_on_cursors(script, self._connection.cursor)
@@ -311,7 +262,6 @@ class MemoryDatabase(Database):
 
 
 def _transact(connection: sqlite3.Connection, script: Script[T]) -> T:
-    """Run a script in a transaction of its own, and return its result."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         result = run_on_cursors(script, connection.cursor)
@@ -322,11 +272,6 @@ def _transact(connection: sqlite3.Connection, script: Script[T]) -> T:
                 connection.execute("ROLLBACK")
         raise
     return result
-
-
-def _plain(cursor: Any) -> Any:
-    cursor.row_factory = None
-    return cursor
 
 
 def _switch_to_wal(connection: sqlite3.Connection, *, last_try: bool) -> bool:
@@ -341,7 +286,6 @@ def _switch_to_wal(connection: sqlite3.Connection, *, last_try: bool) -> bool:
 
 
 def _identity(path: str) -> object:
-    """What tells a file from another one of its name; None without a file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -350,11 +294,7 @@ def _identity(path: str) -> object:
 
 
 def create_privately(path: str) -> None:
-    """Create the file for its owner alone, unless it is there: quarantined payloads may be in it.
-
-    SQLite gives the files beside it (-wal, -shm) the same rights. What can't be created is left to
-    SQLite, which says why.
-    """
+    """Quarantined payloads may be in it. SQLite gives -wal and -shm the same rights."""
     if path in ("", ":memory:"):
         return
     with suppress(OSError):

@@ -1,8 +1,7 @@
 """The tables of the SQL stores, declared once, and the versions of what they hold.
 
-A database has the table ``feedapi_format``, with a row for each table of cursors (which counts for
-its journal, instances and leases, too) and of quarantined events. Without a row the version is 1.
-`docs/pages/formats.md` has the formats.
+``feedapi_format`` has a row for each table of cursors, which counts for its journal, instances and
+leases, too, and of quarantined events. Without a row the version is 1.
 """
 
 # ruff: noqa: S608 - the statements are made of quoted names
@@ -13,8 +12,7 @@ from collections.abc import Callable, Mapping
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.scripts import Query, Script
-from feedapi_client.stores.sql_dialects import is_missing_table
+from feedapi_client.stores.scripts import Query, Script, is_missing_table
 
 CURSORS = "feedapi_cursors"
 QUARANTINE = "feedapi_quarantine"
@@ -65,7 +63,6 @@ Times are in microseconds since 1970 UTC. What may be NULL says so.
 
 
 def create_table(table: str, dialect: str, name: str | None = None) -> str:
-    """Return the statement that creates a table, by this name, quoted, or by its own."""
     dialect = "mysql" if dialect == "mariadb" else dialect
     columns, key = TABLES[table]
     lines = []
@@ -81,7 +78,6 @@ def create_table(table: str, dialect: str, name: str | None = None) -> str:
 
 
 def exists(table: str, dialect: str) -> Script[bool]:
-    """Return whether a table, whose quoted name this is, is there."""
     if dialect == "postgresql":  # where an error would end the transaction
         rows = yield Query("SELECT to_regclass(CAST(? AS TEXT)) IS NOT NULL", (table,))
         return bool(rows[0][0])
@@ -97,17 +93,7 @@ def exists(table: str, dialect: str) -> Script[bool]:
 def create_missing(
     tables: Mapping[str, str], dialect: str, quoted: Callable[[str], str]
 ) -> Script[None]:
-    """Create the tables that are not there, and note their formats where they are not noted.
-
-    A role that may not create tables is refused ``IF NOT EXISTS``, too.
-
-    Arguments:
-        tables: their names, by those of `TABLES`.
-        quoted: returns a name as an identifier of SQL.
-
-    Raises:
-        StoreError: a newer version of this package wrote one of them.
-    """
+    """Create tables, by their names in `TABLES`, and note their formats. Raise for newer ones."""
     for table, name in {**tables, FORMAT_TABLE: FORMAT_TABLE}.items():
         if not (yield from exists(quoted(name), dialect)):
             yield Query(create_table(table, dialect, quoted(name)))
@@ -121,7 +107,6 @@ def create_missing(
 def check_formats(
     tables: Mapping[str, str], dialect: str, quoted: Callable[[str], str]
 ) -> Script[None]:
-    """Check the formats of tables. Raises and takes what `create_missing` does."""
     formats = quoted(FORMAT_TABLE)
     if (yield from exists(formats, dialect)):
         for table in tables.keys() & FORMATS.keys():
@@ -129,23 +114,13 @@ def check_formats(
 
 
 def _check_noted(formats: str, name: str, newest: int) -> Script[bool]:
-    """Check the format of a table, and return whether there is a note of it."""
     rows = yield Query(f"SELECT version FROM {formats} WHERE name = ?", (name,))
     check_format(f"the table {name}", rows[0][0] if rows else None, newest)
     return bool(rows)
 
 
 def check_format(what: str, found: int | None, newest: int, feed: FeedKey | None = None) -> None:
-    """Check that this version can read what another one wrote.
-
-    Arguments:
-        what: what it is, and where, for the message.
-        found: the stored version; None where there is none, which is 1.
-        newest: the newest version that can be read.
-
-    Raises:
-        StoreError: a newer version of this package wrote it.
-    """
+    """Raise `StoreError` if a newer version of this package wrote what is `found`. None is 1."""
     if found is not None and found > newest:
         raise StoreError(
             f"a newer version of feedapi-client wrote {what} (format {found}, this one reads up "

@@ -1,8 +1,7 @@
 """What is measured of consumers: plain numbers, read when somebody exports them.
 
-A measurement takes OpenTelemetry's SDK about 100,000 instructions (1.45, callgrind). Adding to a
-number takes almost none, and something is added with every batch. So both ways to export read the
-same numbers. Only histograms are measured with the SDK as well: it can't observe any.
+A measurement takes OpenTelemetry's SDK about 100,000 instructions (1.45, callgrind), adding to a
+number almost none. Only histograms are measured with the SDK as well: it can't observe any.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from opentelemetry import metrics as api
 from opentelemetry.metrics import CallbackOptions, Meter
 from opentelemetry.metrics import Observation as Value
 
+import feedapi_client.telemetry.metrics as metrics
 from feedapi_client.status import (
     ConsumerStatus,
     Health,
@@ -28,29 +28,7 @@ from feedapi_client.status import (
     PartitionStatus,
     ProblemName,
 )
-from feedapi_client.telemetry.metrics import (
-    BUFFERED,
-    CAUGHT_UP,
-    CAUGHT_UP_AGE,
-    COMMIT_AGE,
-    ERROR,
-    FROM_THE_START,
-    IN_FLIGHT_AGE,
-    LEASES,
-    LIVE,
-    MESSAGES,
-    METRICS,
-    OPERATION,
-    OPERATION_TYPE,
-    PARTITION,
-    PARTITIONS,
-    PROBLEM,
-    PROBLEMS,
-    READY,
-    STATE,
-    Kind,
-    Metric,
-)
+from feedapi_client.telemetry.metrics import Kind, Metric
 
 SCOPE = "feedapi_client"
 BUCKETS = (
@@ -79,8 +57,6 @@ Key = tuple[str, int | None, str | None, str | None]
 
 
 class Series:
-    """One series. Its attributes are built once, however much it counts."""
-
     __slots__ = ("attributes", "metric", "numbers")
 
     def __init__(self, metric: Metric, attributes: dict[str, str]) -> None:
@@ -93,14 +69,7 @@ Look = Callable[[], tuple[ConsumerStatus, Health]]
 
 
 class Measured:
-    """One consumer that is observed: added to in its event loop, read by any thread.
-
-    Arguments:
-        common: the attributes of every series.
-        instance: the consumer's name in `PartitionStatus.owner`, where it shares the feed.
-        look: reads the consumer's status and health.
-        meters: what exports it.
-    """
+    """Added to in the consumer's event loop, read by any thread."""
 
     def __init__(
         self, common: dict[str, str], instance: Callable[[], str | None], look: Look, meters: Meters
@@ -124,7 +93,6 @@ class Measured:
         error: str | None = None,
         operation: str | None = None,
     ) -> None:
-        """Add to a counter, or to a histogram."""
         if partition is not None:
             self._partitions.add(partition)
             if len(self._partitions) > MAX_PARTITIONS:
@@ -143,18 +111,15 @@ class Measured:
         self, partition: int | None, error: str | None, operation: str | None
     ) -> dict[str, str]:
         own = {
-            PARTITION: None if partition is None else str(partition),
-            ERROR: error,
-            OPERATION: operation,
-            OPERATION_TYPE: _OPERATION_TYPES.get(operation or ""),
+            metrics.PARTITION: None if partition is None else str(partition),
+            metrics.ERROR: error,
+            metrics.OPERATION: operation,
+            metrics.OPERATION_TYPE: _OPERATION_TYPES.get(operation or ""),
         }
         return self.common | {name: value for name, value in own.items() if value is not None}
 
     def refresh(self) -> None:
-        """Read status and health, unless that was done just now.
-
-        All partitions that may be read have their counters then.
-        """
+        """All partitions that may be read have their counters then."""
         if time.monotonic() - self._looked_at <= _FRESH_SECONDS:
             return
         self.status, self.health = self._look()
@@ -162,8 +127,8 @@ class Measured:
         statuses = self.status.partitions.values()
         read = [each.partition for each in statuses if each.state not in _ENDED]
         self._partitions.update(read)
-        for metric in FROM_THE_START:
-            operation = "process" if metric is MESSAGES else None
+        for metric in metrics.FROM_THE_START:
+            operation = "process" if metric is metrics.MESSAGES else None
             for partition in read if len(self._partitions) <= MAX_PARTITIONS else (None,):
                 self.add(metric, 0, partition=partition, operation=operation)
 
@@ -193,8 +158,6 @@ def _by_name(
 def _each(
     value: Callable[[Measured, PartitionStatus], float | None], worst: Callable[..., float] = max
 ) -> _Gauge:
-    """Of each partition that is being read; of many the worst one."""
-
     def read(of: Measured) -> Iterator[tuple[dict[str, str], float]]:
         found = [
             (each.partition, seen)
@@ -204,7 +167,7 @@ def _each(
             and (seen := value(of, each)) is not None
         ]
         if len(of.status.partitions) <= MAX_PARTITIONS:
-            yield from (({PARTITION: str(id)}, seen) for id, seen in found)
+            yield from (({metrics.PARTITION: str(id)}, seen) for id, seen in found)
         elif found:
             yield {}, worst(seen for _, seen in found)
 
@@ -223,36 +186,36 @@ def _caught_up_seconds(of: Measured, each: PartitionStatus) -> float | None:
 
 
 _GAUGES: dict[Metric, _Gauge] = {
-    BUFFERED: _one(lambda of: of.status.buffered_bytes),
-    PARTITIONS: _by_name(
-        STATE, PartitionState, lambda of: (each.state for each in of.status.partitions.values())
+    metrics.BUFFERED: _one(lambda of: of.status.buffered_bytes),
+    metrics.PARTITIONS: _by_name(
+        metrics.STATE,
+        PartitionState,
+        lambda of: (each.state for each in of.status.partitions.values()),
     ),
-    CAUGHT_UP: _each(lambda _, each: each.caught_up is True, min),
-    CAUGHT_UP_AGE: _each(_caught_up_seconds),
-    IN_FLIGHT_AGE: _each(lambda _, each: each.in_flight_seconds or 0.0),
-    COMMIT_AGE: _each(lambda _, each: each.commit_age_seconds),
-    LEASES: _one(_leases),
-    LIVE: _one(lambda of: of.health.live),
-    READY: _one(lambda of: of.health.ready),
-    PROBLEMS: _by_name(PROBLEM, ProblemName, lambda of: (each.name for each in of.health.problems)),
+    metrics.CAUGHT_UP: _each(lambda _, each: each.caught_up is True, min),
+    metrics.CAUGHT_UP_AGE: _each(_caught_up_seconds),
+    metrics.IN_FLIGHT_AGE: _each(lambda _, each: each.in_flight_seconds or 0.0),
+    metrics.COMMIT_AGE: _each(lambda _, each: each.commit_age_seconds),
+    metrics.LEASES: _one(_leases),
+    metrics.LIVE: _one(lambda of: of.health.live),
+    metrics.READY: _one(lambda of: of.health.ready),
+    metrics.PROBLEMS: _by_name(
+        metrics.PROBLEM, ProblemName, lambda of: (each.name for each in of.health.problems)
+    ),
 }
 
 
 class Meters:
-    """What is measured of any number of consumers, for one way to export it."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: tuple[Measured, ...] = ()
         self._ended: dict[Metric, dict[Attributes, Numbers]] = {}
 
     def attach(self, measured: Measured) -> None:
-        """Export what is measured of one more consumer."""
         with self._lock:
             self._open = (*self._open, measured)
 
     def detach(self, measured: Measured) -> None:
-        """Export its gauges no more, and its counters as they are. May be called again."""
         with self._lock:
             if measured in self._open:
                 self._open = tuple(each for each in self._open if each is not measured)
@@ -260,10 +223,7 @@ class Meters:
                     _add(self._ended.setdefault(series.metric, {}), series)
 
     def read(self, metric: Metric) -> dict[Attributes, Numbers]:
-        """Return all series of a metric. Consumers with the same attributes have one.
-
-        To be called by any thread.
-        """
+        """To be called by any thread. Consumers with the same attributes have one series."""
         for each in self._open:
             each.refresh()
         with self._lock:
@@ -276,8 +236,7 @@ class Meters:
                         _add(found, series)
             return found
 
-    def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None:
-        """Measure a duration with what can't be read from here."""
+    def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None: ...
 
 
 def _add(to: dict[Attributes, Numbers], series: Series) -> None:
@@ -296,7 +255,7 @@ class Instruments(Meters):
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self._histograms: dict[Metric, api.Histogram] = {}
-        for metric in METRICS:
+        for metric in metrics.METRICS:
             named: Any = {"unit": metric.unit, "description": metric.description}
             if metric.kind is Kind.HISTOGRAM:
                 self._histograms[metric] = meter.create_histogram(
@@ -310,7 +269,6 @@ class Instruments(Meters):
                 meter.create_observable_gauge(metric.name, observed, **named)
 
     def record(self, metric: Metric, seconds: float, attributes: dict[str, str]) -> None:
-        """See `Meters.record`."""
         self._histograms[metric].record(seconds, attributes)
 
     def _values(self, metric: Metric, _: CallbackOptions) -> Iterator[Value]:
@@ -322,7 +280,6 @@ _all: WeakKeyDictionary[Meter, Instruments] = WeakKeyDictionary()
 
 
 def instruments_of(meter: Meter | None) -> Instruments:
-    """Return the instruments of a meter; of the global provider's without one."""
     meter = _global_meter() if meter is None else meter
     if meter not in _all:
         _all[meter] = Instruments(meter)

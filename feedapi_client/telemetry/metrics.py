@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """The kind of an instrument."""
-
     COUNTER = "counter"
     HISTOGRAM = "histogram"
     GAUGE = "gauge"

@@ -38,8 +38,6 @@ _COUNTED = {
     HandlerRetried: metrics.HANDLER_RETRIES,
     EventQuarantined: metrics.QUARANTINED,
 }
-_LOOK_SECONDS = 1.0
-"""How often to look whether the application has set a provider: that reads the environment."""
 _NO_CONTEXT = nullcontext()
 
 
@@ -54,14 +52,11 @@ def observe(
             await consumer.run(handle)
 
     For any number of consumers at a time, also of the same meter. `METRICS` lists what is exported.
-    All of it carries ``messaging.system`` (``feedapi``), ``messaging.destination.name`` (the feed's
-    URL without credentials and query) and ``messaging.consumer.group.name`` (the consumer's name).
+    All of it carries system, destination (the feed's URL without credentials and query) and
+    consumer group. Durations do not tell partitions apart. Of a feed with more than 64 partitions
+    counters don't either, and gauges only export the worst one.
 
-    Durations do not tell partitions apart. Of a feed with more than 64 partitions counters don't
-    either, and gauges only export the worst partition.
-
-    Observing begins at the call and outlasts iterations. Counters keep their values when it ends,
-    gauges are exported no more.
+    Observing begins at the call and outlasts iterations. Counters keep their values when it ends.
 
     Arguments:
         consumer: before or after it is entered.
@@ -167,33 +162,25 @@ _TAKES: dict[type, Callable[[Observation, Any, str | None], None]] = {
 
 
 class _Spans:
-    """The spans of one consumer: one ``process`` a batch, with ``fetch`` and ``commit`` below it.
+    """One ``process`` a batch, with ``fetch`` and ``commit`` below it.
 
-    Without a tracer that of the global provider. As long as the application has not set one, no
-    span is begun; those of batches are within a second after it has.
+    Without a tracer that of the global provider, also if the application sets that one later.
     """
 
     def __init__(self, tracer: Tracer | None, common: dict[str, str]) -> None:
         self._tracer = trace.get_tracer(SCOPE) if tracer is None else tracer
-        self._off = isinstance(self._tracer, trace.NoOpTracer)
-        # When to look next for a provider; None when there is no need to.
-        self._look_at: float | None = float("-inf") if tracer is None else None
         self._common = common
         self._open: dict[int, Span] = {}
 
     def begin(self, partition: int, events: int) -> None:
-        """Begin the span of a batch."""
         if self._open:
             self.end(partition, None)
-        if self._off or (self._look_at is not None and self._no_provider()):
-            return
         count = {"messaging.batch.message_count": events}
         span = self._start(partition, "process", "process", SpanKind.CONSUMER, count)
         if span.is_recording():
             self._open[partition] = span
 
     def current(self, partition: int) -> AbstractContextManager[object]:
-        """Make the span the current one, so that spans of the handler are below it."""
         span = self._open.get(partition)
         if span is None:
             return _NO_CONTEXT
@@ -203,7 +190,6 @@ class _Spans:
         )
 
     def add(self, partition: int, name: str, kind: str, seconds: float, error: str | None) -> None:
-        """Add what is over now, and took so long, to the span of the batch in flight."""
         if (parent := self._open.get(partition)) is not None:
             now = time.time_ns()
             below = trace.set_span_in_context(parent)
@@ -211,22 +197,12 @@ class _Spans:
             _end(self._start(partition, name, kind, SpanKind.CLIENT, {}, **begun), error, now)
 
     def end(self, partition: int, error: str | None) -> None:
-        """End the span of a batch."""
         if (span := self._open.pop(partition, None)) is not None:
             _end(span, error)
 
     def close(self) -> None:
-        """End the spans of batches that nobody has finished."""
         for partition in list(self._open):
             self.end(partition, None)
-
-    def _no_provider(self) -> bool:
-        """Whether the application has not set a global provider, as far as was looked."""
-        now = time.monotonic()
-        if self._look_at is not None and now >= self._look_at:
-            missing = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-            self._look_at = now + _LOOK_SECONDS if missing else None
-        return self._look_at is not None
 
     def _start(
         self, partition: int, name: str, kind: str, of: SpanKind, more: dict[str, Any], **begun: Any

@@ -91,10 +91,11 @@ class HangingStore(MemoryCursorStore):
             await self.hang.hang_on_purpose()
         await super().save(feed, positions, **more)
 
-    async def look(self, feed: FeedKey, last: Any = None) -> Any:
-        if self.operation == "look" and last is not None:
+    async def look(self, feed: FeedKey) -> Any:
+        view = await super().look(feed)
+        if self.operation == "look" and view.leases:
             await self.hang.hang_on_purpose()
-        return await super().look(feed, last)
+        return view
 
 
 class Setting:

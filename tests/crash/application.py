@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 import orjson
 
-from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
+from feedapi_client.quarantine.quarantine_store import SQLiteQuarantineStore
 from feedapi_client.stores.base import CursorStore
 
 
@@ -100,7 +100,7 @@ class PostgresApplication:
         """Create the tables, empty. They are the same for all drivers."""
         import psycopg
 
-        from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+        from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore
         from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
         application = PostgresApplication(database)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,61 +85,18 @@ def test_what_fails_goes_into_the_quarantine_of_the_same_database(
     assert (json.loads(bytes(payload)), error) == ({"n": 7}, "ZeroDivisionError")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_command_after_the_batch_in_flight(
-    feed: Publisher, using: str, signals: None, number: signal.Signals
+def test_sigterm_ends_the_command_after_the_batch_in_flight(
+    feed: Publisher, using: str, signals: None
 ) -> None:
     applied: list[int] = []
 
     def end(batch: Any) -> None:
         applied.append(len(batch))
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     call_command(Command(feed, using, end))
     assert effects(using) == list(range(applied[0]))
     assert len(applied) == 1
-
-
-def test_a_second_sigint_interrupts(feed: Publisher, using: str, signals: None) -> None:
-    def interrupt(_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        call_command(Command(feed, using, interrupt))
-    assert effects(using) == []
-
-
-def test_a_signal_while_the_feed_is_down_ends_the_command(
-    feed: Publisher, using: str, signals: None
-) -> None:
-    feed.fail(503, times=1_000_000)
-
-    def terminate() -> None:
-        while not feed.requests:
-            threading.Event().wait(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    asked = threading.Thread(target=terminate)
-    asked.start()
-    call_command(Command(feed, using, lambda _: None))
-    asked.join()
-    assert effects(using) == []
-
-
-def test_a_signal_before_the_consumer_is_open_ends_the_command(
-    feed: Publisher, using: str, signals: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from feedapi_client import SyncFeedConsumer
-
-    enter = SyncFeedConsumer.__enter__
-
-    def late(consumer: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return enter(consumer)
-
-    monkeypatch.setattr(SyncFeedConsumer, "__enter__", late)
-    call_command(Command(feed, using, lambda _: None))
 
 
 def test_threads_have_to_be_one_or_more(feed: Publisher, using: str) -> None:

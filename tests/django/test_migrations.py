@@ -18,7 +18,7 @@ from django.db import connections
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from feedapi_client import Journal, PostgresCursorStore, SQLAlchemyCursorStore
-from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore
 from feedapi_client.testing.contracts import advanced, opening
 from tests.django.databases import APP_TABLES, SERVERS, execute, registered, set_up, settings_of
 from tests.django.test_quarantine import FEED, record

@@ -16,8 +16,10 @@ from sqlalchemy import create_engine
 
 from feedapi_client.operations import FeedPositions, export_positions
 from feedapi_client.quarantine import SQLiteQuarantineStore
-from feedapi_client.quarantine.postgres_quarantine import PostgresQuarantineStore
-from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+from feedapi_client.quarantine.quarantine_store import (
+    PostgresQuarantineStore,
+    SQLAlchemyQuarantineStore,
+)
 from feedapi_client.stores import (
     PostgresCursorStore,
     RedisCursorStore,

@@ -16,7 +16,7 @@ import pytest
 from feedapi_client import FeedConsumer, FeedKey, Position, StoreError
 from feedapi_client.operations import parse_export
 from feedapi_client.quarantine import SQLiteQuarantineStore
-from feedapi_client.quarantine.postgres_quarantine import PostgresQuarantineStore
+from feedapi_client.quarantine.quarantine_store import PostgresQuarantineStore
 from feedapi_client.stores import (
     PostgresCursorStore,
     RedisCursorStore,

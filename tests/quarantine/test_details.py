@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from feedapi_client import MemoryCursorStore, SQLiteCursorStore, StoreError
-from feedapi_client.quarantine import SQLiteQuarantineStore, open_quarantine, quarantine_beside
+from feedapi_client.quarantine import SQLiteQuarantineStore, quarantine_beside
 from tests.positions import counted
 from tests.quarantine.helpers import FEED, kept, record
 
@@ -40,13 +40,6 @@ async def test_a_file_that_is_no_database_is_a_store_error(tmp_path: Path) -> No
     (tmp_path / "a.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="quarantine in"):
         await SQLiteQuarantineStore(tmp_path / "a.db").prepare()
-
-
-async def test_open_quarantine_takes_a_file(tmp_path: Path) -> None:
-    put = record()
-    await SQLiteQuarantineStore(tmp_path / "a.db").add([put])
-    async with open_quarantine(str(tmp_path / "a.db")) as store:
-        assert await kept(store) == [put]
 
 
 async def test_tasks_that_quarantine_into_one_file_wait_for_each_other_and_for_handlers(

@@ -18,6 +18,7 @@ from feedapi_client import (
     FeedKey,
     StoreError,
 )
+from feedapi_client.operations.opening import open_quarantine
 from feedapi_client.quarantine import (
     MemoryQuarantineStore,
     PostgresQuarantineStore,
@@ -26,7 +27,6 @@ from feedapi_client.quarantine import (
     SQLiteQuarantineStore,
     drop,
     list_events,
-    open_quarantine,
     quarantine_beside,
     show,
 )
@@ -291,7 +291,7 @@ async def test_a_dry_run_flushes_what_a_session_still_holds_back(
     assert [event.index for event in events] == list(BAD)
 
 
-@with_drivers([each for each in DRIVERS if each.name in ("aiosqlite", "asyncpg")])
+@with_drivers([each for each in DRIVERS if each.name in ("SQLAlchemy sqlite", "asyncpg")])
 async def test_what_one_store_of_a_database_keeps_the_others_show(
     application: Application,
 ) -> None:

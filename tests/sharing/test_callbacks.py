@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from feedapi_client import Batch, MemoryCursorStore, Share
-from feedapi_client.sharing.callbacks import Callbacks
+from feedapi_client.sharing.membership import Callbacks
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import consume
 from tests.sharing.helpers import QUICK, Numbers, group, until

@@ -15,7 +15,7 @@ import pytest
 from feedapi_client import Batch, CommitOrderError, FeedConsumer, FeedInfo, Limits, Partition, Share
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.runtime.planning import Planning
-from feedapi_client.sharing.ends import Ends
+from feedapi_client.sharing.coordinator import Ends
 from feedapi_client.stores import Lease, View
 from feedapi_client.testing import Publisher
 from tests.sharing.fleet import URL, Fleet, Member, fleet, publish, until

@@ -26,7 +26,7 @@ from feedapi_client.runtime.scheduling import Agenda
 from feedapi_client.runtime.session import Session
 from feedapi_client.runtime.topology import DiscoveryTimer, Topology
 from feedapi_client.runtime.trouble import Trouble
-from feedapi_client.stores.foreign_errors import translated
+from feedapi_client.stores.base import translated
 
 # ---------------------------------------------------------------------- what is read
 

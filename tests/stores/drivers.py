@@ -15,7 +15,6 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
 import anyio
 import asyncpg  # type: ignore[import-untyped]
 import psycopg
@@ -74,7 +73,6 @@ def _sqlalchemy(drivername: str, server: str, *transactions: str) -> list[Driver
 MEMORY = Driver("memory", "memory", "memory", BOTH)
 FILES = [
     Driver("sqlite3", "sqlite", "file", BOTH),
-    Driver("aiosqlite", "sqlite", "file", transaction="aiosqlite"),
     *_sqlalchemy("sqlite+aiosqlite", "file", "session"),
     *_sqlalchemy("sqlite", "file", "session"),
 ]
@@ -168,9 +166,7 @@ class App:
             connected = self.given.connect()
             return await connected if isinstance(self.given, AsyncEngine) else connected
         if self.driver.server == "file":
-            there = aiosqlite if self.driver.transaction == "aiosqlite" else sqlite3
-            connected = there.connect(self.place.path)
-            return await connected if there is aiosqlite else connected
+            return sqlite3.connect(self.place.path)
         if self._kind == "psycopg in threads":
             return psycopg.connect(self.place.dsn)
         if self._kind == "asyncpg":

@@ -14,8 +14,10 @@ from sqlalchemy.sql.dml import UpdateBase
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.quarantine.postgres_quarantine import PostgresQuarantineStore
-from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+from feedapi_client.quarantine.quarantine_store import (
+    PostgresQuarantineStore,
+    SQLAlchemyQuarantineStore,
+)
 from feedapi_client.stores import Journal, PostgresCursorStore
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from feedapi_client.testing.contracts import advanced, opening

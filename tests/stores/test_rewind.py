@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,8 @@ async def test_r17_a_rewind_stops_a_running_consumer(
         await store.rewind(FeedKey(publisher.url or ""), datetime.now(UTC))
         with pytest.raises(FencedError):
             await batch.commit()
+
+
+def test_a_retention_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"Journal\.keep must be positive"):
+        Journal(keep=timedelta(0))

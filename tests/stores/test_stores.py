@@ -91,7 +91,7 @@ class TestLeasesInMemory(StoreOnDriver, LeaseStoreContract):
     supports_second_handle = False
 
 
-LEASING = [each for each in drivers.SQL[1:] if each.transaction != "aiosqlite"]
+LEASING = drivers.SQL[1:]
 
 
 @pytest.mark.parametrize("case", cases([*LEASING, drivers.REDIS[0]]), indirect=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from feedapi_client import Event, FeedKey, Position, SyncFeedConsumer
-from feedapi_client.stores.caller_thread import in_callers_thread
+from feedapi_client.stores.threads import in_callers_thread
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import RETRY, SAFETY_LIMIT, RecordingStore, Transaction, limits
 

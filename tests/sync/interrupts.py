@@ -12,10 +12,10 @@ from typing import Any
 from feedapi_client import sync
 from feedapi_client.monitor.snapshots import frame_of_thread
 from feedapi_client.runtime import loop_thread
-from feedapi_client.stores import caller_thread
+from feedapi_client.stores import threads
 from tests.consumer.helpers import SAFETY_LIMIT
 
-_FILES = {module.__file__ for module in (sync, loop_thread, caller_thread)}
+_FILES = {module.__file__ for module in (sync, loop_thread, threads)}
 
 
 class Interruptions:

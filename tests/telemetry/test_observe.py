@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -20,7 +18,7 @@ from opentelemetry.trace import StatusCode
 
 from feedapi_client import Batch, FeedConsumer, Quarantine, Retry, Share
 from feedapi_client.notifications import BatchCommitted, CommitFailed, FetchEnded
-from feedapi_client.telemetry import METRICS, observation, observe
+from feedapi_client.telemetry import METRICS, observe
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import limits, read
 from tests.testing.virtual_time import asgi_client
@@ -292,44 +290,6 @@ async def test_without_a_provider_of_traces_no_span_is_begun() -> None:
     assert exported.points("messaging.client.consumed.messages")
 
 
-async def test_a_provider_that_is_set_later_gets_spans_and_is_looked_for_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    exported, now, looked = Exported(), 0.0, 0
-    provider: trace.TracerProvider = trace.ProxyTracerProvider()
-
-    def global_provider() -> trace.TracerProvider:
-        nonlocal looked
-        looked += 1
-        return provider
-
-    clock = SimpleNamespace(monotonic=lambda: now, time_ns=time.time_ns)
-    monkeypatch.setattr(observation, "time", clock)
-    monkeypatch.setattr(trace, "get_tracer", lambda _: exported.tracer)
-    monkeypatch.setattr(trace, "get_tracer_provider", global_provider)
-    publisher = Publisher(1, page_size=1, checkpoint_every=1)
-    publisher.extend(0, [{"n": n} for n in range(9)])
-    small = limits(max_batch_events=1)
-    async with (
-        asgi_client(publisher) as http,
-        FeedConsumer("http://feed/feed", http=http, follow=False, limits=small) as consumer,
-    ):
-        with observe(consumer, exported.meter):
-            batches, begun = 0, 0
-            async for batch in consumer.batches():
-                batches += 1
-                await batch.commit()
-                if batches == 4:
-                    assert looked == 1
-                    assert not exported.spans()
-                    provider = TracerProvider()
-                if batches == 5:
-                    now, begun = 1.0, batches
-    kinds = collections.Counter(span.name.split(" ")[0] for span in exported.spans())
-    assert kinds["process"] == batches - begun > 0
-    assert looked == 2, "once there is one, it stays"
-
-
 async def test_two_observations_of_a_consumer_both_have_spans_around_its_handler() -> None:
     first, second = Exported(), Exported()
     current: list[trace.Span] = []
@@ -349,26 +309,6 @@ async def test_two_observations_of_a_consumer_both_have_spans_around_its_handler
     names = [[span.name.split(" ")[0] for span in each.spans()] for each in (first, second)]
     assert names[0].count("process") == names[1].count("process") == len(current) > 0
     assert all(span.get_span_context().is_valid for span in current)
-
-
-async def test_a_tracer_that_does_nothing_is_not_asked() -> None:
-    """A monitor has one."""
-
-    class Counting(trace.NoOpTracer):
-        asked = 0
-
-        def start_span(self, *args: Any, **options: Any) -> trace.Span:
-            self.asked += 1
-            return super().start_span(*args, **options)
-
-    exported, tracer = Exported(), Counting()
-    async with (
-        asgi_client(feed(3)) as http,
-        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
-    ):
-        with observe(consumer, exported.meter, tracer):
-            assert await read(consumer)
-    assert tracer.asked == 0
 
 
 async def test_a_span_that_nobody_finished_ends_with_the_observation() -> None:

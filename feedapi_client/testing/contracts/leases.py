@@ -153,38 +153,6 @@ class LeaseStoreContract(StoreContract):
         assert not await _claimed(store, "b", {2: 1})
         assert await _owners(store) == {1: "b", 2: "a"}
 
-    async def test_every_change_of_leases_shows_in_the_heartbeat(self, store: LeaseStore) -> None:
-        """Also when an instance leaves and joins again: its second life is not the first one."""
-
-        async def changes() -> int:
-            return (await store.look(FEED)).instances[0].changes
-
-        seen = []
-        for epoch in range(1, 4):
-            await store.beat(FEED, "a", LONG)
-            seen.append(await changes())
-            for owner, ended in (("a", False), ("a", True), (None, False)):
-                assert await store.put(FEED, "a", [Lease(1, owner, epoch, ended=ended)])
-                seen.append(await changes())
-            await store.beat(FEED, "a", LONG)
-            assert await changes() == seen[-1]
-            await store.leave(FEED, "a")
-        assert len(set(seen)) == len(seen)
-
-    async def test_a_look_shows_what_has_changed_since_the_last_one(
-        self, store: LeaseStore
-    ) -> None:
-        """Given the last look, what is unchanged need not be read: it shows the same."""
-        for name in ("a", "b"):
-            await store.beat(FEED, name, LONG)
-        await _claimed(store, "a", {1: 0})
-        last = await store.look(FEED)
-        assert (await store.look(FEED, last)).leases == last.leases
-        await store.put(FEED, "a", [Lease(1, None, 1)])
-        await _claimed(store, "b", {2: 0})
-        seen = await store.look(FEED, last)
-        assert {p: lease.owner for p, lease in seen.leases.items()} == {1: None, 2: "b"}
-
     async def test_ends_hold_until_all_others_are_gone(self, store: LeaseStore) -> None:
         """Or until somebody claims the partition, and reads it on."""
         for name in ("a", "b"):
