@@ -134,8 +134,8 @@ PUBLIC = {
         SQLAlchemyCursorStore SQLiteCursorStore View in_callers_thread
     """,
     feedapi_client.testing: """
-        CursorStoreContract Fault FaultRule
-        Publisher Quirks Request Response Serving faults
+        AdministrableStoreContract CursorStoreContract DoneStoreContract Fault FaultRule
+        LeaseStoreContract Publisher Quirks Request Response Serving faults
     """,
 }
 

@@ -10,8 +10,8 @@ def test_a_batch_gives_its_events(feedapi_publisher: Publisher) -> None:
     feedapi_publisher.extend(0, [{"n": n} for n in range(3)])
     assert feedapi_publisher.url is not None
     with SyncFeedClient(feedapi_publisher.url) as client:
-        page = client.fetch(0, "_first")
-    batch = Batch(page.partition, page.events, page.cursor or "")
+        (batch,) = client.fetch(0, "_first")
+    assert isinstance(batch, Batch)
     assert list(batch) == list(batch.events)
     assert [event.json()["n"] for event in batch] == [0, 1, 2]
     assert len(batch) == 3

@@ -30,6 +30,8 @@ URL_ERRORS = (httpx.InvalidURL, UnicodeError)
 _LONGEST_TEXT = 2000
 # What OpenSSL calls an answer that is none of TLS, depending on its version.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+# What OpenSSL calls an answer that is none of TLS, depending on its version.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 _CLIENT_CERTIFICATE = (  # alerts of a server about the certificate that it was shown, or was not
     *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED"),
     *("CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
@@ -42,6 +44,7 @@ _BENEATH = (_TELLING | {"aiohttp", "anyio", "socksio", "trio"}) - {"httpx"}
 _SYSTEM = frozenset({"builtins", "socket", "ssl"})
 _FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _BUGS = (AssertionError, AttributeError, ImportError, NameError, NotImplementedError, TypeError)
+_HUNG_UP = (httpx.ReadError, httpx.RemoteProtocolError, ssl.SSLError)
 
 
 def _is_unsendable(error: BaseException) -> bool:
@@ -112,8 +115,12 @@ def unanswered(error: BaseException, hide: Hide, asked: str, where: dict[str, An
     row, is_final = _row_of(error)
     text, of_network = row.format(asked=asked, shown=_shown(error, hide)), row is _NETWORK
     kind: type[FeedError] = TransportError if row is _PROCESS_ENDS else FeedUnavailableError
+    is_discovery = where["partition"] is None and where["feed"].startswith("https:")
     if of_network and (problem := _host_problem(error)) is not None:
         kind, text = HostError, f"no answer{asked}: {problem}"
+    elif of_network and is_discovery and isinstance(error, _HUNG_UP):
+        # Of one that is refused for its certificate often no more arrives than this.
+        text += ". A server that wants a client certificate (--cert) may end a connection so"
     failed = kind(text, **where)
     if isinstance(failed, FeedUnavailableError) and is_final:
         failed.final_on_entry = True
@@ -189,6 +196,8 @@ def _host_problem(error: BaseException) -> str | None:
         reason = str(cause.reason) if isinstance(cause, ssl.SSLError) else ""
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate can't be verified: {cause.verify_message}"
+        if reason in _NO_TLS:
+            return "the server does not speak TLS at this port: is http:// meant, not https://?"
         if reason in _NO_TLS:
             return "the server does not speak TLS at this port: is http:// meant, not https://?"
         if reason.endswith(_CLIENT_CERTIFICATE):

@@ -10,12 +10,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from feedapi_client.arguments import OneProcess
 from feedapi_client.causes import store_problem
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.journal import Journal
@@ -111,7 +113,7 @@ class SQLiteDatabase(Database):
         self._made: set[str] = set()
         self._connection: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize[[], SQLiteDatabase] | None = None
-        self._opened: tuple[str, object] | None = None
+        self._opened: tuple[OneProcess, str, object] | None = None
         self._lock = threading.Lock()
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("feedapi_sqlite_limiter")
 
@@ -147,11 +149,21 @@ class SQLiteDatabase(Database):
             await anyio.to_thread.run_sync(self._close)
 
     def reason(self, error: Exception) -> str:
-        if isinstance(error, sqlite3.Error):
-            return str(error)
+        hint = ""
+        if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
+            hint = (
+                ". Commit in the thread that made the connection, "
+                "or make it with check_same_thread=False"
+            )
+        elif getattr(error, "sqlite_errorcode", None) in _BUSY_CODES:
+            hint = ". Another writer holds the file: keep write transactions short"
+        elif not (folder := Path(self._path).absolute().parent).is_dir():
+            hint = f": there is no folder {folder}"
         # Of any other error only the name: its text may quote a cursor.
-        problem = store_problem(error) if isinstance(error, OSError) else None
-        return type(error).__name__ + ("" if problem is None else f": {problem}")
+        text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
+        if isinstance(error, OSError) and (problem := store_problem(error)) is not None:
+            text += f": {problem}"
+        return f"{text}{hint}"
 
     def _joined(self, script: Script[T], connection: Any) -> Script[T]:
         databases = yield Query("PRAGMA database_list")
@@ -194,7 +206,8 @@ class SQLiteDatabase(Database):
             if self._connection is None:
                 self._connection = self._open()
             elif self._opened is not None:
-                path, file = self._opened
+                process, path, file = self._opened
+                process.check(f"the cursor database {self._path}", error=StoreError)
                 if file != _identity(path):
                     raise StoreError(
                         f"the cursor database {self._path} was replaced or deleted while it "
@@ -221,7 +234,7 @@ class SQLiteDatabase(Database):
         # A store that is never closed must not end with a ResourceWarning.
         self._finalizer = weakref.finalize(self, connection.close)
         path = os.path.abspath(self._path)
-        self._opened = path, _identity(path)
+        self._opened = OneProcess(), path, _identity(path)
         return connection
 
     def _close(self) -> None:

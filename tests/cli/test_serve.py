@@ -32,7 +32,7 @@ def test_it_serves_a_feed_until_a_signal(
     url = url_of(process)
     with SyncFeedClient(url, v1_partitions=3) as client:
         info = client.discover()
-        pages = [client.fetch(partition, "_first") for partition in info.partitions]
+        pages = [client.fetch(partition, "_first").read() for partition in info.partitions]
     assert info.dialect == dialect
     events = [event.json() for page in pages for event in page.events]
     assert (len(events), events[0].keys()) == (30, {"entity", "n", "type"})

@@ -442,7 +442,7 @@ ECHO = faults.Replace(b'{"cursor":"_last"}\n')
     ("fault", "error", "text"),
     [
         (404, RequestRefusedError, "404"),
-        (faults.Replace(b""), NoProgressError, "'feedapi cursors skip'"),
+        (faults.Empty(), NoProgressError, "'feedapi cursors skip'"),
         (ECHO, NoProgressError, "'feedapi cursors skip'"),
     ],
 )

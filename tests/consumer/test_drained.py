@@ -60,7 +60,7 @@ async def test_r06_empty_pages_without_a_line_end_a_closed_partition_and_its_chi
     assert len(asked) >= 3
 
 
-EMPTY = faults.Replace(b"")
+EMPTY = faults.Empty()
 STEPS: dict[str, list[Step]] = {
     "one empty page without a line is not the end": [
         *(FIVE, do.close(0), do.fail(EMPTY, times=1), do.reads(*range(5))),

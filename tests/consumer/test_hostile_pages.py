@@ -89,7 +89,7 @@ async def test_events_whose_text_is_not_unicode_are_delivered_as_sent_by_every_c
     async with FeedClient(str(publisher.url)) as client:
         page = await client.fetch(0, "_first")
     with SyncFeedClient(str(publisher.url)) as sync_client:
-        sync_page = await anyio.to_thread.run_sync(sync_client.fetch, 0, "_first")
+        sync_page = await anyio.to_thread.run_sync(sync_client.fetch(0, "_first").read)
     assert [event.raw for event in (*page.events, *sync_page.events)] == [payload] * 2
 
 

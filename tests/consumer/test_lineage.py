@@ -568,7 +568,7 @@ async def test_r13_events_without_a_new_cursor_are_retried_and_then_no_progress(
 
 async def test_r13_after_an_empty_response_of_an_open_partition_the_next_poll_waits() -> None:
     feed = LocalFeed()
-    feed.fail(faults.Replace(b""), times=None)
+    feed.fail(faults.Empty(), times=None)
     async with feed.open(limit={"poll_interval": 3600}) as reader:
         await reader.nothing_until(lambda: feed.counters["discovery"] >= 6)
     assert feed.counters["fetch"] == 1

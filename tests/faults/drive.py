@@ -90,7 +90,7 @@ def call_sync(url: str, operation: Operation) -> Ended:
     """Fetch one page with `SyncFeedClient`."""
     try:
         with SyncFeedClient(url, limits=LIMITS, retry=RETRY) as client:
-            page = client.fetch(0, cursor_of(operation))
+            page = client.fetch(0, cursor_of(operation)).read()
     except FeedError as error:
         return Ended(type(error).__name__, error)
     assert page.cursor is None or page.cursor.startswith("c")

@@ -76,7 +76,7 @@ async def test_r14_a_refused_connection_is_an_error_of_one_call(server: RawServe
             SyncFeedClient(url, retry=once) as sync_client,
             pytest.raises(FeedUnavailableError, match="no answer"),
         ):
-            sync_client.fetch(0, "_first")
+            sync_client.fetch(0, "_first").read()
 
 
 async def test_r14_retry_after_is_no_way_around_the_backoff(server: RawServer) -> None:

@@ -252,7 +252,7 @@ def test_r19_the_sync_client_shows_no_secret(
                     SyncFeedClient(url, http=http, retry=IMPATIENT, limits=LIMITS) as client,
                 ):
                     try:
-                        client.fetch(0, "_first")
+                        client.fetch(0, "_first").read()
                     except FeedError as error:
                         shown.error("error", error)
                     shown.add("repr", repr(client))

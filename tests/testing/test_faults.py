@@ -106,7 +106,7 @@ SEEN: list[tuple[Any, ...]] = [
     (faults.Redirect("https://else.example"), "302", "location: https://else.example"),
     (faults.Html("<p>login"), "200 <p>login", "content-type: text/html; charset=utf-8"),
     (faults.Replace({"message": "soon"}), '200 {"message":"soon"}'),
-    (faults.Replace(b""), "200"),
+    (faults.Empty(), "200"),
     (teapot, "418 short and stout", "x-partition: 0"),
     (faults.Reset(), "ReadError"),
     (faults.Reset(after_lines=4), "200 01a2~ ReadError"),

@@ -85,8 +85,8 @@ class DoneStoreContract(StoreContract):
         claim = await _claimed(store)
         with pytest.raises(FencedError):
             await store.take_over(FEED, [0], 1)
+        await store.done(FEED, _event(claim))
         positions, revision = opening(), 0
-        positions = opening()
         for _ in range(2):
             await store.save(FEED, positions)
             revision = positions[0].revision

@@ -154,7 +154,10 @@ class Empty:
 class Html:
     """An HTML page with status 200, as a login proxy answers."""
 
-    body: str = "<!DOCTYPE html><html><body><form>Please sign in</form></body></html>"
+    body: str = (
+        "<!DOCTYPE html><html><head><title>Sign in</title></head>"
+        "<body><form>Please sign in</form></body></html>"
+    )
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
