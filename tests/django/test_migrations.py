@@ -18,7 +18,7 @@ from django.db import connections
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from feedapi_client import Journal, PostgresCursorStore, SQLAlchemyCursorStore
-from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore
+from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore, quarantine_beside
 from feedapi_client.testing.contracts import advanced, opening
 from tests.django.databases import APP_TABLES, SERVERS, execute, registered, set_up, settings_of
 from tests.django.test_quarantine import FEED, record
@@ -64,7 +64,7 @@ def test_a_database_that_django_created_the_tables_of_stays_as_it_is(tmp_path: P
             stored = await store.load(FEED)
             assert {p: position.cursor for p, position in stored.items()} == {0: "c0", 1: "c1"}
             await store.save(FEED, advanced(stored))
-            assert [event.raw for event in await store.quarantine().page()] == [b'{"n":1}']
+            assert [event.raw for event in await quarantine_beside(store).page()] == [b'{"n":1}']
 
     with registered({"ENGINE": "django.db.backends.sqlite3", "NAME": str(file)}) as using:
         call_command("migrate", "feedapi", database=using, check_unapplied=True, verbosity=0)
@@ -126,8 +126,8 @@ def test_tables_that_are_there_stay_and_stores_can_be_exchanged(
         async with DjangoCursorStore(using, journal=Journal()) as store:
             assert await store.feeds() == [FEED]
             await store.save(FEED, advanced(await store.load(FEED)))
-            assert await store.quarantine().page() == [event]
-            await store.quarantine().add([record(1)])
+            assert await quarantine_beside(store).page() == [event]
+            await quarantine_beside(store).add([record(1)])
 
     async def after() -> None:
         async with others(server, request, tmp_path) as (cursors, quarantine):
