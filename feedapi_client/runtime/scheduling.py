@@ -373,13 +373,18 @@ class Agenda:
         pace = self.pace
         self._ahead += 1
         try:
-            while (pause := pace.opens - self._clock()) > 0 or self._partitions_first:  # noqa: ASYNC110
-                await anyio.sleep(max(pause, _TURN_SECONDS))
+            # Looked at again and again: nobody tells when another partition has begun.
+            while self._waits_ahead:  # noqa: ASYNC110
+                await anyio.sleep(max(pace.opens - self._clock(), _TURN_SECONDS))
             pace.begin(self._clock())
             self._ahead_at = self.begun
         finally:
             self._ahead -= 1
             self._sooner.set()
+
+    @property
+    def _waits_ahead(self) -> bool:
+        return self.pace.opens > self._clock() or self._partitions_first
 
     @property
     def _partitions_first(self) -> bool:

@@ -48,10 +48,10 @@ class PostgresCursorStore(ServerStore):
 
     Exactly once: pass the connection that writes the effects as ``transaction``: psycopg's
     `AsyncConnection` or `Connection`, or asyncpg's `Connection`, whichever driver the pool is of.
-    The save is then part of the open transaction: with psycopg not in pipeline mode, with asyncpg
-    in ``async with connection.transaction()``. A save that is refused leaves nothing of itself in
-    the transaction. At stricter levels than READ COMMITTED the database may report a conflict
-    between two consumers by itself: a `StoreError` whose cause is the driver's error.
+    The save is then part of the open transaction; asyncpg needs ``async with
+    connection.transaction()``. A save that is refused leaves nothing of itself in the transaction.
+    At stricter levels than READ COMMITTED the database may report a conflict between two consumers
+    by itself: a `StoreError` whose cause is the driver's error.
 
     Threads: psycopg's `Connection` and `ConnectionPool` are used in worker threads. While ``await
     store.save(transaction=connection)`` runs, the caller must not use that connection.
@@ -135,7 +135,7 @@ class PostgresDatabase(Database):
             return await self.run(connection, script)
 
     async def within(self, transaction: Any, script: Script[T]) -> T:
-        _check_transaction(transaction)
+        await _check_transaction(transaction)
         return await self.run(transaction, script)
 
     async def run(self, connection: Any, script: Script[T]) -> T:
@@ -274,7 +274,7 @@ def _driver_of(value: Any, kind: str) -> str:
     return ""
 
 
-def _check_transaction(connection: Any) -> None:
+async def _check_transaction(connection: Any) -> None:
     driver = _driver_of(connection, "Connection")
     if not driver:
         raise StoreError(
@@ -283,9 +283,11 @@ def _check_transaction(connection: Any) -> None:
         )
     if driver == "asyncpg":
         is_open = connection.is_in_transaction()
-    elif connection.info.pipeline_status:
-        raise StoreError("the connection is in pipeline mode: commit before the pipeline or after")
     else:
+        if driver == "psycopg":
+            await _receive(connection)
+        elif connection.info.pipeline_status:
+            await in_callers_thread(partial(_receive_here, connection), otherwise=in_thread)
         idle = import_module("psycopg").pq.TransactionStatus.IDLE
         is_open = not connection.autocommit or connection.info.transaction_status != idle
     if not is_open:
@@ -306,6 +308,7 @@ async def _run_psycopg(connection: Any, script: Script[T]) -> T:
 
         async def execute(step: Step) -> Any:
             await cursor.execute(with_placeholders(step.sql, "$").encode(), step.parameters or None)
+            await _receive(connection)
             if isinstance(step, CountedChange):
                 return cursor.rowcount
             return await cursor.fetchall() if cursor.description else []
@@ -319,7 +322,20 @@ def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
     from psycopg.rows import tuple_row
 
     cursor = partial(psycopg.RawCursor, connection, row_factory=tuple_row)
-    return run_on_cursors(script, cursor, "$")
+    return run_on_cursors(script, cursor, "$", partial(_receive_here, connection))
+
+
+async def _receive(connection: Any) -> None:
+    """In pipeline mode receive the results of all statements: a pipeline within does that."""
+    if connection.info.pipeline_status:
+        async with connection.pipeline():
+            pass
+
+
+def _receive_here(connection: Any) -> None:
+    if connection.info.pipeline_status:
+        with connection.pipeline():
+            pass
 
 
 async def _run_asyncpg(connection: Any, script: Script[T]) -> T:

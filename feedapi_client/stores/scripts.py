@@ -86,13 +86,17 @@ def run_on_cursors(
     script: Script[T],
     cursor_of: Callable[[], Any],
     style: str = "?",
+    receive: Callable[[], None] | None = None,
 ) -> T:
+    """`receive` is called after each statement, where its result may not be there yet."""
     cursor = cursor_of()
 
     def execute(step: Step) -> Any:
         # Without parameters a % is none of a placeholder.
         given = (step.parameters,) if step.parameters else ()
         cursor.execute(with_placeholders(step.sql, style), *given)
+        if receive is not None:
+            receive()
         if isinstance(step, CountedChange):
             return cursor.rowcount
         return cursor.fetchall() if cursor.description else []

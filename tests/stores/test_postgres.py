@@ -85,16 +85,56 @@ async def test_a_connection_without_a_transaction_is_refused(dsn: str) -> None:
         assert await store.load(FEED) == {}
 
 
-async def test_r05_a_pipeline_of_psycopg_is_refused(dsn: str) -> None:
-    """The number of changed rows is not known before its end."""
+@pytest.mark.parametrize("autocommit", [False, True])
+async def test_r05_a_pipeline_of_psycopg_is_a_transaction(dsn: str, autocommit: bool) -> None:
+    execute(dsn, "CREATE TABLE effects (n integer)")
     async with PostgresCursorStore(dsn) as store:
         await store.create_tables()
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit) as connection:
+            for positions in (opening(), advanced(opening())):
+                async with connection.pipeline(), connection.transaction():
+                    await connection.execute("INSERT INTO effects VALUES (1)")
+                    await store.save(FEED, positions, transaction=connection)
+        later = advanced(advanced(opening()))
+        connected = psycopg.connect(dsn, autocommit=autocommit)
+        with connected as blocking, blocking.pipeline(), blocking.transaction():
+            blocking.execute("INSERT INTO effects VALUES (1)")
+            await store.save(FEED, later, transaction=blocking)
+        assert (await effects(dsn), await store.load(FEED)) == (3, later)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [{0: counted("x", 9)}, {1: Position("new"), 0: counted("x", 9)}],
+    ids=["one", "several"],
+)
+async def test_r17_a_save_that_is_refused_in_a_pipeline_leaves_a_transaction_that_can_commit(
+    dsn: str, refused: dict[int, Position]
+) -> None:
+    execute(dsn, "CREATE TABLE effects (n integer)")
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
         connected = await psycopg.AsyncConnection.connect(dsn)
-        async with connected as one, one.pipeline():
-            with psycopg.connect(dsn) as other, other.pipeline():
-                for connection in (one, other):
-                    with pytest.raises(StoreError, match="pipeline mode"):
-                        await store.save(FEED, opening(), transaction=connection)
+        async with connected as connection, connection.pipeline():
+            await connection.execute("INSERT INTO effects VALUES (1)")
+            with pytest.raises(FencedError):
+                await store.save(FEED, refused, transaction=connection)
+        assert (await effects(dsn), await store.load(FEED)) == (1, opening())
+
+
+async def test_a_pipeline_without_a_transaction_is_refused(dsn: str) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        connected = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+        async with connected as connection, connection.pipeline():
+            await connection.execute("SELECT 1")  # its result is not there yet
+            with pytest.raises(StoreError, match="autocommit mode"):
+                await store.save(FEED, opening(), transaction=connection)
+        with psycopg.connect(dsn, autocommit=True) as blocking, blocking.pipeline():
+            blocking.execute("SELECT 1")
+            with pytest.raises(StoreError, match="autocommit mode"):
+                await store.save(FEED, opening(), transaction=blocking)
         assert await store.load(FEED) == {}
 
 
