@@ -30,8 +30,6 @@ URL_ERRORS = (httpx.InvalidURL, UnicodeError)
 _LONGEST_TEXT = 2000
 # What OpenSSL calls an answer that is none of TLS, depending on its version.
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-# What OpenSSL calls an answer that is none of TLS, depending on its version.
-_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 _CLIENT_CERTIFICATE = (  # alerts of a server about the certificate that it was shown, or was not
     *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED"),
     *("CERTIFICATE_REVOKED", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
@@ -196,8 +194,6 @@ def _host_problem(error: BaseException) -> str | None:
         reason = str(cause.reason) if isinstance(cause, ssl.SSLError) else ""
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate can't be verified: {cause.verify_message}"
-        if reason in _NO_TLS:
-            return "the server does not speak TLS at this port: is http:// meant, not https://?"
         if reason in _NO_TLS:
             return "the server does not speak TLS at this port: is http:// meant, not https://?"
         if reason.endswith(_CLIENT_CERTIFICATE):
