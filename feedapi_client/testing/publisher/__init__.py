@@ -36,12 +36,11 @@ what you test.
 """
 
 from feedapi_client.testing.publisher import faults
-from feedapi_client.testing.publisher.answers import Quirks, Request, Response, answer
-from feedapi_client.testing.publisher.faults import Fault, FaultRule, FaultTarget
-from feedapi_client.testing.publisher.feed import (
-    Publisher,
-    SplitMethod,
-)
+from feedapi_client.testing.publisher.answers import answer
+from feedapi_client.testing.publisher.feed import Quirks, SplitMethod
+from feedapi_client.testing.publisher.messages import Request, Response
+from feedapi_client.testing.publisher.publisher import Publisher
+from feedapi_client.testing.publisher.rules import Fault, FaultRule, FaultTarget
 
 __all__ = [
     "Fault",

@@ -3,150 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qsl
+from typing import Any
 
 import orjson
 
 from feedapi_client.model import FIRST, LAST, DialectName
+from feedapi_client.testing.publisher.feed import Feed, Log, Moment, decode_cursor
+from feedapi_client.testing.publisher.messages import (
+    NDJSON,
+    TEXT,
+    EventStream,
+    Request,
+    Response,
+    json_response,
+    number,
+)
 
-if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.feed import Log, Moment, Publisher
-
-RequestKind = Literal["discovery", "fetch", "other"]
-Ending = Literal["complete", "close", "reset", "hang", "garbage"]
-EmptyAnswer = Literal["cursor", "echo", "silent", "204"]
 Wanted = Callable[[Any], bool]
 """A function from a payload to whether the consumer asked for such events."""
 
-NDJSON = "application/x-ndjson"
-JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
 MAX_PAGE_SIZE = 100_000
 SCANNED = 1000
 """Number of events that a page looks at, where it leaves some of them out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quirks:
-    """Deviations of real publishers. Assign a new one to `Publisher.quirks` at any time."""
-
-    integer_ids: bool = False
-    """Discovery holds partition ids as JSON integers."""
-    integer_lineage: bool = False
-    """Discovery holds lineage as JSON integers."""
-    old_lineage_names: bool = False
-    """`startsAfterParent` and `splitFromAncestors`, as in the specification's first example."""
-    omit_parent_zero: bool = False
-    """`startsAfterPartition` is left out when the parent is partition 0: Go's zero value."""
-    omit_starts_after: bool = False
-    """`startsAfterPartition` is left out everywhere."""
-    last_cursor: Literal["closed", "always", "never"] | None = None
-    """Which partitions have `lastCursor`.
-
-    None: the closed ones in dialect v2-draft, none in v2-token.
-    """
-    awkward_cursors: bool = False
-    """Cursors hold characters that need percent-encoding."""
-    ignore_event_types: bool = False
-    """`event-types` and `skip-event-types` are ignored, which a publisher may do."""
-    answers_v1: bool = False
-    """A v2 publisher still answers fetches in dialect v1."""
-    keep_token: bool = False
-    """A change of topology leaves the token as it is; only `rotate_token()` changes it."""
-    unknown_partition: int = 404
-    """Status for a partition that is not listed."""
-    empty_page: EmptyAnswer = "cursor"
-    """What answers a request behind which there is nothing.
-
-    ``cursor``: a line with a cursor. ``echo``: a line with the cursor of the request, ``_first``
-    and ``_last`` included. ``silent``: no line. ``204``: status 204. A publisher that lists a
-    `lastCursor` still answers with it where another cursor was sent.
-    """
-    swapped_payload_key: bool = False
-    """Events are under ``event`` in dialect v2-token, and under ``data`` in v2-draft."""
-    pascal_case: bool = False
-    """Lines hold ``Data``, ``Event`` and ``Cursor``, as Go's decoder accepts them."""
-
-
-@dataclass(slots=True)
-class Request:
-    """A request as `Publisher.requests` keeps it.
-
-    `time` is `Publisher.clock()` at its arrival. `status` is None until it is answered.
-    """
-
-    kind: RequestKind
-    path: str
-    query: dict[str, str]
-    headers: dict[str, str]
-    time: float
-    method: str = "GET"
-    partition: int | None = None
-    cursor: str | None = None
-    status: int | None = None
-
-    @property
-    def token(self) -> str | None:
-        """The token that was sent (dialect v2-token)."""
-        return self.query.get("token")
-
-    @property
-    def stream(self) -> str | None:
-        """The argument `stream`, if there is one."""
-        return self.query.get("stream")
-
-
-@dataclass(slots=True)
-class EventStream:
-    """What follows the body of a response that is held open."""
-
-    next_lines: Callable[[], tuple[bytes, bool]]
-    """Returns the lines that have become available, and whether the stream ends with them."""
-    seconds: float | None
-    """How long the response is held open, None for ever."""
-
-
-@dataclass(slots=True)
-class Response:
-    """What is sent, and how. See `feedapi_client.testing.faults` for what changes it."""
-
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    stream: EventStream | None = None
-    """Lines that are sent after the body, as they become available."""
-    delay: float = 0.0
-    """Seconds before anything is sent."""
-    piece_size: int | None = None
-    """Size of the pieces in which the body is sent; None: all at once."""
-    interval: float = 0.0
-    """Seconds after each piece."""
-    send_head: bool = True
-    """Whether status, headers and body are sent."""
-    content_length: int | None = None
-    """The Content-Length that is announced. None: the true one, or chunked framing."""
-    ending: Ending = "complete"
-    """What follows: the end of the response, garbage in place of a chunk, or a connection that is
-    closed, reset or hangs."""
-    endless: bytes = b""
-    """What is sent after the body, again and again."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is sent in one piece, at once and completely."""
-        takes_time = self.stream or self.delay or self.piece_size or self.endless
-        return not takes_time and self.ending == "complete"
-
-    def whole(self) -> Response:
-        """Return it with the first lines of its stream as its whole body."""
-        if self.stream is not None:
-            self.body += self.stream.next_lines()[0]
-            self.stream = None
-        return self
 
 
 class RefusedError(Exception):
@@ -155,82 +35,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-def json_response(value: Any) -> Response:
-    """Return a 200 response with a JSON value, whose keys may be numbers."""
-    body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-    return Response(200, {"content-type": JSON}, body)
-
-
-# Cursors
-#
-# Every event of a feed has a sequence number, counted over the whole feed. A cursor names the
-# partition that it was made for, and the number behind the last event that it stands after. A
-# partition that a split or a merge makes keeps the numbers of the events that it inherits, so that
-# a cursor of an ancestor means the same point on its successors.
-
-# The factor is odd, hence invertible modulo 2**64. Words look random and decode exactly, and a
-# made-up cursor decodes to numbers that are out of range.
-_FACTOR = 0x9E3779B97F4A7C15
-_INVERSE = pow(_FACTOR, -1, 1 << 64)
-_XOR = 0x5EED_FEED_A710_C0DE
-_WORD = (1 << 64) - 1
-_SEQ_BITS = 48
-AWKWARD_PREFIX = 'a%2B+ /?&=#"\\:;,'
-"""What `Quirks.awkward_cursors` puts before a cursor: it needs escaping in a URL and in JSON."""
-
-
-def encode_cursor(partition: int, seq: int, quirks: Quirks, nonce: int | None = None) -> str:
-    """Return the cursor after all events of a partition with lower sequence numbers.
-
-    Cursors with different nonces differ and stand for the same position.
-    """
-    word = ((partition << _SEQ_BITS | seq) ^ _XOR) * _FACTOR & _WORD
-    text = f"{word:016x}" if nonce is None else f"{word:016x}{nonce:016x}"
-    return AWKWARD_PREFIX + text if quirks.awkward_cursors else text
-
-
-def decode_cursor(cursor: str) -> tuple[int, int]:
-    """Return partition and sequence number. Raises ValueError for what can't be a cursor."""
-    text = cursor.removeprefix(AWKWARD_PREFIX)
-    if len(text) not in (16, 32) or not text.isascii():
-        raise ValueError("not a cursor of this feed")
-    word = (int(text[:16], 16) * _INVERSE & _WORD) ^ _XOR
-    return word >> _SEQ_BITS, word & ((1 << _SEQ_BITS) - 1)
-
-
-# Requests
-
-
-def parse_request(feed_path: str, scope: Mapping[str, Any], now: float) -> Request:
-    """Return the request of an ASGI scope. `feed_path` is the path of the feed's URL."""
-    query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-    headers = {
-        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-    }
-    request = Request("other", scope["path"], query, headers, now, scope["method"])
-    v1 = [name for name in query if name.startswith("cursor") and name[6:].isdigit()]
-    if request.path == feed_path + "/events" or query.keys() & {"partition", "cursor"}:
-        request.partition, request.cursor = _number(query.get("partition")), query.get("cursor")
-    elif len(v1) == 1:
-        request.partition, request.cursor = int(v1[0][6:]), query[v1[0]]
-    if request.path == feed_path:
-        asks = v1 or query.keys() & {"partition", "cursor", "n"}
-        request.kind = "fetch" if asks else "discovery"
-    elif request.path == feed_path + "/events":
-        request.kind = "fetch"
-    return request
-
-
-def _number(text: str | None) -> int | None:
-    if text is None or not (text.isascii() and text.isdigit() and len(text) <= 9):
-        return None
-    return int(text)
-
-
-# Answers
-
-
-def answer(feed: Publisher, request: Request, now: float) -> Response:
+def answer(feed: Feed, request: Request, now: float) -> Response:
     """Return what the publisher answers when no fault applies.
 
     `now` is the time whose events and topology it answers with: the present of `feed.clock()`, or
@@ -250,7 +55,7 @@ def answer(feed: Publisher, request: Request, now: float) -> Response:
         return Response(refusal.status, {"content-type": TEXT}, f"{refusal}\n".encode())
 
 
-def _authorize(feed: Publisher, request: Request) -> None:
+def _authorize(feed: Feed, request: Request) -> None:
     if request.method != "GET":
         raise RefusedError(405, "only GET")
     authorization = request.headers.get("authorization")
@@ -260,7 +65,7 @@ def _authorize(feed: Publisher, request: Request) -> None:
         raise RefusedError(403, "a query argument is missing or wrong")
 
 
-def discovery(feed: Publisher, moment: Moment) -> dict[str, Any]:
+def discovery(feed: Feed, moment: Moment) -> dict[str, Any]:
     found: dict[str, Any] = {"token": moment.token} if feed.dialect == "v2-token" else {}
     found["partitions"] = [_entry(feed, feed.logs[id], moment) for id in moment.closed]
     found["exactlyOnce"] = feed.exactly_once
@@ -271,7 +76,7 @@ def discovery(feed: Publisher, moment: Moment) -> dict[str, Any]:
     return found
 
 
-def _entry(feed: Publisher, log: Log, moment: Moment) -> dict[str, Any]:
+def _entry(feed: Feed, log: Log, moment: Moment) -> dict[str, Any]:
     quirks, parent = feed.quirks, log.starts_after
     lineage = int if quirks.integer_lineage else str
     entry: dict[str, Any] = {"id": log.id if quirks.integer_ids else str(log.id)}
@@ -289,12 +94,12 @@ def _entry(feed: Publisher, log: Log, moment: Moment) -> dict[str, Any]:
     return entry
 
 
-def _lists_last_cursor(feed: Publisher, *, closed: bool) -> bool:
+def _lists_last_cursor(feed: Feed, *, closed: bool) -> bool:
     mode = feed.quirks.last_cursor or ("closed" if feed.dialect == "v2-draft" else "never")
     return mode == "always" or (mode == "closed" and closed)
 
 
-def _dialect_of(feed: Publisher, request: Request, moment: Moment) -> DialectName:
+def _dialect_of(feed: Feed, request: Request, moment: Moment) -> DialectName:
     """Return the dialect of a fetch. Raises RefusedError when the feed doesn't speak it."""
     dialect, query = feed.dialect, request.query
     if request.path != feed.path:
@@ -316,7 +121,7 @@ def _dialect_of(feed: Publisher, request: Request, moment: Moment) -> DialectNam
     return "v1"
 
 
-def _fetch(feed: Publisher, request: Request, dialect: DialectName, moment: Moment) -> Response:
+def _fetch(feed: Feed, request: Request, dialect: DialectName, moment: Moment) -> Response:
     if request.partition is None:
         raise RefusedError(400, "argument partition missing or not a number")
     if request.partition not in moment.closed:
@@ -333,10 +138,10 @@ def _fetch(feed: Publisher, request: Request, dialect: DialectName, moment: Mome
     return Response(204) if silent else response
 
 
-def _stream(feed: Publisher, reader: _Reader, argument: str, began: Moment) -> EventStream:
+def _stream(feed: Feed, reader: _Reader, argument: str, began: Moment) -> EventStream:
     if not feed.stream:
         raise RefusedError(400, "stream is not supported")
-    milliseconds = _number(argument)
+    milliseconds = number(argument)
     if argument != "y" and milliseconds is None:
         raise RefusedError(400, "stream is neither y nor a number of milliseconds")
     # The stream of a replica stays as far behind as it began.
@@ -378,18 +183,18 @@ def _position(log: Log, cursor: str, moment: Moment) -> int:
     return seq
 
 
-def _page_size(feed: Publisher, request: Request, dialect: DialectName, *, streamed: bool) -> int:
+def _page_size(feed: Feed, request: Request, dialect: DialectName, *, streamed: bool) -> int:
     hint = request.query.get("pageSizeHint" if dialect == "v2-draft" else "pagesizehint")
     if hint is None:
         return feed.page_size
     if streamed:
         raise RefusedError(400, "stream and pageSizeHint exclude each other")
-    if not (wanted := _number(hint)):
+    if not (wanted := number(hint)):
         raise RefusedError(400, "the page size hint is not a positive number")
     return min(wanted, MAX_PAGE_SIZE)
 
 
-def _wanted(feed: Publisher, request: Request, dialect: DialectName) -> Wanted | None:
+def _wanted(feed: Feed, request: Request, dialect: DialectName) -> Wanted | None:
     """Return which payloads a request asks for, None for all."""
     query = request.query
     if dialect == "v2-draft":
@@ -421,9 +226,7 @@ class _Reader:
     One call makes an ordinary response, many calls a streamed one.
     """
 
-    def __init__(
-        self, feed: Publisher, request: Request, dialect: DialectName, moment: Moment
-    ) -> None:
+    def __init__(self, feed: Feed, request: Request, dialect: DialectName, moment: Moment) -> None:
         assert request.partition is not None
         assert request.cursor is not None
         self.feed = feed

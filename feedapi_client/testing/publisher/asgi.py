@@ -1,4 +1,4 @@
-"""The publisher as an ASGI application, on any server, under asyncio and trio."""
+"""Responses as an ASGI application sends them, on any server, under asyncio and trio."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from feedapi_client.testing.publisher.answers import EventStream, Response, parse_request
+from feedapi_client.testing.publisher.messages import EventStream, Response
 
 if TYPE_CHECKING:
     import asyncio
-
-    from feedapi_client.testing.publisher.feed import Publisher
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,23 +28,19 @@ LOOK_SECONDS = 0.01
 """How often a stream looks for new lines."""
 
 
-async def serve_request(publisher: Publisher, scope: Message, receive: Receive, send: Send) -> None:
-    if scope["type"] != "http":
+async def send_response(
+    response: Response, receive: Receive, send: Send, connection: asyncio.Transport | None
+) -> None:
+    """Send a response until its end, or until the client is gone."""
+    sender = _Sender(response, send, connection)
+    if response.is_plain:
+        await sender.head(len(response.body))
+        await sender.piece(response.body, more=False)
         return
-    response = publisher.respond(parse_request(publisher.path, scope, publisher.clock()))
-    sender = _Sender(publisher, response, send, scope.get(CONNECTION))
-    publisher.count_in_flight(1)
-    try:
-        if response.is_plain:
-            await sender.head(len(response.body))
-            await sender.piece(response.body, more=False)
-            return
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
-            await sender.run()
-            tasks.cancel_scope.cancel()
-    finally:
-        publisher.count_in_flight(-1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
+        await sender.run()
+        tasks.cancel_scope.cancel()
 
 
 async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -57,13 +51,8 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
 
 class _Sender:
     def __init__(
-        self,
-        publisher: Publisher,
-        response: Response,
-        send: Send,
-        connection: asyncio.Transport | None,
+        self, response: Response, send: Send, connection: asyncio.Transport | None
     ) -> None:
-        self.publisher = publisher
         self.response = response
         self._send = send
         self._connection = connection
@@ -77,7 +66,6 @@ class _Sender:
 
     async def piece(self, piece: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-        self.publisher.bytes_sent += len(piece)
 
     async def run(self) -> None:
         response = self.response

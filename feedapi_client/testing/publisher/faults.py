@@ -24,84 +24,23 @@ import gzip
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import orjson
 
 from feedapi_client.model import FIRST, LAST
-from feedapi_client.testing.publisher.answers import (
+from feedapi_client.testing.publisher.answers import answer
+from feedapi_client.testing.publisher.feed import Feed, decode_cursor
+from feedapi_client.testing.publisher.messages import (
     JSON,
     NDJSON,
     TEXT,
     Ending,
     Request,
     Response,
-    answer,
-    decode_cursor,
     json_response,
 )
-
-if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.feed import Publisher
-
-FaultTarget = Literal["fetch", "discovery", "any"]
-
-
-class Fault(Protocol):
-    """Changes the response to a request. Called with the publisher's lock held."""
-
-    def __call__(self, response: Response, request: Request, publisher: Any, /) -> Response:
-        """Return the response to send: the given one, changed or not, or another one.
-
-        `publisher` is the `Publisher`.
-        """
-        ...
-
-
-@dataclass(eq=False)
-class FaultRule:
-    """A fault and when it applies, as `Publisher.fail` returns it.
-
-    `hits` counts how often it applied.
-    """
-
-    fault: Fault
-    on: FaultTarget
-    partition: int | None
-    times: int | None
-    after: int
-    until: float
-    share: float
-    draw: Callable[[], float] = field(repr=False)
-    hits: int = 0
-
-    def __post_init__(self) -> None:
-        if self.on not in ("fetch", "discovery", "any"):
-            raise ValueError(f"on must be fetch, discovery or any, not {self.on!r}")
-        if not 0.0 < self.share <= 1.0:
-            raise ValueError(f"share is a part of the requests, above 0 and up to 1: {self.share}")
-
-    def is_live(self, now: float) -> bool:
-        """Return whether it may still apply."""
-        return (self.times is None or self.hits < self.times) and now < self.until
-
-    def remove(self) -> None:
-        """Let it apply no more."""
-        self.times = self.hits
-
-    def applies_to(self, request: Request) -> bool:
-        """Return whether it applies to this request, and count the request."""
-        matches = self.on == request.kind or (self.on == "any" and request.kind != "other")
-        here = self.partition in (None, request.partition)
-        if not (matches and here and self.is_live(request.time)):
-            return False
-        if self.after > 0:
-            self.after -= 1
-            return False
-        applies = self.share == 1.0 or self.draw() < self.share
-        self.hits += applies
-        return applies
-
+from feedapi_client.testing.publisher.rules import Fault
 
 # Another response
 
@@ -114,7 +53,7 @@ class Status:
     body: str | bytes = ""
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         body = self.body.encode() if isinstance(self.body, str) else self.body
         return Response(self.code, {"content-type": TEXT, **self.headers}, body)
 
@@ -126,7 +65,7 @@ class Redirect:
     location: str
     code: int = 302
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return Response(self.code, {"location": self.location})
 
 
@@ -137,7 +76,7 @@ class Replace:
     body: Any
     content_type: str = JSON
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         body = self.body if isinstance(self.body, bytes) else json_response(self.body).body
         return Response(200, {"content-type": self.content_type}, body)
 
@@ -146,7 +85,7 @@ class Replace:
 class Empty:
     """Status 200 and an empty body."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return Response(200)
 
 
@@ -159,7 +98,7 @@ class Html:
         "<body><form>Please sign in</form></body></html>"
     )
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
 
 
@@ -178,7 +117,7 @@ class Lag:
     seconds: float
     ahead: Literal["echo", "tail", "silent", "refused"] = "echo"
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         then = publisher.clock() - self.seconds
         moment, cursor, partition = publisher.at(then), request.cursor, request.partition
         if response.status != 200 or self.ahead == "refused" or cursor in (None, FIRST, LAST):
@@ -200,7 +139,7 @@ class EmptyPage:
 
     moving: bool = True
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         cursor, partition = request.cursor, request.partition
         if response.status != 200 or cursor is None or partition is None:
             return response
@@ -209,7 +148,7 @@ class EmptyPage:
         return _page_without_events(publisher, partition, cursor)
 
 
-def _page_without_events(publisher: Publisher, partition: int, cursor: str | None) -> Response:
+def _page_without_events(publisher: Feed, partition: int, cursor: str | None) -> Response:
     lead = {"partition": partition} if publisher.dialect == "v1" else {}
     line = b"" if cursor is None else orjson.dumps({**lead, "cursor": cursor}) + b"\n"
     return Response(200, {"content-type": NDJSON}, line)
@@ -227,7 +166,7 @@ class _Break:
 
     ending: ClassVar[Ending]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = response.whole()
         whole.send_head = self.after_bytes is not None or self.after_lines is not None
         whole.content_length, whole.ending = len(whole.body) + 1, self.ending
@@ -266,7 +205,7 @@ class Truncate:
     after_lines: int | None = None
     chunked: bool = False
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = response.whole()
         whole.content_length = None if self.chunked else len(whole.body) + 1
         whole.body, whole.ending = _cut(whole.body, self.after_lines, self.after_bytes), "close"
@@ -277,7 +216,7 @@ class Truncate:
 class BrokenChunk:
     """Chunked framing that is garbage after the first chunk."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return replace(response.whole(), ending="garbage")
 
 
@@ -287,7 +226,7 @@ class Delay:
 
     seconds: float
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return replace(response, delay=self.seconds)
 
 
@@ -298,7 +237,7 @@ class Trickle:
     piece: int = 1
     interval: float = 0.0
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return replace(response, piece_size=self.piece, interval=self.interval)
 
 
@@ -306,7 +245,7 @@ class Trickle:
 class Gzip:
     """The body is compressed, although the request did not allow it."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = response.whole()
         headers = {**whole.headers, "content-encoding": "gzip"}
         return replace(whole, body=gzip.compress(whole.body), headers=headers)
@@ -318,7 +257,7 @@ class Both:
 
     faults: tuple[Fault, ...]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         for fault in self.faults:
             response = fault(response, request, publisher)
         return response
@@ -336,7 +275,7 @@ class Edit:
 
     change: Callable[[Any], Any]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         if response.status == 200 and request.kind == "discovery":
             value = orjson.loads(response.body)
             changed = self.change(value)
@@ -358,7 +297,7 @@ class CutLine:
     after_lines: int | None = None
     text: str = ""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = response.whole()
         return replace(whole, body=_cut(whole.body, self.after_lines) + self.text.encode())
 
@@ -377,7 +316,7 @@ class ErrorText(CutLine):
 class NoFinalNewline:
     r"""A complete response whose last line has no ``\n``."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = response.whole()
         return replace(whole, body=whole.body.removesuffix(b"\n"))
 
@@ -388,7 +327,7 @@ class EndlessLine:
 
     piece: int = 65536
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = response.whole()
         whole.body += _event_start(publisher) + b'{"endless":"'
         whole.endless = b"x" * self.piece
@@ -399,14 +338,14 @@ class EndlessLine:
 class EndlessRun:
     """Events without end and without a checkpoint: those of the page, again and again."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = NoCheckpoint()(response.whole(), request, publisher)
         whole.body = whole.body or _event_start(publisher) + b'{"endless":true}}\n'
         whole.endless = whole.body * max(1, 65536 // len(whole.body))
         return whole
 
 
-def _event_start(publisher: Publisher) -> bytes:
+def _event_start(publisher: Feed) -> bytes:
     return b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
 
 
@@ -416,7 +355,7 @@ class Rewrite:
 
     change: Callable[[bytes], bytes]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         if response.status != 200:
             return response
         response.body = self.change(response.body)
@@ -438,7 +377,7 @@ class _Lines:
         """Return what makes of each line, without its line end, what is sent in its place."""
         raise NotImplementedError
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         line = self.changing(request)
 
         def change(lines: bytes) -> bytes:
@@ -504,7 +443,7 @@ class ExtraFields(_Lines):
         before, behind = b'{"x-before":[1,{"data":2}],', b',"x-behind":{"cursor":null}}\n'
         return lambda line: before + line[1:-1] + behind
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         if request.kind == "discovery":
             return Edit(_with_extras)(response, request, publisher)
         return super().__call__(response, request, publisher)

@@ -8,33 +8,23 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from operator import itemgetter
 from random import Random
 from threading import RLock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import anyio
 import orjson
 
 from feedapi_client.model import FIRST, LAST, MAX_PARTITION, DialectName, Partition
-from feedapi_client.testing.publisher.answers import (
-    Quirks,
-    Request,
-    Response,
-    answer,
-    decode_cursor,
-    discovery,
-    encode_cursor,
-)
-from feedapi_client.testing.publisher.asgi import serve_request
-from feedapi_client.testing.publisher.faults import Fault, FaultRule, FaultTarget, Status
+from feedapi_client.testing.publisher.messages import Request
+from feedapi_client.testing.publisher.rules import FaultRule
 
-if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.server import Serving
-
+EmptyAnswer = Literal["cursor", "echo", "silent", "204"]
 SplitMethod = Literal["starts-after", "cursor-from"]
 Payload = Mapping[str, Any] | str | bytes
 """The data of an event: a JSON value, or bytes of JSON that are sent verbatim."""
@@ -46,6 +36,86 @@ Headers = Mapping[str, str]
 """The headers of an event, in dialect v1."""
 StoredEvent = tuple[int, int, bytes | None]
 """Sequence number, hash of the entity, and payload of an event; without payload it is internal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quirks:
+    """Deviations of real publishers. Assign a new one to `Publisher.quirks` at any time."""
+
+    integer_ids: bool = False
+    """Discovery holds partition ids as JSON integers."""
+    integer_lineage: bool = False
+    """Discovery holds lineage as JSON integers."""
+    old_lineage_names: bool = False
+    """`startsAfterParent` and `splitFromAncestors`, as in the specification's first example."""
+    omit_parent_zero: bool = False
+    """`startsAfterPartition` is left out when the parent is partition 0: Go's zero value."""
+    omit_starts_after: bool = False
+    """`startsAfterPartition` is left out everywhere."""
+    last_cursor: Literal["closed", "always", "never"] | None = None
+    """Which partitions have `lastCursor`.
+
+    None: the closed ones in dialect v2-draft, none in v2-token.
+    """
+    awkward_cursors: bool = False
+    """Cursors hold characters that need percent-encoding."""
+    ignore_event_types: bool = False
+    """`event-types` and `skip-event-types` are ignored, which a publisher may do."""
+    answers_v1: bool = False
+    """A v2 publisher still answers fetches in dialect v1."""
+    keep_token: bool = False
+    """A change of topology leaves the token as it is; only `rotate_token()` changes it."""
+    unknown_partition: int = 404
+    """Status for a partition that is not listed."""
+    empty_page: EmptyAnswer = "cursor"
+    """What answers a request behind which there is nothing.
+
+    ``cursor``: a line with a cursor. ``echo``: a line with the cursor of the request, ``_first``
+    and ``_last`` included. ``silent``: no line. ``204``: status 204. A publisher that lists a
+    `lastCursor` still answers with it where another cursor was sent.
+    """
+    swapped_payload_key: bool = False
+    """Events are under ``event`` in dialect v2-token, and under ``data`` in v2-draft."""
+    pascal_case: bool = False
+    """Lines hold ``Data``, ``Event`` and ``Cursor``, as Go's decoder accepts them."""
+
+
+# Cursors
+#
+# Every event of a feed has a sequence number, counted over the whole feed. A cursor names the
+# partition that it was made for, and the number behind the last event that it stands after. A
+# partition that a split or a merge makes keeps the numbers of the events that it inherits, so that
+# a cursor of an ancestor means the same point on its successors.
+
+# The factor is odd, hence invertible modulo 2**64. Words look random and decode exactly, and a
+# made-up cursor decodes to numbers that are out of range.
+_FACTOR = 0x9E3779B97F4A7C15
+_INVERSE = pow(_FACTOR, -1, 1 << 64)
+_XOR = 0x5EED_FEED_A710_C0DE
+_WORD = (1 << 64) - 1
+_SEQ_BITS = 48
+AWKWARD_PREFIX = 'a%2B+ /?&=#"\\:;,'
+"""What `Quirks.awkward_cursors` puts before a cursor: it needs escaping in a URL and in JSON."""
+
+
+def encode_cursor(partition: int, seq: int, quirks: Quirks, nonce: int | None = None) -> str:
+    """Return the cursor after all events of a partition with lower sequence numbers.
+
+    Cursors with different nonces differ and stand for the same position.
+    """
+    word = ((partition << _SEQ_BITS | seq) ^ _XOR) * _FACTOR & _WORD
+    text = f"{word:016x}" if nonce is None else f"{word:016x}{nonce:016x}"
+    return AWKWARD_PREFIX + text if quirks.awkward_cursors else text
+
+
+def decode_cursor(cursor: str) -> tuple[int, int]:
+    """Return partition and sequence number. Raises ValueError for what can't be a cursor."""
+    text = cursor.removeprefix(AWKWARD_PREFIX)
+    if len(text) not in (16, 32) or not text.isascii():
+        raise ValueError("not a cursor of this feed")
+    word = (int(text[:16], 16) * _INVERSE & _WORD) ^ _XOR
+    return word >> _SEQ_BITS, word & ((1 << _SEQ_BITS) - 1)
+
 
 DIALECTS: tuple[DialectName, ...] = ("v1", "v2-draft", "v2-token")
 KEPT_REQUESTS = 20_000
@@ -104,30 +174,8 @@ class Log:
         self.has_internal |= payload is None
 
 
-class Publisher:
-    """A feed in memory, in any of the three dialects.
-
-    The page of `feedapi_client.testing.publisher` shows the whole interface on one screen.
-
-    Arguments:
-        partitions: The number of partitions, or their ids.
-        dialect: ``v1``, ``v2-draft`` or ``v2-token``.
-        page_size: Maximum number of events in a response, unless the request has a hint.
-        checkpoint_every: Number of events between two checkpoints.
-        vary: Let two requests from one cursor differ: page size, checkpoints, and how the entities
-            between two checkpoints are interleaved. The order within an entity is kept.
-        seed: Make `vary` reproducible. Implies `vary`.
-        stream: Offer streamed responses.
-        exactly_once: What discovery says about it.
-        filters: Filters of dialect v2-draft: names of payload fields, or functions by name.
-        key: Finds the entity of a payload. By default the field ``entity``, else ``id``. Payloads
-            without either all count as one entity.
-        quirks: Deviations of real publishers.
-        bearer: Bearer token that requests need.
-
-    Concurrency: all methods may be called from any thread, and from the event loop that serves the
-    publisher. None of them blocks on I/O.
-    """
+class Feed:
+    """What `Publisher` has but for its answers. Its arguments are documented there."""
 
     def __init__(
         self,
@@ -299,11 +347,6 @@ class Publisher:
         """Return the listed partitions that take events."""
         return [id for id, partition in self.partitions.items() if not partition.closed]
 
-    def discovery(self) -> dict[str, Any]:
-        """Return the discovery object as it is sent in the present dialect."""
-        with self.lock:
-            return discovery(self, self._topologies[-1])
-
     def close(self, partition: int) -> None:
         """Take no more events for the partition."""
         with self._change() as closed:
@@ -410,36 +453,6 @@ class Publisher:
 
     # Faults and traffic
 
-    def fail(
-        self,
-        fault: int | Fault,
-        *,
-        on: FaultTarget = "fetch",
-        partition: int | None = None,
-        times: int | None = 1,
-        after: int = 0,
-        seconds: float | None = None,
-        share: float = 1.0,
-    ) -> FaultRule:
-        """Let requests fail.
-
-        Arguments:
-            fault: What goes wrong; an int is an error status.
-            on: The requests concerned, and of fetches only those of a `partition`.
-            times: How many requests fail, after so many that don't; None: all from now on.
-            seconds: Let it last for so long instead of a number of `times`, from now on.
-            share: The part of the matching requests that fail, drawn at random.
-        """
-        until = inf
-        if seconds is not None:
-            times, until = None, self.clock() + seconds
-        draw = self.random.random
-        chosen = Status(fault) if isinstance(fault, int) else fault
-        rule = FaultRule(chosen, on, partition, times, after, until, share, draw)
-        with self.lock:
-            self._rules.append(rule)
-        return rule
-
     def heal(self) -> None:
         """Remove all faults."""
         with self.lock:
@@ -470,48 +483,19 @@ class Publisher:
             while not predicate():  # noqa: ASYNC110 - any predicate, over state of any thread
                 await anyio.sleep(0.002)
 
-    def respond(self, request: Request) -> Response:
-        """Record a request and return what to send: its answer, or what a fault makes of it."""
-        with self.lock:
-            self._requests.append(request)
-            self.counters[request.kind] += 1
-            rule = next((rule for rule in self._rules if rule.applies_to(request)), None)
-            self._rules = self.faults
-            response = answer(self, request, self.clock())
-            if rule is not None:
-                response = rule.fault(response, request, self)
-            request.status = response.status
-            self.counters[f"{request.kind} {response.status}"] += 1
-            return response
+    def arrived(self, request: Request) -> FaultRule | None:
+        """Record a request. Return the fault that applies to it."""
+        self._requests.append(request)
+        self.counters[request.kind] += 1
+        rule = next((rule for rule in self._rules if rule.applies_to(request)), None)
+        self._rules = self.faults
+        return rule
 
     def count_in_flight(self, change: int) -> None:
         """Record that a response begins (1) or ends (-1)."""
         with self.lock:
             self.in_flight += change
             self.max_in_flight = max(self.max_in_flight, self.in_flight)
-
-    # Serving
-
-    @property
-    def asgi(self) -> Publisher:
-        """The feed as an ASGI application, at path ``/feed``: the publisher itself."""
-        return self
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await serve_request(self, scope, receive, send)
-
-    def serve(self, host: str = "127.0.0.1", port: int = 0) -> Serving:
-        """Serve on a port, in a thread of its own.
-
-        ``with publisher.serve() as url`` or ``async with publisher.serve() as url``, on asyncio
-        and trio. The server is gone, with all its connections, when the block ends. Needs the
-        extra ``testing``.
-        """
-        from feedapi_client.testing.publisher.server import Serving
-
-        return Serving(self, host, port)
-
-    serving = serve
 
     def __repr__(self) -> str:
         states = ", ".join(

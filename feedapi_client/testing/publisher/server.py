@@ -9,7 +9,7 @@ import asyncio
 import socket
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from feedapi_client.testing.publisher.asgi import CONNECTION
 
@@ -21,9 +21,6 @@ except ImportError as missing:
     raise ImportError(
         "serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'"
     ) from missing
-
-if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.feed import Publisher
 
 _KEEP_ALIVE_SECONDS = 600
 # Requests end by themselves once their connection is gone; this is only a safety net.
@@ -46,6 +43,15 @@ class _FeedProtocol(H11Protocol):
         self.app = with_connection
 
 
+class Served(Protocol):
+    """A feed as an ASGI application, which is told its URL while it is served."""
+
+    url: str | None
+    path: str
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+
 class Serving:
     """A publisher being served, as `Publisher.serve` returns it.
 
@@ -54,7 +60,7 @@ class Serving:
     the caller for a few milliseconds, also in async code.
     """
 
-    def __init__(self, publisher: Publisher, host: str, port: int) -> None:
+    def __init__(self, publisher: Served, host: str, port: int) -> None:
         self.url = ""
         self._publisher = publisher
         self._address = (host, port)

@@ -17,7 +17,7 @@ import orjson
 from feedapi_client import Batch, CursorStore, FeedConsumer, FeedKey, Position, Retry
 from feedapi_client.model import make_event
 from feedapi_client.testing.publisher import Publisher, Response
-from feedapi_client.testing.publisher.answers import parse_request
+from feedapi_client.testing.publisher.messages import parse_request
 from feedapi_client.testing.simulator.oracle import Call, Found, Oracle, Trace
 from feedapi_client.testing.simulator.scenario import drawn
 
