@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Partition,
         Position,
         Reached,
+        __version__ as __version__,
     )
     from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share, default_decision
     from feedapi_client.quarantine.policy import Quarantine, Retry
@@ -74,8 +75,6 @@ if TYPE_CHECKING:
     from feedapi_client.stores.sql import SQLAlchemyCursorStore as SQLAlchemyCursorStore
     from feedapi_client.stores.sqlite import MemoryCursorStore, SQLiteCursorStore
     from feedapi_client.sync import SyncBatch, SyncFeedConsumer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "FIRST",
@@ -156,6 +155,7 @@ _HOME = {
         "Partition",
         "Position",
         "Reached",
+        "__version__",
     ),
     "options": ("FetchOptions", "Limits", "RetryPolicy", "Share", "default_decision"),
     "quarantine.policy": ("Quarantine", "Retry"),

@@ -30,6 +30,8 @@ DialectName = Literal["v1", "v2-draft", "v2-token"]
 Status = Literal["open", "drained", "superseded"]
 Decoder = Callable[[bytes], Any]
 
+__version__ = "0.1.0"
+
 _STEP_BITS = 20
 MAX_PARTITION = 32767
 """The largest id of a partition."""

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import aclosing, closing, suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from functools import cache
 from typing import Any, Self
 
 import httpx
@@ -42,12 +41,14 @@ from feedapi_client.http.http_errors import (
 from feedapi_client.http.io import SHARE, AsyncIO, BlockingIO, Body, Deadline, basic
 from feedapi_client.http.redaction import Secrets, decoded, header_secrets, query_of, query_values
 from feedapi_client.http.urls import FeedURL, origin, shown_origin
+from feedapi_client.model import __version__
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import LONGEST_BYTES, excerpt
 
 _MAX_REDIRECTS = 5
 _LONGEST_URL = 64 * 1024
 _LONGEST_LOCATION = 8 * 1024
+_USER_AGENT = f"feedapi-client/{__version__}"
 _USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
 _REFUSED = frozenset({400, 404, 409, 410})
 _LATER = frozenset({408, 425, 429})
@@ -75,7 +76,7 @@ class Endpoint:
             "Accept": "*/*",
             "Accept-Encoding": ACCEPT_ENCODING,
             "Connection": "keep-alive",
-            "User-Agent": _user_agent(),
+            "User-Agent": _USER_AGENT,
         }
         secrets = self._url.secrets
         if (pair := self._url.basic_auth) is not None:
@@ -121,7 +122,7 @@ class Endpoint:
         client: Any = self.io.client
         headers = {"Accept-Encoding": ACCEPT_ENCODING}
         if client.headers.get("user-agent") == _USER_AGENT_OF_HTTPX:
-            headers["User-Agent"] = _user_agent()  # the caller has named no other
+            headers["User-Agent"] = _USER_AGENT  # the caller has named no other
         if exchange.is_discovery:
             headers["Cache-Control"] = "no-cache"
         own, read = client.timeout, exchange.silence
@@ -410,13 +411,6 @@ class Exchange:
             error = ProtocolError(text, **where)
         error.status = status
         return error
-
-
-@cache
-def _user_agent() -> str:
-    from feedapi_client import __version__
-
-    return f"feedapi-client/{__version__}"
 
 
 def retry_after(value: str | None, now: str | None = None) -> float | None:

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
-from feedapi_client.model import FeedKey
+from feedapi_client.model import FeedKey, __version__
 from feedapi_client.options import Share
 from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
 from feedapi_client.stores.base import translated
@@ -105,8 +105,6 @@ class Membership:
 
 
 def published_options(settings: ConsumerSettings) -> str:
-    from feedapi_client import __version__
-
     chosen = settings.partitions
     options = {
         "follow": int(settings.follow),
