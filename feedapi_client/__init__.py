@@ -55,6 +55,8 @@ if TYPE_CHECKING:
         Partition,
         Position,
         Reached,
+    )
+    from feedapi_client.model import (
         __version__ as __version__,
     )
     from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share, default_decision
