@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -292,26 +293,26 @@ def test_after_an_error_of_the_database_the_block_can_only_be_rolled_back(
 def test_r20_a_save_that_is_cancelled_natively_is_not_made_later(
     using: str, store: DjangoCursorStore
 ) -> None:
-    key, made = FeedKey("https://service.test/feed"), []
+    key, made = FeedKey("https://service.test/feed"), SimpleQueue[Any]()
 
     def note(connection: Any, **_: object) -> None:
-        made.append(connection)
+        made.put(connection)
 
-    async def cancelled() -> None:
+    async def cancelled() -> Any:
         saving = asyncio.ensure_future(store.save(key, advanced(opening())))
-        while not made:
-            await asyncio.sleep(0.01)
+        connection = await asyncio.to_thread(made.get, timeout=60)
         saving.cancel()
         await asyncio.wait([saving])
         assert saving.cancelled()
+        return connection
 
     asyncio.run(store.save(key, opening()))
     with transaction.atomic(using):
         execute(using, "UPDATE feedapi_cursors SET status = status")
         connection_created.connect(note)
-        asyncio.run(cancelled())
+        connection = asyncio.run(cancelled())
         connection_created.disconnect(note)
-    while made[0].connection is not None:
+    while connection.connection is not None:
         time.sleep(0.01)
     assert asyncio.run(store.load(key)) == opening()
 
