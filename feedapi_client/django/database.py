@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,7 +17,7 @@ from django.utils.connection import ConnectionProxy
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.scripted import Database
 from feedapi_client.stores.scripts import Script, run_on_cursors
-from feedapi_client.stores.threads import in_callers_thread, in_thread, is_thread_lent
+from feedapi_client.stores.threads import in_callers_thread, is_thread_lent, transact_in_thread
 
 T = TypeVar("T")
 
@@ -99,10 +101,13 @@ class DjangoDatabase(Database):
     # In a transaction of the store's own
 
     async def transact(self, script: Script[T]) -> T:
-        # The thread ends the transaction also when nobody waits for it any more.
-        return await in_thread(partial(self._transact, script), abandon=True)
+        def work(connection: Any) -> T:
+            return run_on_cursors(script, connection.cursor, "%s")
 
-    def _transact(self, script: Script[T]) -> T:
+        return await transact_in_thread(self._begun, work)
+
+    @contextmanager
+    def _begun(self) -> Iterator[Any]:
         connection = connections.create_connection(self.using)
         settings = connection.settings_dict
         options = settings["OPTIONS"]
@@ -113,9 +118,8 @@ class DjangoDatabase(Database):
             # One statement less than Django's set_autocommit needs. And a transaction of SQLite
             # that has read fails at once when it writes beside another writer.
             _execute(connection, "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
-            result = run_on_cursors(script, connection.cursor, "%s")
+            yield connection
             _execute(connection, "COMMIT")
-            return result
         finally:  # without a commit the server rolls back
             connection.close()
 

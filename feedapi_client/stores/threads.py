@@ -67,20 +67,31 @@ async def _to_its_end(call: Coroutine[Any, Any, T]) -> T:
 async def transact_in_thread(
     begin: Callable[[], AbstractContextManager[Connection]], work: Callable[[Connection], T]
 ) -> T:
-    """When nobody waits for the thread any more, it rolls back."""
-    left = threading.Event()
+    """Roll back when nobody waits for the thread any more.
+
+    Cancellation: the transaction is not committed later. A native one waits for a commit that has
+    begun; a cancel scope, such as that of a time limit, does not.
+    """
+    decided = threading.Lock()  # held by what comes first: the commit, or the end of the wait
+    over = threading.Event()
 
     def call() -> T:
-        with begin() as connection:
-            result = work(connection)
-            if left.is_set():
-                raise InterruptedError("nobody waits for this transaction any more")
-            return result
+        try:
+            with begin() as connection:
+                result = work(connection)
+                if not decided.acquire(blocking=False):
+                    raise InterruptedError("nobody waits for this transaction any more")
+                return result
+        finally:
+            over.set()
 
     try:
         return await in_thread(call, abandon=True)
     except BaseException:
-        left.set()
+        if not decided.acquire(blocking=False):
+            while not over.is_set() and anyio.current_effective_deadline() > -math.inf:
+                with suppress(asyncio.CancelledError):
+                    await in_thread(over.wait, abandon=True)
         raise
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
+from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 from django.utils.connection import ConnectionProxy
 
 from feedapi_client import FeedConsumer, FencedError, StoreError, SyncFeedConsumer
+from feedapi_client.model import FeedKey
 from feedapi_client.testing import Publisher
+from feedapi_client.testing.contracts import advanced, opening
 from tests.django.databases import SERVERS, execute, registered, set_up
 from tests.django.test_stores import created
 
@@ -283,6 +288,33 @@ def test_after_an_error_of_the_database_the_block_can_only_be_rolled_back(
                 insert(using, batch)
         execute(using, "ALTER TABLE gone RENAME TO feedapi_cursors")
     assert (told, effects(using)) == ([], [])
+
+
+def test_r20_a_save_that_is_cancelled_natively_is_not_made_later(
+    using: str, store: DjangoCursorStore
+) -> None:
+    key, made = FeedKey("https://service.test/feed"), SimpleQueue[Any]()
+
+    def note(connection: Any, **_: object) -> None:
+        made.put(connection)
+
+    async def cancelled() -> Any:
+        saving = asyncio.ensure_future(store.save(key, advanced(opening())))
+        connection = await asyncio.to_thread(made.get, timeout=60)
+        saving.cancel()
+        await asyncio.wait([saving])
+        assert saving.cancelled()
+        return connection
+
+    asyncio.run(store.save(key, opening()))
+    with transaction.atomic(using):
+        execute(using, "UPDATE feedapi_cursors SET status = status")
+        connection_created.connect(note)
+        connection = asyncio.run(cancelled())
+        connection_created.disconnect(note)
+    while connection.connection is not None:
+        time.sleep(0.01)
+    assert asyncio.run(store.load(key)) == opening()
 
 
 def test_r05_handlers_in_the_thread_of_synchronous_code(

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.manners import Manners
-from tests.simulation.scenario import Scenario, Settings, Step
+from tests.simulation.scenario import LEASE_SECONDS, Scenario, Settings, Step
 
 
 def chain_of_transfers(seed: int) -> Scenario:
@@ -111,6 +111,16 @@ def hand_overs(seed: int) -> Scenario:
         reply_latency=random.choice((0.0, 0.3)),
         follow=random.random() < 0.6,
     )
+    return scenario(seed, settings, steps)
+
+
+def frozen_before_a_commit(seed: int) -> Scenario:
+    """Instances are frozen while transactions of their events are open, and their leases expire."""
+    steps = [publish(200, 12)]
+    for which in (0, 1, 0, 1):
+        how = {"what": "freeze", "seconds": 2 * LEASE_SECONDS, "which": which}
+        steps += [publish(100, 12), Step(3 * LEASE_SECONDS, "life_step", how)]
+    settings = Settings(partitions=2, instances=2, way="keys", store_latency=0.2)
     return scenario(seed, settings, steps)
 
 

@@ -271,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_K.a_retried_event_lets_the_next_one_pass, by_key),
     Mutant(_K.ancestors_are_forgotten, by_key),
     Mutant(_K.an_older_claim_is_accepted, by_key),
-    Mutant(_K.a_claim_waits_for_nobody, shared_by_key),
+    Mutant(_K.a_claim_waits_for_nobody, of(histories.frozen_before_a_commit)),
     Mutant(_K.everything_is_forgotten_with_a_save, shared_by_key),
     Mutant(_K.an_attempt_behind_a_commit, by_key),
     # Applications and stores.

@@ -49,8 +49,8 @@ def shared(scenario: Scenario, instances: int) -> Scenario:
         lock_seconds=random.choice((0.0, 3.0)),
     )
     if settings.manners.rate and settings.give_up_after is not None:
-        # They divide what a publisher grants: each is refused for so many times as long.
-        settings = replace(settings, give_up_after=settings.give_up_after * instances)
+        # They divide what a publisher grants, and one that starts may be refused for any time.
+        settings = replace(settings, give_up_after=None)
     steps: list[Step] = []
     for step in scenario.steps:
         if step.do == "life_step":

@@ -90,6 +90,7 @@ SOON = [
     "an_outdated_position_is_kept_after_a_claim",
     "the_dead_keep_their_leases",
     "a_hand_over_does_not_release",
+    "a_claim_waits_for_nobody",
 ]
 """Bugs that one of the first seeds finds."""
 

@@ -7,8 +7,11 @@ import os
 import re
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,6 +191,39 @@ def command_of_the_guide(begins: str) -> str:
 
 
 # ---------------------------------------------------------------------- without a JVM
+
+
+@pytest.mark.parametrize("how", ["closes", "resets"])
+def test_command_whose_java_ends_before_it_answers_says_so_in_one_line(
+    how: str, tmp_path: Path
+) -> None:
+    def java() -> None:
+        with server, server.accept()[0] as connection, connection.makefile("rb") as commands:
+            assert [commands.readline(), commands.readline()] == [b"A\n", b"secret\n"]
+            connection.sendall(b"!yv\n")
+            commands.readline()
+            if how == "resets":
+                at_once = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=java)
+        thread.start()
+        submitted = {
+            "SPARK_ENV_LOADED": "1",
+            "PYSPARK_GATEWAY_PORT": str(server.getsockname()[1]),
+            "PYSPARK_GATEWAY_SECRET": "secret",
+        }
+        done = subprocess.run(
+            [Path(sys.executable).parent / "feedapi", "ingest", "http://feed.test/", tmp_path],
+            env={**os.environ, **submitted},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        thread.join()
+    said = "feedapi: Java has ended, and the query with it: the next run goes on\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 @pytest.mark.parametrize(
