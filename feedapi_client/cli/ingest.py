@@ -153,7 +153,8 @@ def _errors_in_one_line() -> Iterator[None]:
     except Exception as error:
         # PySpark passes some of py4j's on, which a client of Spark Connect does not have.
         kind = type(error).__name__
-        if isinstance(error, ConnectionError) or kind == "Py4JNetworkError":
+        unanswered = kind == "Py4JError" and "Trace:" not in str(error)  # nor Java's own error
+        if isinstance(error, ConnectionError) or kind == "Py4JNetworkError" or unanswered:
             what = "Java has ended, and the query with it: the next run goes on"
             raise CommandError(what) from None
         if not kind.startswith("Py4J"):
@@ -168,6 +169,8 @@ def _session(conf: Mapping[str, str]) -> SparkSession:
 
     # What these print is raised, too, or says with a traceback that Java is gone.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Some of it py4j logs as the root, by `logging.exception`.
+    logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
     socketserver.BaseServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     warnings.filterwarnings("ignore", module="pyspark")
     builder: Any = SparkSession.builder.appName("feedapi ingest")
