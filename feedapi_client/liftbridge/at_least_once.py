@@ -153,6 +153,8 @@ class AcknowledgedPublishing:
         # The stream is another one than it was: deleted, and perhaps created again.
         self._replaced: StreamError | None = None
         self._recent = RecentlyAcked()
+        self._lost: set[int] = set()
+        """Partitions of the stream of which what was lost could not be published again."""
         self._in_order: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def publish(
@@ -240,7 +242,8 @@ class AcknowledgedPublishing:
         self._replaced = None
         if self._api is None:
             return
-        ends = self._recent.ends
+        # As they are now: what is acked meanwhile is behind what a broker tells.
+        ends = dict(self._recent.ends)
         found = await asyncio.gather(
             *(self._api.glance(self._stream.name, partition) for partition in ends)
         )
@@ -257,22 +260,27 @@ class AcknowledgedPublishing:
 
     async def _recover(self, lost: set[int]) -> None:
         """Publish again what was acked lately, until the broker loses nothing meanwhile."""
-        while lost:
-            # A stream that was created again has lost all, too.
-            await self._wake()
-            logger.warning(
-                "stream %s: the broker lost messages that it had acked, in the partitions %s. "
-                "Those of the last %d seconds are published again",
-                self._stream.name,
-                ", ".join(map(str, sorted(lost))),
-                SECONDS,
-                extra={"stream": self._stream.name},
-            )
-            again: set[int] = set()
-            for source in self._recent.begin_again():
-                again |= await self._publish_again(source)
-            self._recent.shorten(lost)
-            lost = again
+        lost, self._lost = lost | self._lost, set()
+        try:
+            while lost:
+                # A stream that was created again has lost all, too.
+                await self._wake()
+                logger.warning(
+                    "stream %s: the broker lost messages that it had acked, in the partitions %s. "
+                    "Those of the last %d seconds are published again",
+                    self._stream.name,
+                    ", ".join(map(str, sorted(lost))),
+                    SECONDS,
+                    extra={"stream": self._stream.name},
+                )
+                again: set[int] = set()
+                for source in self._recent.begin_again():
+                    again |= await self._publish_again(source)
+                self._recent.shorten(lost)
+                lost = again
+        except BaseException:
+            self._lost |= lost
+            raise
 
     async def _publish_again(self, source: int) -> set[int]:
         lost: set[int] = set()

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 4
 _RETRIES_PER_BEAT = 10
+_PUT_AT_ONCE = 4096
 
 
 class Membership:
@@ -55,10 +56,14 @@ class Membership:
         return await translated(looking, "looking at the leases", self._key.url)
 
     async def put(self, leases: Collection[Lease]) -> set[int]:
-        if not leases:
-            return set()
-        putting = self._store.put(self._key, self._name, leases)
-        return await translated(putting, "writing leases", self._key.url)
+        put: set[int] = set()
+        ordered = sorted(leases, key=lambda lease: lease.partition)
+        # In parts, so that a heartbeat comes in between where one writes at a time, as in SQLite.
+        for start in range(0, len(ordered), _PUT_AT_ONCE):
+            some = ordered[start : start + _PUT_AT_ONCE]
+            putting = self._store.put(self._key, self._name, some)
+            put |= await translated(putting, "writing leases", self._key.url)
+        return put
 
     async def leave(self) -> None:
         self.joined = False

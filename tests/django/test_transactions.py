@@ -17,8 +17,7 @@ from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 from django.utils.connection import ConnectionProxy
 
-from feedapi_client import FeedConsumer, FencedError, StoreError, SyncFeedConsumer
-from feedapi_client.model import FeedKey
+from feedapi_client import FeedConsumer, FeedKey, FencedError, StoreError, SyncFeedConsumer
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.contracts import advanced, opening
 from tests.django.databases import SERVERS, execute, registered, set_up
@@ -362,3 +361,31 @@ def test_an_alias_that_is_missing_and_a_database_that_is_not_supported_are_refus
         pytest.raises(ValueError, match="PostgreSQL, MySQL, MariaDB and SQLite"),
     ):
         DjangoCursorStore("strange")
+
+
+def test_its_own_transactions_take_few_connections_however_many_there_are(
+    using: str, store: DjangoCursorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, counting, counts = connections.create_connection, threading.Lock(), [0]
+
+    def counted(alias: str) -> Any:
+        connection = create(alias)
+        close = connection.close
+        with counting:
+            counts.append(counts[-1] + 1)
+
+        def closed() -> None:
+            close()
+            with counting:
+                counts.append(counts[-1] - 1)
+
+        connection.close = closed
+        return connection
+
+    async def load() -> None:
+        key = FeedKey("http://feed/feed")
+        await asyncio.gather(*(store.load(key) for _ in range(40)))
+
+    monkeypatch.setattr(connections, "create_connection", counted)
+    asyncio.run(load())
+    assert (max(counts) <= 4, counts[-1], len(counts)) == (True, 0, 81)

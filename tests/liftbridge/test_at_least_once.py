@@ -18,12 +18,15 @@ from feedapi_client.liftbridge import (
     LiftbridgePublisher,
     Message,
     MessageTooLargeError,
+    OutgoingBatch,
     Relay,
     Stream,
     StreamError,
     StreamReadonlyError,
     reveal_newest,
 )
+from feedapi_client.liftbridge.at_least_once import AcknowledgedPublishing
+from feedapi_client.liftbridge.message_publisher import publish_until_acked
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import NatsServer
 from tests.liftbridge.acker import Acker
@@ -303,6 +306,57 @@ async def test_messages_that_the_broker_loses_after_its_ack_are_published_again(
     last = dict.fromkeys(reversed(await broker.numbers()))
     assert list(last)[::-1] == list(range(20 + more))
     assert "lost messages that it had acked, in the partitions 0" in caplog.text
+
+
+async def test_what_is_acked_while_a_relay_looks_at_its_stream_is_not_taken_for_lost(
+    broker: Broker, feed: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.create()
+    async with running(feed, broker, api=broker.api) as relay:
+        glance = broker.api.glance
+
+        async def slowly(*place: Any) -> Any:
+            found = await glance(*place)
+            feed.append(0, {"n": 20})
+            await eventually(lambda: relay.progress.events == 21)
+            return found
+
+        broker.api.glance = slowly  # type: ignore[method-assign]
+        await relay._publishing.look_for_losses()
+    assert await broker.numbers() == list(range(21))
+    assert (relay.progress.recovered, caplog.text) == (0, "")
+
+
+async def test_what_could_not_be_published_again_is_so_by_the_next_look(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, impatient: None
+) -> None:
+    stream = await broker.create()
+    recovered: list[int] = []
+    publishing = AcknowledgedPublishing(
+        broker.publisher,
+        stream,
+        ack_policy=AckPolicy.ALL,
+        give_up_after=None,
+        api=broker.api,
+        on_retry=lambda *_: None,
+        on_recovered=recovered.append,
+    )
+    for source, numbers in enumerate([range(5), range(5, 8)]):
+        values = [b'{"n":%d}' % n for n in numbers]
+        await publishing.publish(OutgoingBatch(source, "c", values), {}, by_key=False)
+    await broker.lose(2)
+
+    async def gives_up(*batch: Any, **how: Any) -> Any:
+        if b'{"n":7}' in batch[2]:
+            raise AckTimeoutError("no ack", stream=stream.name, correlation_id="1")
+        return await publish_until_acked(*batch, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("feedapi_client.liftbridge.at_least_once.publish_until_acked", gives_up)
+        with pytest.raises(AckTimeoutError):
+            await publishing.look_for_losses()
+    await publishing.look_for_losses()
+    assert set(await broker.numbers()) == set(range(8))
 
 
 # Streams that are missing, paused, read-only, or others than before
