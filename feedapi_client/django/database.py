@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,8 @@ from feedapi_client.stores.threads import in_callers_thread, is_thread_lent, tra
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 1.0
+_MOST_CONNECTIONS = 4
+"""Of a store's own transactions at once: the server's are counted, and the application's too."""
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
 
@@ -34,6 +37,7 @@ class DjangoDatabase(Database):
     def __init__(self, using: str, timeout: float = 30.0) -> None:
         self.using = using
         self.timeout = timeout
+        self._room = threading.Semaphore(_MOST_CONNECTIONS)
         self.dialect: str = connections[using].vendor
         self.name = f"{using!r} ({self.dialect})"
         if self.dialect not in ("postgresql", "mysql", "sqlite"):
@@ -108,20 +112,21 @@ class DjangoDatabase(Database):
 
     @contextmanager
     def _begun(self) -> Iterator[Any]:
-        connection = connections.create_connection(self.using)
-        settings = connection.settings_dict
-        options = settings["OPTIONS"]
-        if self.dialect == "sqlite":
-            options = {"timeout": _SQLITE_TIMEOUT, **options}
-        connection.settings_dict = {**settings, "OPTIONS": options, "AUTOCOMMIT": True}
-        try:
-            # One statement less than Django's set_autocommit needs. And a transaction of SQLite
-            # that has read fails at once when it writes beside another writer.
-            _execute(connection, "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
-            yield connection
-            _execute(connection, "COMMIT")
-        finally:  # without a commit the server rolls back
-            connection.close()
+        with self._room:
+            connection = connections.create_connection(self.using)
+            settings = connection.settings_dict
+            options = settings["OPTIONS"]
+            if self.dialect == "sqlite":
+                options = {"timeout": _SQLITE_TIMEOUT, **options}
+            connection.settings_dict = {**settings, "OPTIONS": options, "AUTOCOMMIT": True}
+            try:
+                # One statement less than Django's set_autocommit needs. And a transaction of SQLite
+                # that has read fails at once when it writes beside another writer.
+                _execute(connection, "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
+                yield connection
+                _execute(connection, "COMMIT")
+            finally:  # without a commit the server rolls back
+                connection.close()
 
     def text_of(self, error: Exception) -> str:
         known = (Error, ImproperlyConfigured, SynchronousOnlyOperation)
