@@ -62,6 +62,7 @@ _FIRST_TIMEOUT = 3.0
 _WINDOW_GROWTH = 16
 _RETRY_BASE_DELAY = 0.02
 _RETRY_MAX_DELAY = 1.0
+_SMALLEST_LIMIT = 4096
 _NANOSECONDS = 1e9
 _IMPOSSIBLE_OFFSET = 2**62
 # While replicas catch up, messages are hidden for a moment.
@@ -324,6 +325,7 @@ class Ledger:
         self._writer_id = secrets.token_hex(8)
         self._attempt_number = 0
         self._attempts_read = AttemptAssembler()
+        self._limit: int | None = None
         self._checks_offsets = False
         # Whether something was sent whose fate is unknown: the end has to be looked up first.
         self._unsure = False
@@ -332,7 +334,8 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        return self._publisher.message_limit
+        known = self._publisher.message_limit
+        return known if self._limit is None else min(self._limit, known)
 
     async def read(self, *, look_only: bool = False) -> None:
         """Read all positions into `state`. With `look_only` nothing is appended.
@@ -391,8 +394,15 @@ class Ledger:
         self, feed: FeedKey, positions: Mapping[int, Position], *, is_snapshot: bool = False
     ) -> None:
         """Write positions; after a snapshot, of all, nothing before it is needed."""
-        rows = positions_rows(feed, positions, self.limit)
-        await self.write(rows, is_snapshot=is_snapshot)
+        while True:
+            rows = positions_rows(feed, positions, self.limit)
+            try:
+                return await self.write(rows, is_snapshot=is_snapshot)
+            except MessageTooLargeError:
+                # The broker, or NATS behind it, takes less than was known.
+                if len(rows) >= len(positions) or self.limit <= _SMALLEST_LIMIT:
+                    raise
+                self._limit = self.limit // 2
 
     async def write_snapshot_if_due(self, feed: FeedKey) -> bool:
         if not self._snapshots.is_due(self.state):

@@ -21,6 +21,7 @@ from feedapi_client.liftbridge import (
     Relay,
     StreamCursorStore,
 )
+from feedapi_client.liftbridge.ledger_url import open_ledger as open_ledger_url
 from feedapi_client.model import Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
@@ -215,8 +216,11 @@ async def test_a_broker_below_nats_gets_a_batch_once_more_and_no_oftener(
         assert await broker.newest() < 2 * 75 + 10
 
 
-async def test_positions_are_divided_by_the_limit_that_nats_has(limited: Any, name: str) -> None:
-    async with open_broker(limited(*SMALL_NATS), name) as broker:
+@pytest.mark.parametrize("small", [SMALL_NATS, SMALL_BROKER], ids=["NATS", "broker"])
+async def test_positions_are_divided_by_the_limit_that_is_smaller(
+    limited: Any, name: str, small: tuple[str, int]
+) -> None:
+    async with open_broker(limited(*small), name) as broker:
         await broker.create(once=True)
         store = StreamCursorStore(broker.publisher, broker.api, name, snapshot_every=1)
         await store.load(KEY)
@@ -226,6 +230,10 @@ async def test_positions_are_divided_by_the_limit_that_nats_has(limited: Any, na
             positions[7] = positions[7].advance(f"d{revision}")
             await store.save(KEY, {7: positions[7]})
         assert await store_of(broker).load(KEY) == positions
+        # A command, which does not ask NATS for its limit.
+        async with open_ledger_url(f"liftbridge://{broker.address}/{name}") as ledger:
+            replaced = await ledger.replace(KEY, positions)
+        assert await store_of(broker).load(KEY) == positions | replaced
 
 
 async def test_an_event_that_fits_only_without_its_position_is_followed_by_it(
