@@ -63,8 +63,11 @@ class QuarantineAdmin(admin.ModelAdmin):
     readonly_fields = fields
 
     @admin.display(ordering="quarantined_at", description="quarantined")
-    def time(self, event: Any) -> datetime:
-        return _EPOCH + timedelta(microseconds=event.quarantined_at)
+    def time(self, event: Any) -> datetime | str:
+        try:
+            return _EPOCH + timedelta(microseconds=event.quarantined_at)
+        except OverflowError:  # of a row that no store wrote
+            return f"{event.quarantined_at} µs"
 
     def get_queryset(self, request: Any) -> Any:
         """Leave in the database what only an event's own page shows."""
