@@ -316,7 +316,7 @@ class Delivery:
         return {"feed": self._iteration.feed, "partition": partition}
 
     def _lease_lost(self, p: RuntimePartition) -> LeaseLostError:
-        p.tell_loss()
+        p.loss_untold = False
         return LeaseLostError(
             "the lease of this partition was lost while a batch was in flight: what was not "
             "committed is delivered again, by the instance that has the lease",

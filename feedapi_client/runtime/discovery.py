@@ -35,7 +35,7 @@ from feedapi_client.retry import Backoff, gives_up_after, retry
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
-from feedapi_client.runtime.topology import INTERVAL, Topology
+from feedapi_client.runtime.topology import Topology
 from feedapi_client.runtime.trouble import AskedAs
 from feedapi_client.runtime.waiting import Waits
 from feedapi_client.status import ProblemName
@@ -142,10 +142,7 @@ class Discovery:
         while True:
             await self._timer.due()
             await self._planning.agenda.ahead()
-            before = self._timer.reason
             self._timer.begun()
-            reason = self._timer.reason
-            self._iteration.decisions.rediscovers(reason, again=reason in (before, INTERVAL))
             try:
                 await self._discover_once(after_failures=backoff.failing)
             except FeedError as error:
@@ -287,7 +284,7 @@ class Discovery:
             return False
         if not empty.failing:
             self._iteration.report(None, "lists no partition so far: waits until it does")
-        self._timer.later(empty.pause(FeedError("")), "no partition was listed so far")
+        self._timer.later(empty.pause(FeedError("")))
         enough = empty.failures >= MIN_EMPTY_ANSWERS
         settled = enough and empty.elapsed >= self._iteration.limits.settle_time
         topology.awaits_partitions = not settled
@@ -401,7 +398,7 @@ class Rollback:
             return
         elapsed = iteration.clock() - self._began
         pause = max(_ROLLBACK_PAUSE, min(elapsed, iteration.limits.discovery_interval))
-        self._planning.timer.later(pause, "a partition that was over is listed as open")
+        self._planning.timer.later(pause)
         if elapsed < iteration.settings.retry.refused_for:
             return
         for partition in found.keys() - self._reported:

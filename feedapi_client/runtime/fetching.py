@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 
@@ -50,8 +49,6 @@ from feedapi_client.runtime.trouble import (
     is_refusal,
 )
 
-log = logging.getLogger(__name__)
-
 CURSOR_REFUSALS = (400, 404, 405, 410, 421)
 """Statuses that the cursor of a request may be the reason for."""
 DELIVERY_BYTES = 256 * 1024
@@ -64,63 +61,8 @@ _LINES_BY_KEY = 32
 """By key the last checkpoint of so many lines is kept: a cursor may be saved there at a stop."""
 SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are turns."""
-EMPTY_PAGES_REPORTED = 100
-"""Number of responses in a row without an event after which a report is made."""
 POLLED_SECONDS = 600.0
-"""Polls go on for so long before a stream is tried again, and for twice as long each time."""
-MOST_POLLED_SECONDS = 86_400.0
-
-
-class Streaming:
-    """Whether responses are streamed. A proxy may hold back what should come at once (R14).
-
-    nginx does by default: it passes a response on when 8 KiB of it are there, or its end. Of a
-    stream nothing arrives then, for as long as it is open. Once a proxy has shown that, one
-    partition tries a stream again at times.
-    """
-
-    def __init__(self) -> None:
-        self._polls_until = -math.inf
-        self._polls_for = POLLED_SECONDS
-        self._trial: int | None = None
-        self._trial_until = 0.0
-
-    def __repr__(self) -> str:
-        return f"<Streaming: {'streams' if self._polls_until < 0 else 'polls'}>"
-
-    def is_tried(self, partition: int, now: float, timeout: float) -> bool:
-        """Whether the next request of a partition is to ask for a stream.
-
-        `timeout`: seconds that a stream may be silent.
-        """
-        if self._polls_until == -math.inf:
-            return True
-        if now < self._polls_until:
-            return False
-        if self._trial is None or now >= self._trial_until:
-            self._trial, self._trial_until = partition, now + 2.0 * timeout
-        return self._trial == partition
-
-    def heard(self) -> None:
-        """A stream has brought something."""
-        self._polls_until, self._trial = -math.inf, None
-
-    def held_back(self, now: float) -> float | None:
-        """A request without a stream has brought what a silent stream did not.
-
-        Return for how many seconds the feed is polled from now on; None if it is polled already.
-        """
-        if now < self._polls_until:
-            return None
-        seconds = self._polls_for
-        self._polls_until, self._trial = now + seconds, None
-        self._polls_for = min(2.0 * seconds, MOST_POLLED_SECONDS)
-        return seconds
-
-    def stayed_silent(self, partition: int) -> None:
-        """Neither a stream of the partition nor the request after it has brought an event."""
-        if self._trial == partition:
-            self._trial = None
+"""Once a proxy has held a stream back, the feed is polled for so long: a proxy may be mended."""
 
 
 class GaveWay(Exception):  # noqa: N818 - not an error
@@ -178,13 +120,12 @@ class Request(Turn):
         response.
         """
         settings, p = self._iteration.settings, self._p
-        stream, limits = settings.stream, settings.limits
+        stream = settings.stream
         if not stream or not settings.follow or not self.info.stream or self._planning.watches:
             return False
         if self._planning.planner.is_closed(p.id) or p.silent_stream:
             return False
-        tried = self._fetching.streaming.is_tried(p.id, self.began, limits.stream_idle_timeout)
-        if not tried:
+        if self.began < self._fetching.polls_until:
             return False
         if not self._fetching.shared:
             return stream
@@ -275,9 +216,7 @@ class Request(Turn):
                 waits = False
                 if idle is not None:
                     idle.deadline = math.inf
-                    if not self._heard:
-                        self._heard = True
-                        self._fetching.streaming.heard()
+                    self._heard = True
                 self.seen = self._clock()
                 before = p.pending_bytes + self._unclosed
                 self._take(reader, chunk)
@@ -318,10 +257,6 @@ class Request(Turn):
         finished = reader.finish(self._clock())
         for batch in finished.batches:
             self._receive(batch)
-        empty = self._p.progress.empty
-        if empty and empty % EMPTY_PAGES_REPORTED == 0 and finished.outcome is Outcome.PROGRESS:
-            text = f"{empty} responses in a row moved the cursor and held no event"
-            self._iteration.report_failure(self._p.id, text)
         self._heard = True
         if self._p.silent_stream and not self._stream:
             self._compare_with_stream()
@@ -336,7 +271,7 @@ class Request(Turn):
         self._reserved = self._unclosed = 0
         self._deliver()
         if reader.unknown_commands:
-            self._p.commands_came(reader.unknown_commands)
+            self._p.unknown_commands += reader.unknown_commands
             self._planning.timer.perhaps()  # perhaps "list the partitions again" (R10)
 
     # ------------------------------------------------------------------ silent streams (R14)
@@ -351,15 +286,15 @@ class Request(Turn):
         if not self._stream or (self.scope.cancelled_caught and not self.given_back):
             return
         if self._cut and not self._heard:
-            p.stream_was_silent(cut_short=True)
+            p.silent_stream = p.stream_cut_short = True
         elif self._heard:
             since = self._open_since
             if since is not None and self._clock() >= since + limits.stream_idle_timeout:
-                p.stream_was_silent()
+                p.silent_stream, p.stream_cut_short = True, False
         else:
             cut_short = self.age < min(limits.slot_timeout, limits.stream_idle_timeout)
             if not cut_short or (self.given_back and self.answering):
-                p.stream_was_silent(cut_short=cut_short)
+                p.silent_stream, p.stream_cut_short = True, cut_short
 
     def _compare_with_stream(self) -> None:
         """Compare a response with the silent stream before it.
@@ -367,22 +302,18 @@ class Request(Turn):
         A stream that was ended early proves nothing: events may have come since. Nor does one where
         partitions wait for turns, as this request did.
         """
-        streaming, p = self._fetching.streaming, self._p
-        proves_nothing = p.stream_cut_short or self._fetching.shared
-        p.asked_without_stream()
-        if not self._brought_events:
-            streaming.stayed_silent(p.id)
+        fetching, p, now = self._fetching, self._p, self._clock()
+        proves_nothing = p.stream_cut_short or fetching.shared
+        p.silent_stream = p.stream_cut_short = False
+        if not self._brought_events or proves_nothing or now < fetching.polls_until:
             return
-        seconds = None if proves_nothing else streaming.held_back(self._clock())
-        if seconds is None:
-            return
+        fetching.polls_until = now + POLLED_SECONDS
         self._iteration.report(
             p.id,
             "a streamed response brought nothing, and the same request without stream brought "
             "events at once: a proxy buffers responses (with nginx, proxy_buffering off ends "
-            "that), or no checkpoint comes before their end. The feed is polled instead; a stream "
-            "is tried again in "
-            f"{seconds / 60:.0f} minutes",
+            "that), or no checkpoint comes before their end. The feed is polled instead; streams "
+            f"are tried again in {POLLED_SECONDS / 60:.0f} minutes",
         )
 
     # ------------------------------------------------------------------ towards the application
@@ -457,7 +388,8 @@ class Fetching:
         self.client = client
         self.topology = topology
         self.budget = budget
-        self.streaming = Streaming()
+        self.polls_until = -math.inf
+        """No stream is asked for before this moment: a proxy holds them back (R14)."""
         self.late = LateEvents(planning, client, topology)
         self._iteration = planning.iteration
         self._limits = planning.iteration.limits
@@ -494,7 +426,6 @@ class Fetching:
         elif request.scope.cancelled_caught and not request.given_back:
             planning.advance(p)  # paused, or on an old token: it is asked again
             return
-        self._log(request, p, result)
         if request.counts:
             self._react(p, request, result, place)
         planning.advance(p)
@@ -508,24 +439,6 @@ class Fetching:
             p.request_ended()
         self.planning.advance(p)
         self._iteration.wake()
-
-    def _log(self, request: Request, p: RuntimePartition, result: Result) -> None:
-        if not log.isEnabledFor(logging.DEBUG):
-            return
-        feed, outcome = self._iteration.feed, "an idle stream"
-        if isinstance(result, Outcome):
-            outcome = result.name.lower().replace("_", " ")
-        elif result is not None:
-            outcome = type(result).__name__
-        log.debug(
-            "feed %s, partition %d: a request from %r ended after %.3f s with %s",
-            feed,
-            p.id,
-            request.asked,
-            request.age,
-            outcome,
-            extra={"feed": feed, "partition": p.id},
-        )
 
     # ------------------------------------------------------------------ what follows
 
@@ -610,7 +523,7 @@ class Fetching:
                 told = topology.newly_awaited(awaited)
                 self._iteration.decisions.awaits_evidence(told, p.evidence_due - now)
             if p.lacks_discovery(topology.info):
-                self.planning.timer.soon("a closed partition seems to be at its end")
+                self.planning.timer.soon()
         return pause
 
     def _without_evidence(self, p: RuntimePartition, outcome: Outcome, asked: str) -> None:
@@ -649,7 +562,7 @@ class Fetching:
         """Others need the turn, or the room that is left in the buffer (R14, R16)."""
         if not silent:
             p.contradicted(self.clock())  # events may have come
-            p.yielded()
+            p.gave_way = bool(p.pending)
             self._ask_in(p, self._limits.poll_interval)
             return
         error = FeedUnavailableError(
@@ -682,7 +595,7 @@ class Fetching:
                 self.planning.fail(p, final)
             return
         if of_gateway:
-            self.planning.timer.soon("a request was refused")
+            self.planning.timer.soon()
         attempt = p.trouble.attempts(Kind.REQUEST) + 1
         self._retried(p, error)
         self._iteration.failure_log.warn(

@@ -70,11 +70,6 @@ class DecisionLog:
             "answers prove nothing",
         )
 
-    def rediscovers(self, reason: str, *, again: bool) -> None:
-        """A discovery begins. `again`: for the same reason as the one before it."""
-        level = logging.DEBUG if again else logging.INFO
-        self._write(None, f"discovers again, because {reason}", level, reason=reason)
-
     def rediscovered(self, before: FeedInfo, info: FeedInfo) -> None:
         """A discovery of a running consumer succeeded."""
         if info.dialect != before.dialect:
@@ -91,13 +86,12 @@ class DecisionLog:
         if texts := [f"{what}: {_names(ids)}" for what, ids in changes.items() if ids]:
             self._write(None, f"the topology has changed; {'; '.join(texts)}")
 
-    def _write(self, of: int | None, text: str, level: int = logging.INFO, **extra: object) -> None:
+    def _write(self, of: int | None, text: str, **extra: object) -> None:
         if of is not None:
             extra["partition"] = of
         where = "" if of is None else f", partition {of}"
-        decision_log.log(
-            level, "feed %s%s: %s", self._feed, where, text, extra={"feed": self._feed, **extra}
-        )
+        extra["feed"] = self._feed
+        decision_log.info("feed %s%s: %s", self._feed, where, text, extra=extra)
 
 
 class FailureLog:

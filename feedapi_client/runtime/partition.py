@@ -1,13 +1,13 @@
 """One partition at run time: its facts, and the phase that follows from them.
 
-A partition is plain state while it pauses, so that a feed may have all its 32,768 partitions. No
-other module writes its fields.
+A partition is plain state while it pauses, so that a feed may have all its 32,768 partitions.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import NamedTuple
@@ -171,155 +171,107 @@ class Phase(Enum):
     """It is asked at its moment `until`, once it gets a turn."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RuntimePartition:
     """One partition of one session. `entry` is its state in the planner, read-only here."""
 
-    __slots__ = (
-        "_announced",
-        "_base",
-        "_budget",
-        "_drawn",
-        "_held_seconds",
-        "_loss_untold",
-        "_lost",
-        "_saves",
-        "_taken",
-        "batches",
-        "caught_up_at",
-        "committed",
-        "committing",
-        "delivered_cursor",
-        "end",
-        "entry",
-        "events",
-        "evidence",
-        "evidence_due",
-        "evidence_since",
-        "gave_way",
-        "handling",
-        "held_open",
-        "in_flight",
-        "last_contact",
-        "last_event",
-        "looks",
-        "marks",
-        "news",
-        "pending",
-        "pending_bytes",
-        "pending_size",
-        "place",
-        "poll_delay",
-        "progress",
-        "queued",
-        "read_cursor",
-        "readings",
-        "requested_at",
-        "silent",
-        "silent_stream",
-        "started",
-        "stream_cut_short",
-        "streamed",
-        "term",
-        "trouble",
-        "turn",
-        "unknown_commands",
-        "until",
-    )
+    entry: Entry
+    budget: BufferBudget
+    limits: InitVar[Limits]
+    retry: InitVar[RetryPolicy]
+    clock: InitVar[Clock]
+    passed: InitVar[int] = MOST_PASSED
 
-    def __init__(
-        self,
-        entry: Entry,
-        *,
-        budget: BufferBudget,
-        limits: Limits,
-        retry: RetryPolicy,
-        clock: Clock,
-        passed: int = MOST_PASSED,
-    ) -> None:
-        self.entry = entry
-        self._budget = budget
-        # What is read.
-        self.started = False
-        self.term = 0
-        """How often what is pending was dropped, as by a stop. What a request of an earlier term
-        brings does not count."""
-        self.turn: Turn | None = None
-        """The turn of the request under way. A cancelled one counts until its task has ended."""
-        self.until = 0.0
-        """When it is asked next, on the clock of the event loop."""
-        self.place: int | None = None
-        """Its place among those that are due, see `Agenda`."""
-        self.looks = False
-        """Whether it is drained, and is to be asked once whether an event came late."""
+    # What is read.
+    started: bool = False
+    term: int = 0
+    """How often what is pending was dropped, as by a stop. What a request of an earlier term brings
+    does not count."""
+    turn: Turn | None = None
+    """The turn of the request under way. A cancelled one counts until its task has ended."""
+    until: float = 0.0
+    """When it is asked next, on the clock of the event loop."""
+    place: int | None = None
+    """Its place among those that are due, see `Agenda`."""
+    looks: bool = False
+    """Whether it is drained, and is to be asked once whether an event came late."""
+    trouble: Trouble = field(init=False)
+    readings: int = 0
+    """How often it was read from its stored position, with nothing in flight before that."""
+    read_cursor: str = field(init=False)
+    progress: Progress = field(init=False)
+    evidence: EndEvidence | None = None
+    """The empty answers since it was found closed, where only they can show its end."""
+    evidence_since: datetime | None = None
+    """Since when it has seemed to be at its end, and nothing has shown it (R6)."""
+    evidence_due: float = 0.0
+    """When that could have been shown, on the clock of the event loop."""
+    silent: bool = False
+    """Whether the last response held no cursor and no event."""
+    unknown_commands: int = 0
+    """Lines that were neither an event nor a checkpoint."""
+    streamed: bool = False
+    held_open: bool = False
+    """Whether the last response lasted for so long."""
+    _held_seconds: float = HELD_OPEN_SECONDS
+    silent_stream: bool = False
+    """Whether the last stream brought nothing. The next request is none (R14)."""
+    stream_cut_short: bool = False
+    """Whether it had little time, because others waited for its turn."""
+    news: bool = False
+    """Whether an event is known to be behind what is pending, for somebody else to read."""
+    poll_delay: float = field(init=False)
+    requested_at: float = 0.0
+    """When the last request began, on the clock of the event loop."""
+    # Buffer.
+    pending: deque[CheckpointedEvents] = field(default_factory=deque)
+    end: ReadEnd | None = None
+    """The end that was seen. It is passed to the planner after the batches before it."""
+    pending_bytes: int = 0
+    """What is pending takes as many bytes of memory."""
+    pending_size: int = 0
+    """How many bytes what is pending had on the wire."""
+    gave_way: bool = False
+    """Whether others needed its turn or its room: what is pending is to be taken first."""
+    announced: bool = False
+    """Whether the application may have what is pending, once it has released its batch."""
+    _taken: anyio.Event | None = None
+    # Delivery and commits.
+    queued: bool = False
+    """Whether it is in the queue of partitions that have something to deliver."""
+    in_flight: int = 0
+    """How many batches are delivered and not released yet."""
+    delivered_cursor: str = field(init=False)
+    marks: Sequence[tuple[int, str]] = ()
+    """The checkpoints in what was delivered last, where batches are not joined."""
+    batches: int = 0
+    committed: int = 0
+    """The number of the last committed batch that was passed to the planner."""
+    committing: int = 0
+    """Number of commits under way. A commit may take longer than its batch is in flight."""
+    _saves: list[SavedBatch] = field(default_factory=list)
+    _drawn: tuple[int, Position] | None = None
+    _lost: int = 0
+    """The number of the last batch before the lease was lost."""
+    _base: str | None = None
+    """The stored cursor that what was delivered since follows; None: it follows any."""
+    loss_untold: bool = False
+    """Whether a batch was lost uncommitted, and no commit has been refused since. A later cursor
+    covers that batch, too: whoever has read it again has its effects (R5)."""
+    # For people.
+    handling: Handling = field(default_factory=Handling)
+    """What the application does with its batches."""
+    events: int = 0
+    last_event: datetime | None = None
+    last_contact: datetime | None = None
+    caught_up_at: datetime | None = None
+
+    def __post_init__(self, limits: Limits, retry: RetryPolicy, clock: Clock, passed: int) -> None:
         self.trouble = Trouble(retry, clock)
-        """What fails."""
-        self.readings = 0
-        """How often it was read from its stored position, with nothing in flight before that."""
-        self.read_cursor = entry.cursor
+        self.read_cursor = self.delivered_cursor = self.entry.cursor
         attempts = limits.max_attempts_without_progress
         self.progress = Progress(attempts, passed=passed, doubted_for=limits.settle_time)
-        self.evidence: EndEvidence | None = None
-        """The empty answers since it was found closed, where only they can show its end."""
-        self.evidence_since: datetime | None = None
-        """Since when it has seemed to be at its end, and nothing has shown it (R6)."""
-        self.evidence_due = 0.0
-        """When that could have been shown, on the clock of the event loop."""
-        self.silent = False
-        """Whether the last response held no cursor and no event."""
-        self.unknown_commands = 0
-        """Lines that were neither an event nor a checkpoint."""
-        self.streamed = False
-        self.held_open = False
-        """Whether the last response lasted for so long."""
-        self._held_seconds = HELD_OPEN_SECONDS
-        self.silent_stream = False
-        """Whether the last stream brought nothing. The next request is none (R14)."""
-        self.stream_cut_short = False
-        """Whether it had little time, because others waited for its turn."""
-        self.news = False
-        """Whether an event is known to be behind what is pending, for somebody else to read."""
         self.poll_delay = limits.poll_interval
-        self.requested_at = 0.0
-        """When the last request began, on the clock of the event loop."""
-        # Buffer.
-        self.pending: deque[CheckpointedEvents] = deque()
-        self.end: ReadEnd | None = None
-        """The end that was seen. It is passed to the planner after the batches before it."""
-        self.pending_bytes = 0
-        """What is pending takes as many bytes of memory."""
-        self.pending_size = 0
-        """How many bytes what is pending had on the wire."""
-        self.gave_way = False
-        """Whether others needed its turn or its room: what is pending is to be taken first."""
-        self._announced = False
-        self._taken: anyio.Event | None = None
-        # Delivery and commits.
-        self.queued = False
-        """Whether it is in the queue of partitions that have something to deliver."""
-        self.in_flight = 0
-        """How many batches are delivered and not released yet."""
-        self.delivered_cursor = entry.cursor
-        self.marks: Sequence[tuple[int, str]] = ()
-        """The checkpoints in what was delivered last, where batches are not joined."""
-        self.batches = 0
-        self.committed = 0
-        """The number of the last committed batch that was passed to the planner."""
-        self.committing = 0
-        """Number of commits under way. A commit may take longer than its batch is in flight."""
-        self._saves: list[SavedBatch] = []
-        self._drawn: tuple[int, Position] | None = None
-        self._lost = 0
-        """The number of the last batch before the lease was lost."""
-        self._base: str | None = None
-        """The stored cursor that what was delivered since follows; None: it follows any."""
-        self._loss_untold = False
-        # For people.
-        self.handling = Handling()
-        """What the application does with its batches."""
-        self.events = 0
-        self.last_event: datetime | None = None
-        self.last_contact: datetime | None = None
-        self.caught_up_at: datetime | None = None
 
     @property
     def id(self) -> int:
@@ -421,10 +373,10 @@ class RuntimePartition:
     def drop_pending(self) -> None:
         """Drop what was not delivered, and what the request under way still brings."""
         self.term += 1
-        self._budget.add(-self.pending_bytes, deliverable=True)
+        self.budget.add(-self.pending_bytes, deliverable=True)
         self.pending.clear()
         self.pending_bytes = self.pending_size = 0
-        self.end, self.gave_way, self._announced = None, False, False
+        self.end, self.gave_way, self.announced = None, False, False
         self.news = self.news and self.in_flight > 0
         self.read_cursor = self.delivered_cursor
         self.forget_empty_answers()
@@ -435,22 +387,10 @@ class RuntimePartition:
         The next start begins at the stored position.
         """
         if self.batches > max(self._last_saved, self._lost):
-            self._loss_untold = True
+            self.loss_untold = True
         self._lost = self.batches
         self._base = None
         self._saves.clear()
-
-    @property
-    def loss_untold(self) -> bool:
-        """Whether a batch was lost uncommitted, and no commit has been refused since.
-
-        A later cursor covers that batch, too: whoever has read it again has its effects (R5).
-        """
-        return self._loss_untold
-
-    def tell_loss(self) -> None:
-        """Record that the application learns of the loss: a commit is refused."""
-        self._loss_untold = False
 
     def is_lost(self, number: int) -> bool:
         """Whether the lease of batch `number` was lost since it was delivered."""
@@ -487,7 +427,7 @@ class RuntimePartition:
         size = memory_of(batch)
         self.pending_bytes += size
         self.pending_size += batch.size
-        self._budget.add(size, deliverable=True)
+        self.budget.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
 
@@ -510,25 +450,6 @@ class RuntimePartition:
         self.looks = until is not None
         if until is not None:
             self.until = until
-
-    def yielded(self) -> None:
-        """Record that others needed its turn or its room."""
-        self.gave_way = bool(self.pending)
-
-    def stream_was_silent(self, *, cut_short: bool = False) -> None:
-        """Record that a stream brought nothing, and did not end by itself.
-
-        `cut_short`: it had little time, because others waited for its turn.
-        """
-        self.silent_stream, self.stream_cut_short = True, cut_short
-
-    def asked_without_stream(self) -> None:
-        """Record that the request after a silent stream was answered."""
-        self.silent_stream = self.stream_cut_short = False
-
-    def commands_came(self, count: int) -> None:
-        """Count lines that were neither an event nor a checkpoint."""
-        self.unknown_commands += count
 
     def progressed(self, limits: Limits) -> None:
         """Reset the delay before the next poll, after a response with something new (R15)."""
@@ -607,19 +528,6 @@ class RuntimePartition:
 
     # ------------------------------------------------------------------ what is delivered
 
-    @property
-    def announced(self) -> bool:
-        """Whether the application may have what is pending, once it has released its batch."""
-        return self._announced
-
-    def announce(self) -> None:
-        """Make the pending events deliverable."""
-        self._announced = bool(self.pending)
-
-    def queue(self, queued: bool) -> None:
-        """Record whether it is in the queue of partitions with something to deliver."""
-        self.queued = queued
-
     def take(self, max_bytes: int, max_events: int | None = None) -> tuple[list[Event], str]:
         """Return pending events, coalesced up to these bounds, and the cursor after them."""
         batch = self.pending.popleft()
@@ -634,8 +542,8 @@ class RuntimePartition:
             size += batch.size
         self.pending_bytes -= memory
         self.pending_size -= size
-        self._announced = bool(self.pending)
-        self._budget.add(-memory, deliverable=True)
+        self.announced = bool(self.pending)
+        self.budget.add(-memory, deliverable=True)
         self.in_flight += 1
         self.delivered_cursor = batch.cursor
         self.batches += 1

@@ -177,7 +177,7 @@ class Planning:
 
     def announce(self, p: RuntimePartition) -> None:
         """Let the application take what the partition holds."""
-        p.announce()
+        p.announced = bool(p.pending)
         self.offer(p)
 
     def _is_deliverable(self, p: RuntimePartition) -> bool:
@@ -195,7 +195,7 @@ class Planning:
     def offer(self, p: RuntimePartition) -> None:
         """Queue the partition for the application, if it holds something announced."""
         if not p.queued and self._is_deliverable(p):
-            p.queue(True)
+            p.queued = True
             self._ready.append(p)
             self.iteration.wake()
 
@@ -214,7 +214,7 @@ class Planning:
             if fitting is False:
                 return None
             self._ready.popleft()
-            p.queue(False)
+            p.queued = False
             if ready and fitting:
                 return p
         return None

@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -56,52 +57,37 @@ class Job(Protocol):
 J = TypeVar("J", bound=Job)
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
-    """The turn of one request.
+    """The turn of one request."""
 
-    Arguments:
-        doublings: how often the time that it may be held is doubled.
-        failing: whether it is one of those that failing partitions share.
-    """
+    _clock: Clock
+    doublings: int = 0
+    """How often the time that it may be held is doubled."""
+    failing: bool = False
+    """Whether it is one of those that failing partitions share."""
+    scope: anyio.CancelScope = field(init=False, default_factory=anyio.CancelScope)
+    """To be entered by the request. It is cancelled when others need the turn, and when the
+    partition is stopped. One scope for both takes less time than two."""
+    began: float = field(init=False)
+    seen: float = field(init=False)
+    """When the request showed the last sign of life."""
+    held: float = 0.0
+    """Seconds, not counting those in which the event loop did not run."""
+    silence: float = 0.0
+    """For how many seconds the response may be silent: a stream ends itself after them."""
+    answering: bool = False
+    """The response has begun."""
+    brought: bool = False
+    """The request has brought a checkpoint."""
+    waits_for_room: bool = False
+    """The request waits for the application, not for the publisher."""
+    given_back: bool = False
+    task: Any = None
+    """Of the request, for its stack."""
 
-    __slots__ = (
-        "_clock",
-        "answering",
-        "began",
-        "brought",
-        "doublings",
-        "failing",
-        "given_back",
-        "held",
-        "scope",
-        "seen",
-        "silence",
-        "task",
-        "waits_for_room",
-    )
-
-    def __init__(self, clock: Clock, *, doublings: int = 0, failing: bool = False) -> None:
-        self._clock = clock
-        self.doublings = doublings
-        self.failing = failing
-        self.scope = anyio.CancelScope()
-        """To be entered by the request. It is cancelled when others need the turn, and when the
-        partition is stopped. One scope for both takes less time than two."""
-        self.began = self.seen = clock()
-        """When the request began, and when it showed the last sign of life."""
-        self.held = 0.0
-        """Seconds, not counting those in which the event loop did not run."""
-        self.silence = 0.0
-        """For how many seconds the response may be silent: a stream ends itself after them."""
-        self.answering = False
-        """The response has begun."""
-        self.brought = False
-        """The request has brought a checkpoint."""
-        self.waits_for_room = False
-        """The request waits for the application, not for the publisher."""
-        self.given_back = False
-        self.task: Any = None
-        """Of the request, for its stack."""
+    def __post_init__(self) -> None:
+        self.began = self.seen = self._clock()
 
     @property
     def age(self) -> float:

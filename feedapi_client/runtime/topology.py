@@ -16,7 +16,6 @@ UNKNOWN_COMMAND_GAP_SECONDS = 5.0
 """Minimum time between two discoveries that only unknown commands caused."""
 REFUSED_GAP_SECONDS = 0.25
 """Between two discoveries that only refused partitions ask for."""
-INTERVAL = "Limits.discovery_interval is over"
 
 
 class DiscoveryTimer:
@@ -25,11 +24,8 @@ class DiscoveryTimer:
     def __init__(self, interval: float) -> None:
         self.wanted = False
         """Whether a discovery was requested and none that began later has succeeded."""
-        self.reason = INTERVAL
-        """Why the last discovery began."""
         self.next = 0.0
         """When the next discovery is due, on the clock of the event loop."""
-        self._reason_next = INTERVAL
         self._interval = interval
         self._refused_gap = min(REFUSED_GAP_SECONDS, interval)
         self._asked = math.inf
@@ -40,9 +36,8 @@ class DiscoveryTimer:
         self._sooner = Wakeup()
         self._clock = loop_clock()
 
-    def soon(self, reason: str = "a partition was drained") -> None:
+    def soon(self) -> None:
         """Request a discovery soon, because something depends on it."""
-        self._reason_next = reason
         self._ask(self._clock())
 
     def refused(self, delay: float) -> None:
@@ -51,19 +46,16 @@ class DiscoveryTimer:
         However many partitions are refused, this leads to a few discoveries a second at most.
         """
         self._for_refused = True
-        self._reason_next = "a request was refused"
         now = self._clock()
         self._ask(max(now + delay, self._last_for_refused + self._refused_gap))
 
     def perhaps(self) -> None:
         """Request a discovery that may bring something new, at a limited rate."""
         gap = self._last + UNKNOWN_COMMAND_GAP_SECONDS - self._clock()
-        self.later(max(0.0, gap), "a response held an unknown command")
+        self.later(max(0.0, gap))
 
-    def later(self, delay: float, reason: str) -> None:
+    def later(self, delay: float) -> None:
         """Request a discovery after a delay, for what may pass by itself."""
-        if self._reason_next is INTERVAL:
-            self._reason_next = reason
         self._by(self._clock() + delay)
 
     def begun(self) -> None:
@@ -71,7 +63,6 @@ class DiscoveryTimer:
         if self._for_refused:
             self._last_for_refused = self._clock()
         self._for_refused = False
-        self.reason, self._reason_next = self._reason_next, INTERVAL
         self._asked = self.next = math.inf
 
     def succeeded(self) -> None:
@@ -83,7 +74,6 @@ class DiscoveryTimer:
 
     def failed(self, pause: float) -> None:
         """Record that a discovery failed, to be tried again after a pause."""
-        self._reason_next = "the last one failed"
         self._last = self._clock()
         self.next = self._not_before = self._last + max(_GAP_SECONDS, pause)
 

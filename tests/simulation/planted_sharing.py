@@ -59,7 +59,7 @@ def events_are_delivered_after_a_stop(patch: pytest.MonkeyPatch) -> None:
             if deliverable and fits is not None and not fits(partition):
                 return None
             self._ready.popleft()
-            partition.queue(False)
+            partition.queued = False
             if deliverable:
                 return partition
         return None
