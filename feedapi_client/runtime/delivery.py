@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -26,13 +26,14 @@ from feedapi_client.notifications import (
     BatchReleased,
     CommitFailed,
 )
-from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.loop import finish, running_task
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
-from feedapi_client.runtime.positions import Passed
 from feedapi_client.runtime.topology import Topology
+
+if TYPE_CHECKING:
+    from feedapi_client.runtime.by_key import ByKey
 
 log = logging.getLogger(__name__)
 
@@ -40,31 +41,8 @@ TURN_SECONDS = 0.01
 """Maximum time to deliver already-buffered batches before yielding to the event loop."""
 
 
-class Keyed(Protocol):
-    """What handles events by key, with several batches of a partition in flight."""
-
-    def look(self) -> None:
-        """Drop what was lost. Called before each look at what is ready."""
-        ...
-
-    def fits(self, partition: RuntimePartition) -> bool | None:
-        """Whether there is room for the first batch that the partition holds.
-
-        None: it may not be delivered before its partition is queued again.
-        """
-        ...
-
-    def passed(self, partition: int, number: int) -> Passed | None:
-        """Return what is done before the end of a batch; None where nothing is remembered."""
-        ...
-
-    def oldest(self, partition: int) -> Oldest | None:
-        """Return what holds the cursor of the partition back; None where nothing does."""
-        ...
-
-
 class Delivery:
-    """Delivers batches, at most one of each partition at a time; several to a `Keyed`.
+    """Delivers batches, at most one of each partition at a time; several to a `ByKey`.
 
     Its methods are called from the iterating task, or, by `FeedConsumer.run`, from several handler
     tasks at once.
@@ -87,9 +65,9 @@ class Delivery:
         in it shows the application's progress, which costs nothing for an event."""
         self.task: Any = None
         """The iterating task; None while handlers run in tasks of ours."""
-        self.keyed: Keyed | None = None
+        self.keyed: ByKey | None = None
 
-    def overlap(self, keyed: Keyed) -> None:
+    def overlap(self, keyed: ByKey) -> None:
         """Deliver also what comes behind batches in flight, as far as it fits."""
         self.keyed = keyed
         self._planning.overlaps = True
