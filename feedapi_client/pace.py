@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from dataclasses import replace
 
 from feedapi_client.errors import FeedError, FeedUnavailableError
@@ -24,20 +23,13 @@ _DOUBLED_SECONDS = 1.0
 _OUTDATED = 2.0
 """What was too much is forgotten when the rate has gone on rising for so many times the return."""
 _MOST_DOUBLINGS = 20
-_RAMP = 5
-"""After several refusals in a row the rate begins as low as half of what it was for each of them,
-for at most so many, and doubles with each request that passes."""
 _RETURN_STARTS = 20
 """Requests until the rate is again what it was before the decrease. The more, the fewer are
 refused."""
 _RETURN_SECONDS = 10.0
 """Seconds until then, at least. With many requests a second, that many would pass too soon."""
-_MEASURED_SECONDS = 2.0
-"""For how long the requests that pass are counted before the first one is refused."""
-_MEASURED = 256
-"""How many of them are remembered."""
-_UNMEASURED = 1.0
-"""Requests a second to begin with when none has passed."""
+_FIRST_RATE = 1.0
+"""Requests a second to begin with: it doubles until one is refused again."""
 _FEWEST = 2
 """Requests at once, at least: one that hangs must not stop the others."""
 _FREE = 1000.0
@@ -89,11 +81,9 @@ class Pace:
         self._backoff = Backoff.of(waits, clock=lambda: self._now)
         self._window = float(slots)
         self._refused_rate = _FREE
-        self._ramp = math.inf
         self._slowed_at = -math.inf
         self._starts = 0
         self._opens = -math.inf
-        self._passed: deque[float] = deque(maxlen=_MEASURED)
 
     def __repr__(self) -> str:
         if self.free:
@@ -121,7 +111,7 @@ class Pace:
             rate *= math.pow(2.0, min(doublings, _MOST_DOUBLINGS))
         else:
             rate = self._refused_rate * (1.0 + _DECREASE * self._back(now) ** 3)
-        return max(self._slowest, min(rate, self._ramp, _FREE))
+        return max(self._slowest, min(rate, _FREE))
 
     def _back(self, now: float) -> float:
         """How far the rate has returned: -1 after a refusal, 0 where it was, then beyond."""
@@ -151,12 +141,8 @@ class Pace:
     def passed(self, now: float, *, began: float) -> None:
         """Record that a request was answered which began at some moment."""
         self.count += 1
-        self._passed.append(now)
         if not self.free:
             self.since = None
-            self._ramp *= 2.0
-            if self._searching and began < self._slowed_at:
-                self._refused_rate = max(self._refused_rate, self._measured(now))
             self._backoff.reset()
             self._window = min(self._slots, self._window + 1.0 / self._window)
 
@@ -187,11 +173,8 @@ class Pace:
         pause = self._backoff.pause(error)
         if self.since is None:
             self.since = now
-            self._searching = self.free
-            self._refused_rate = self._measured(now) if self.free else self.rate(now)
-            self._ramp = math.inf
-        else:
-            self._ramp = self._refused_rate / 2.0 ** min(self._backoff.failures - 1, _RAMP)
+        self._searching = self.free
+        self._refused_rate = _FIRST_RATE / (1.0 - _DECREASE) if self.free else self.rate(now)
         self.free = False
         self._slowed_at, self._starts = now, 0
         self._window = float(max(_FEWEST, answering, under_way // 2))
@@ -217,11 +200,3 @@ class Pace:
     def _floor(self, error: FeedError) -> float:
         seconds = error.retry_after if isinstance(error, FeedUnavailableError) else None
         return min(max(seconds or 0.0, 0.0), self._policy.max_retry_after)
-
-    def _measured(self, now: float) -> float:
-        """How many requests passed in a second of late, while there was no limit."""
-        since = now - _MEASURED_SECONDS
-        lately = sum(1 for when in self._passed if when > since)
-        if lately == _MEASURED:
-            return _MEASURED / max(now - self._passed[0], 0.001)
-        return max(lately / _MEASURED_SECONDS, _UNMEASURED)

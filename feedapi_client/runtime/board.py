@@ -61,7 +61,6 @@ class Board:
     # ------------------------------------------------------------------ status
 
     def status(self) -> ConsumerStatus:
-        """Return a snapshot. Costs time linear in the number of partitions."""
         planning, iteration, info = self._planning, self._iteration, self._topology.info
         entries, unsaved = planning.planner.entries, planning.unsaved
         return ConsumerStatus(
@@ -110,7 +109,6 @@ class Board:
         own: RuntimePartition,
         error: FeedError | None,
     ) -> PartitionStatus:
-        """Add what is known of a partition that was read in this session."""
         handling, state = own.handling, status.state
         elsewhere = entry.state is State.ELSEWHERE  # another instance knows how far behind it is
         is_known = error is None and (own.last_contact or entry.state is State.DRAINED)
@@ -210,7 +208,6 @@ class Board:
         return since is not None and (handled is None or handled < since)
 
     def _is_parked(self) -> bool:
-        """Whether all that is left to read is parked."""
         if self._iteration.settings.on_error == "raise":
             return False
         left = [e for e in self._planning.planner.entries.values() if e.state not in _OVER]
@@ -272,7 +269,6 @@ class Board:
 
 
 def _state(entry: Entry, error: FeedError | None, *, unsaved: bool, paused: bool) -> PartitionState:
-    """The planner's state, paused, or retrying while requests or the handler fail."""
     if entry.running and paused:
         return PartitionState.PAUSED
     if entry.running and error is not None:

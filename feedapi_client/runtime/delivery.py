@@ -42,11 +42,7 @@ TURN_SECONDS = 0.01
 
 
 class Delivery:
-    """Delivers batches, at most one of each partition at a time; several to a `ByKey`.
-
-    Its methods are called from the iterating task, or, by `FeedConsumer.run`, from several handler
-    tasks at once.
-    """
+    """Delivers batches, at most one of each partition at a time; several to a `ByKey`."""
 
     def __init__(self, planning: Planning, topology: Topology, late: LateEvents) -> None:
         self._planning = planning
@@ -64,23 +60,17 @@ class Delivery:
         """The iterator over the events of the batch in flight, in a loop over events. What is left
         in it shows the application's progress, which costs nothing for an event."""
         self.task: Any = None
-        """The iterating task; None while handlers run in tasks of ours."""
         self.keyed: ByKey | None = None
 
     def overlap(self, keyed: ByKey) -> None:
-        """Deliver also what comes behind batches in flight, as far as it fits."""
         self.keyed = keyed
         self._planning.overlaps = True
 
     def takes_from(self, events: object) -> None:
-        """The application takes the events of its batch from this iterator."""
         self.left = events
 
     async def advance(self) -> Batch | None:
-        """Release the batch that the last call returned, and return the next one.
-
-        None at the end. Raises the session's failure. For the one task of an iteration.
-        """
+        """Release the batch that the last call returned, and return the next; None at the end."""
         if self._last is not None:
             last, self._last = self._last, None
             self.release(last)
@@ -90,10 +80,7 @@ class Delivery:
         return batch
 
     async def next(self) -> Batch | None:
-        """Return the next batch of any partition that has none in flight; None at the end.
-
-        Raises the session's failure.
-        """
+        """Return the next batch of any partition that has none in flight; None at the end."""
         await self._checkpoint()
         iteration, planning = self._iteration, self._planning
         while True:
@@ -143,7 +130,6 @@ class Delivery:
     # ------------------------------------------------------------------ what is released
 
     def release(self, partition: int, count: int = 1) -> None:
-        """Release the oldest batches: what was committed of them counts from now on (R5)."""
         p = self._planning.partitions[partition]
         for _ in range(count):
             if self._iteration.listeners:
@@ -153,13 +139,11 @@ class Delivery:
         self._settle(p)
 
     async def handled(self, batch: Batch) -> None:
-        """Commit the batch of a handler that returned, unless it did so, and release it."""
         if not self._planning.partitions[batch.partition].has_saves:
             await self.commit(batch)
         self.release(batch.partition)
 
     def abandon(self, partition: int, count: int) -> None:
-        """Release batches whose lease was lost: somebody else handles them, or has done so."""
         p = self._planning.partitions[partition]
         if p.loss_untold:
             log.warning("%s", self._lease_lost(p), extra=self._extra(partition))
@@ -206,7 +190,6 @@ class Delivery:
     async def _commit(
         self, p: RuntimePartition, number: int, batch: Batch, transaction: Any
     ) -> None:
-        """Save the cursor of batch `number`; see `Batch.commit`."""
         planning = self._planning
         if self._iteration.over:
             raise self._out_of_order(
@@ -312,7 +295,6 @@ class Delivery:
     # ------------------------------------------------------------------ the end
 
     def _is_unread(self, entry: Entry) -> bool:
-        """Whether something of a partition is to be read, or is with the application."""
         if entry.state is not State.READING:
             return False
         p = self._planning.partitions.get(entry.id)

@@ -47,8 +47,6 @@ AskedEnd = Callable[[], Awaitable[CheckpointedEvents | None]]
 
 
 class Discovery:
-    """Discovers at the start of a session and again whenever the timer says so."""
-
     def __init__(
         self,
         planning: Planning,
@@ -77,7 +75,6 @@ class Discovery:
         )
         """The pauses while no discovery has listed a partition yet."""
         self.error: FeedError | None = None
-        """Why the last discovery failed."""
         self.failing_since: datetime | None = None
         self._has_topology = False
         self._unusable_since: float | None = None
@@ -210,7 +207,6 @@ class Discovery:
             sharing.nudge()
 
     def _planned(self, info: FeedInfo, ends: dict[int, str], began: int) -> list[Action]:
-        """Let the planner take the topology. Raises `LineageError` where it can't be used (R12)."""
         try:
             actions = self._planner.discover(info, ends=ends, began=began)
         except LineageError:
@@ -222,10 +218,7 @@ class Discovery:
         return actions
 
     async def _load_positions_of_others(self) -> bool:
-        """Load what other instances have saved before the discovery, which may depend on it.
-
-        Return False if the store fails: then this discovery has failed, too.
-        """
+        """Load what other instances saved before the discovery. False: the store failed."""
         if self._planning.sharing is None:
             return True
         try:
@@ -343,7 +336,6 @@ class Discovery:
                 await anyio.sleep(agenda.pace.own_pause(error))
 
     async def _paced(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Make a request, and let the pace know whether the publisher's limits let it pass."""
         began = self._iteration.clock()
         try:
             result = await request()
@@ -383,12 +375,10 @@ class Rollback:
         self._planning = planning
         self._iteration = planning.iteration
         self.since: dict[int, datetime] = {}
-        """When each was first listed so."""
         self._began = 0.0
         self._reported: set[int] = set()
 
     def look(self) -> None:
-        """Look at the last discovery."""
         iteration, found = self._iteration, self._planning.planner.listed_again()
         if not self.since:
             self._began = iteration.clock()

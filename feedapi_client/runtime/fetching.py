@@ -81,8 +81,6 @@ Result = Outcome | GaveWay | FeedError | None
 
 
 class Request(Turn):
-    """One request of a partition, from sending it to the end of its response."""
-
     def __init__(self, fetching: Fetching, p: RuntimePartition, info: FeedInfo) -> None:
         clock = fetching.clock
         super().__init__(clock, doublings=p.trouble.doublings, failing=p.failing)
@@ -90,7 +88,6 @@ class Request(Turn):
         self.info = info
         self.asked, self.term = p.read_cursor, p.term
         self.failure: FeedError | None = None
-        """Why the watchdog has ended it."""
         self._fetching = fetching
         self._planning = fetching.planning
         self._iteration = fetching.planning.iteration
@@ -204,7 +201,6 @@ class Request(Turn):
             ) from error
 
     async def _read(self, response: FetchResponse, idle: anyio.CancelScope | None) -> None:
-        """Read the body. `idle` ends a stream that brings nothing; None for a page."""
         p, reader, budget, limits = self._p, response.reader, self._budget, self._iteration.limits
         self._delivered_at = self._clock()
         await self._make_room(reader)
@@ -345,7 +341,6 @@ class Request(Turn):
     # ------------------------------------------------------------------ back-pressure (R16)
 
     def _update_buffer(self, reader: PageReader) -> None:
-        """Update the count of bytes that no checkpoint closed yet."""
         self._budget.unreserve(self._reserved)
         self._reserved = 0
         unclosed = reader.kept_bytes + reader.unclosed_events * EVENT_BYTES
@@ -353,7 +348,6 @@ class Request(Turn):
         self._unclosed = unclosed
 
     async def _make_room(self, reader: PageReader) -> None:
-        """Stop reading from the socket until there is room for one more read."""
         limits, budget, p = self._iteration.limits, self._budget, self._p
         while p.pending_size >= limits.max_batch_bytes or not budget.has_room:
             self._deliver()
@@ -379,8 +373,6 @@ class Request(Turn):
 
 
 class Fetching:
-    """Makes the requests of all partitions, in the turns that the agenda gives."""
-
     def __init__(
         self, planning: Planning, client: FeedClient, topology: Topology, budget: BufferBudget
     ) -> None:
@@ -401,12 +393,10 @@ class Fetching:
         return len(self.planning.partitions) > self._limits.max_concurrent_fetches
 
     def watch(self) -> None:
-        """Only ask from now on whether there is an event: others read it."""
         self.planning.watches = True
         self.client = self.late.client = self.client.asking_for_one()
 
     async def turn(self, p: RuntimePartition, place: int) -> None:
-        """Make one request, and act on its result: the work of the agenda."""
         planning, phase = self.planning, self.planning.phase(p)
         if phase is Phase.LOOK:
             await self._look(p)
@@ -431,7 +421,6 @@ class Fetching:
         planning.advance(p)
 
     async def _look(self, p: RuntimePartition) -> None:
-        """Ask a drained partition whether an event came late (R6)."""
         p.requested(Turn(self.clock))
         try:
             await self.late.look(p)
@@ -443,7 +432,6 @@ class Fetching:
     # ------------------------------------------------------------------ what follows
 
     def _react(self, p: RuntimePartition, request: Request, result: Result, place: int) -> None:
-        """Change the facts as the result says: above all, when the partition is asked again."""
         iteration = self._iteration
         now = self.clock()
         if p.read_cursor != request.asked:
@@ -479,7 +467,6 @@ class Fetching:
         p.ask_at(self.clock() + pause if pause > 0 else 0.0, place=place)
 
     def _answered(self, p: RuntimePartition, request: Request, outcome: Outcome | None) -> None:
-        """Act on a complete response. `outcome` is None for a stream that ended while idle."""
         limits = self._limits
         if outcome is Outcome.EMPTY or outcome is Outcome.SILENT:
             pause = self._settles_in(p, request.info, closed=outcome is Outcome.EMPTY)
@@ -623,11 +610,7 @@ class Fetching:
         return True
 
     def slow_down(self, error: FeedError, *, began: float) -> None:
-        """Ask the feed less often: its publisher limits requests (R14).
-
-        `began`: when the refused request began, on the clock of the event loop. Raises the error
-        itself when it is fatal, or when none has passed for too long.
-        """
+        """Ask the feed less often (R14). Raises the error when it is final."""
         agenda, now = self.planning.agenda, self.clock()
         slower = agenda.pace.refused(
             error, began=began, now=now, under_way=agenda.running, answering=agenda.answering
@@ -662,7 +645,6 @@ class Fetching:
             self._iteration.listeners.tell(FetchRetried(p.id), error)
 
     def _final(self, p: RuntimePartition, error: FeedError) -> FeedError:
-        """What to raise for a partition that refused its requests for too long."""
         cursor, status = p.read_cursor, getattr(error, "status", None)
         times = (
             f"{error.message}. It has done so for {p.trouble.refused_seconds:.0f} s, "
@@ -696,7 +678,6 @@ class Fetching:
     # ------------------------------------------------------------------ for the watchdog
 
     def restart(self, p: RuntimePartition) -> None:
-        """End a request that shows no sign of life. It has failed, and is made again."""
         request = p.turn
         if not isinstance(request, Request) or request.failure is not None:
             return

@@ -22,13 +22,10 @@ RECORDS = 10
 
 
 class DecisionLog:
-    """Writes to the log what a consumer reads of one feed, and why it changes that."""
-
     def __init__(self, feed: str) -> None:
         self._feed = feed
 
     def bootstrapped(self, info: FeedInfo, starts: Mapping[int, str]) -> None:
-        """The first discovery was carried out; `starts` are the cursors of what is read now."""
         shown = ", ".join(f"{id} from {cursor!r}" for id, cursor in list(starts.items())[:_NAMED])
         more = f" and {len(starts) - _NAMED} more" if len(starts) > _NAMED else ""
         text = f"{len(info.partitions)} partitions listed, {len(starts)} read"
@@ -39,7 +36,6 @@ class DecisionLog:
         self._write(partition, f"read from cursor {cursor!r}")
 
     def saved(self, positions: Mapping[int, Position]) -> None:
-        """The planner's positions are in the store: cursors that successors have taken over."""
         superseded = [
             id
             for id, each in positions.items()
@@ -62,7 +58,6 @@ class DecisionLog:
         self._write(partition, f"drained, committed up to {cursor!r}")
 
     def awaits_evidence(self, partitions: Iterable[int], seconds: float) -> None:
-        """Closed partitions whose end no discovery lists seem to be at it, or will."""
         self._write(
             None,
             f"waits for evidence of the end of {_names(partitions)}, for at least "
@@ -71,7 +66,6 @@ class DecisionLog:
         )
 
     def rediscovered(self, before: FeedInfo, info: FeedInfo) -> None:
-        """A discovery of a running consumer succeeded."""
         if info.dialect != before.dialect:
             text = f"its dialect is {info.dialect} from now on, and was {before.dialect}"
             self._write(None, text, dialect=info.dialect)
@@ -119,13 +113,7 @@ class FailureLog:
     def warn(
         self, partition: int | None, text: str | Callable[[], str], *, attempt: int | None = None
     ) -> bool:
-        """Write a record about a failure, or count it. Return whether it was written.
-
-        Arguments:
-            partition: None for failures of the feed, as those of a discovery are.
-            text: the message, or a function that makes it, called only if it is written.
-            attempt: the number of the next attempt.
-        """
+        """Write a record, or count it. `text` may be a function, called if it is written."""
         now = anyio.current_time()
         if now - self._began >= self._interval:
             self._began, self._written = now, 0

@@ -64,7 +64,6 @@ class BufferBudget:
         self.deliverable = 0
         """Number of the used bytes that the application can take."""
         self.reserved = 0
-        """Room set aside for reads under way."""
         self._largest_step = limit // 2
         self._step = min(step, self._largest_step)
         self._changed: anyio.Event | None = None
@@ -74,40 +73,27 @@ class BufferBudget:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more read fits."""
         taken = self.used + self.reserved
         return not taken or taken + self._step <= self.limit
 
     @property
     def stuck(self) -> bool:
-        """Whether waiting can't free any space.
-
-        There is no room, nothing that the application could take to make some, and no read under
-        way that may bring a checkpoint.
-        """
+        """Whether waiting can't free any space: nothing to take, and no read under way."""
         return not self.has_room and not self.deliverable and not self.reserved
 
     def reserve(self) -> int:
-        """Set room for one read aside, so that many fetches don't all take the last of it.
-
-        Return how much, for `unreserve`.
-        """
+        """Set room for one read aside, so that many fetches don't all take the last of it."""
         self.reserved += self._step
         return self._step
 
     def unreserve(self, reserved: int) -> None:
-        """Give back the room of a read that is over; its bytes are to be added."""
         self.reserved -= reserved
 
     def learn(self, brought: int) -> None:
-        """Note what one read has brought: the next ones may bring as much."""
         self._step = max(self._step, min(brought, self._largest_step))
 
     def add(self, size: int, *, deliverable: bool = False) -> None:
-        """Count bytes that were received, or with a minus sign such that were dropped.
-
-        `deliverable` ones are closed by a checkpoint.
-        """
+        """Count bytes received, or dropped if negative; `deliverable`: closed by a checkpoint."""
         self.used += size
         if deliverable:
             self.deliverable += size
@@ -115,13 +101,11 @@ class BufferBudget:
             self.look_again()
 
     def look_again(self) -> None:
-        """Let those that wait for room look whether they still have to."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
     def changed(self) -> anyio.Event:
-        """An event that is set when space frees up, or when waiting cannot free any."""
         if self._changed is None:
             self._changed = anyio.Event()
         return self._changed
@@ -149,8 +133,6 @@ class SavedBatch(NamedTuple):
 
 
 class Phase(Enum):
-    """What a partition does next; see `RuntimePartition.phase`."""
-
     REQUEST = auto()
     """Its request is under way; the end of that comes back here."""
     STOPPED = auto()
@@ -188,11 +170,8 @@ class RuntimePartition:
     """How often what is pending was dropped, as by a stop. What a request of an earlier term brings
     does not count."""
     turn: Turn | None = None
-    """The turn of the request under way. A cancelled one counts until its task has ended."""
     until: float = 0.0
-    """When it is asked next, on the clock of the event loop."""
     place: int | None = None
-    """Its place among those that are due, see `Agenda`."""
     looks: bool = False
     """Whether it is drained, and is to be asked once whether an event came late."""
     trouble: Trouble = field(init=False)
@@ -207,9 +186,7 @@ class RuntimePartition:
     evidence_due: float = 0.0
     """When that could have been shown, on the clock of the event loop."""
     silent: bool = False
-    """Whether the last response held no cursor and no event."""
     unknown_commands: int = 0
-    """Lines that were neither an event nor a checkpoint."""
     streamed: bool = False
     held_open: bool = False
     """Whether the last response lasted for so long."""
@@ -222,7 +199,6 @@ class RuntimePartition:
     """Whether an event is known to be behind what is pending, for somebody else to read."""
     poll_delay: float = field(init=False)
     requested_at: float = 0.0
-    """When the last request began, on the clock of the event loop."""
     # Buffer.
     pending: deque[CheckpointedEvents] = field(default_factory=deque)
     end: ReadEnd | None = None
@@ -238,9 +214,7 @@ class RuntimePartition:
     _taken: anyio.Event | None = None
     # Delivery and commits.
     queued: bool = False
-    """Whether it is in the queue of partitions that have something to deliver."""
     in_flight: int = 0
-    """How many batches are delivered and not released yet."""
     delivered_cursor: str = field(init=False)
     marks: Sequence[tuple[int, str]] = ()
     """The checkpoints in what was delivered last, where batches are not joined."""
@@ -260,7 +234,6 @@ class RuntimePartition:
     covers that batch, too: whoever has read it again has its effects (R5)."""
     # For people.
     handling: Handling = field(default_factory=Handling)
-    """What the application does with its batches."""
     events: int = 0
     last_event: datetime | None = None
     last_contact: datetime | None = None
@@ -275,7 +248,6 @@ class RuntimePartition:
 
     @property
     def id(self) -> int:
-        """The partition's number."""
         return self.entry.id
 
     def __repr__(self) -> str:
@@ -324,7 +296,6 @@ class RuntimePartition:
 
     @property
     def failing(self) -> bool:
-        """The last request failed by an error that is retried, or brought nothing in its time."""
         return self.trouble.failing
 
     # ------------------------------------------------------------------ what is read
@@ -361,7 +332,6 @@ class RuntimePartition:
         self.trouble.started()
 
     def stop(self) -> None:
-        """Stop reading and drop what was not delivered."""
         self.started = False
         self.place = None
         if self.turn is not None:
@@ -393,21 +363,17 @@ class RuntimePartition:
         self._saves.clear()
 
     def is_lost(self, number: int) -> bool:
-        """Whether the lease of batch `number` was lost since it was delivered."""
         return number <= self._lost
 
     @property
     def is_settled(self) -> bool:
-        """Whether no batch is in flight, and no commit under way or unknown to the planner."""
         return not (self.in_flight or self.committing or self._saves)
 
     def requested(self, turn: Turn) -> None:
-        """Record that a request begins."""
         self.turn, self.requested_at = turn, turn.began
         self.gave_way, self.place = False, None
 
     def request_ended(self) -> None:
-        """Record that the request is over."""
         if self.turn is not None:
             self.held_open = self.turn.age > self._held_seconds
             self.turn = None
@@ -421,7 +387,6 @@ class RuntimePartition:
         self.last_contact = datetime.now(UTC)
 
     def received(self, batch: CheckpointedEvents) -> None:
-        """Buffer events that a checkpoint closed."""
         self.read_cursor = batch.cursor
         self.pending.append(batch)
         size = memory_of(batch)
@@ -432,17 +397,14 @@ class RuntimePartition:
             self.last_event = datetime.now(UTC)
 
     def received_news(self) -> None:
-        """Record that an event follows, which somebody else is to read."""
         self.news = True
         self.received(CheckpointedEvents([], self.read_cursor, 0))
 
     def read_elsewhere(self, cursor: str) -> None:
-        """Record how far somebody else has read it, behind the batch in flight."""
         self.news = False
         self.read_cursor = self.delivered_cursor = cursor
 
     def ask_at(self, until: float, *, place: int | None = None) -> None:
-        """Let it be asked next at a moment; with its `place` among those that are due."""
         self.until, self.place = until, place
 
     def look(self, until: float | None) -> None:
@@ -452,12 +414,10 @@ class RuntimePartition:
             self.until = until
 
     def progressed(self, limits: Limits) -> None:
-        """Reset the delay before the next poll, after a response with something new (R15)."""
         self.poll_delay = limits.poll_interval
         self.trouble.progressed()
 
     def polled(self, limits: Limits) -> None:
-        """Increase the delay before the next poll, after a response with nothing new (R15)."""
         if not (self.streamed and self.held_open):  # such a stream has done the waiting itself
             self.poll_delay = max(
                 self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
@@ -466,7 +426,6 @@ class RuntimePartition:
     # ------------------------------------------------------------------ its end
 
     def reached_end(self, end: ReadEnd) -> None:
-        """Record the end that a complete response showed. It counts after all pending batches."""
         self.end = end
         self.evidence_since = None
 
@@ -495,11 +454,9 @@ class RuntimePartition:
         return self.evidence.add(info, now=now, since=since)
 
     def lacks_discovery(self, info: object) -> bool:
-        """Whether its empty answers need another discovery than `info`, the present one."""
         return self.evidence is not None and self.evidence.lacks_discovery(info)
 
     def is_end_overdue(self, now: float) -> bool:
-        """Whether its end could have been shown long ago, and was not."""
         return self.evidence_since is not None and now >= self.evidence_due + OVERDUE_SECONDS
 
     def forget_empty_answers(self) -> None:
@@ -522,7 +479,6 @@ class RuntimePartition:
         return self.entry.state in _AT_END and not uncommitted
 
     def note_caught_up(self) -> None:
-        """Record the time if everything that the publisher has is committed."""
         if self.is_caught_up:
             self.caught_up_at = datetime.now(UTC)
 
@@ -554,12 +510,10 @@ class RuntimePartition:
         return events, batch.cursor
 
     def taken(self) -> anyio.Event:
-        """Return an event that is set when the next batch is delivered."""
         self._taken = anyio.Event()
         return self._taken
 
     def release(self) -> None:
-        """Record that the application is done with the oldest batch in flight."""
         self.in_flight -= 1
         self.handling.released()
 
@@ -567,7 +521,6 @@ class RuntimePartition:
 
     @property
     def has_saves(self) -> bool:
-        """Whether a commit was not passed to the planner yet."""
         return bool(self._saves)
 
     @property
@@ -608,7 +561,6 @@ class RuntimePartition:
         return number <= self.committed or self._last_saved > number
 
     def commits(self, by: int) -> None:
-        """Record that a save of its position begins, or that it has succeeded or failed."""
         self.committing += by
 
     def saved(self, number: int, position: Position, *, durable: bool) -> None:

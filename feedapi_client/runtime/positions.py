@@ -51,18 +51,15 @@ class Positions:
         self._scopes: set[anyio.CancelScope] = set()
 
     async def load(self) -> Mapping[int, Position]:
-        """Load all positions. Raises `StoreError`."""
         doing = "loading cursors"
         with self.noted(doing):
             return await translated(self._store.load(self._key), doing, self._key.url)
 
     def noted(self, doing: str, partitions: Collection[int] = ()) -> AbstractContextManager[object]:
-        """Register the block as an operation of the store."""
         partition = next(iter(partitions)) if len(partitions) == 1 else None
         return self._waits.on(ProblemName.STORE_STUCK, doing, partition)
 
     async def adopt(self, old: FeedKey, leases: LeaseStore | None) -> int | None:
-        """Move the positions of another key to this one, see `adopt`. Raises `StoreError`."""
         doing = "adopting cursors"
         with self.noted(doing):
             moving = adopt(self._store, old, self._key, leases)
@@ -137,7 +134,6 @@ class Positions:
         return all(stored.get(id) == position for id, position in positions.items())
 
     async def claim(self, partitions: Sequence[int], revision: int) -> Claim:
-        """Claim partitions, see `DoneStore.take_over`. Raises `StoreError`, `FencedError`."""
         doing = "claiming a partition"
         with self.noted(doing, partitions[:1]):
             call = self._remembering().take_over(self._key, partitions, revision)
@@ -154,7 +150,6 @@ class Positions:
         await (bounded if transaction is not None or self.at_once else finish(bounded))
 
     async def is_done(self, event: DoneEvent) -> bool:
-        """Return whether an event is remembered. Raises `StoreError`."""
         doing = "looking for an event"
         with self.noted(doing, [event.partition]):
             call = self._remembering().is_done(self._key, event)

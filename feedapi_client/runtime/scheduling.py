@@ -46,8 +46,6 @@ _FORGET = 0.99
 
 
 class Job(Protocol):
-    """A partition, as far as the agenda looks at it."""
-
     @property
     def failing(self) -> bool:
         """Whether it shares a part of the turns with others that fail."""
@@ -59,8 +57,6 @@ J = TypeVar("J", bound=Job)
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """The turn of one request."""
-
     _clock: Clock
     doublings: int = 0
     """How often the time that it may be held is doubled."""
@@ -77,21 +73,17 @@ class Turn:
     silence: float = 0.0
     """For how many seconds the response may be silent: a stream ends itself after them."""
     answering: bool = False
-    """The response has begun."""
     brought: bool = False
-    """The request has brought a checkpoint."""
     waits_for_room: bool = False
     """The request waits for the application, not for the publisher."""
     given_back: bool = False
     task: Any = None
-    """Of the request, for its stack."""
 
     def __post_init__(self) -> None:
         self.began = self.seen = self._clock()
 
     @property
     def age(self) -> float:
-        """Seconds since the request began."""
         return self._clock() - self.began
 
     @property
@@ -100,7 +92,6 @@ class Turn:
         return self.brought or (self.answering and self.silence > 0)
 
     def give_back(self) -> None:
-        """End the request: others need its turn."""
         self.given_back = True
         self.scope.cancel()
 
@@ -119,13 +110,7 @@ class _Ticket(NamedTuple):
 
 
 class Agenda:
-    """Gives turns to the partitions that are due, at most `turns` at once.
-
-    Arguments:
-        turns: requests at the same time.
-        timeout: `Limits.slot_timeout`.
-        pace: when a request may begin, and how many at once; whenever a turn is free without one.
-    """
+    """Gives turns to those that are due, at most `turns` at once, as the pace allows."""
 
     def __init__(self, turns: int, timeout: float, pace: Pace) -> None:
         self.turns = turns
@@ -133,11 +118,9 @@ class Agenda:
         self.begun = 0
         """How many turns were given so far."""
         self.running = 0
-        """How many workers run."""
         self._timeout = timeout
         self._clock = loop_clock()
         self._working = 0
-        """How many of those that run have a partition."""
         self._tickets: dict[Any, _Ticket] = {}
         self._numbers = count(1)
         self._due: tuple[deque[tuple[int, Any]], ...] = (deque(), deque())  # healthy, failing
@@ -189,7 +172,6 @@ class Agenda:
             self._make_due(job, until, next(self._numbers) if place is None else place)
 
     def drop(self, job: Job) -> None:
-        """Give the job no turn."""
         ticket = self._tickets.pop(job, None)
         if ticket is not None and ticket.queue is not None:
             self._counts[ticket.queue] -= 1
@@ -320,7 +302,6 @@ class Agenda:
         return queue, job, number
 
     def _drop_moved(self, queue: int) -> bool:
-        """Drop the places that are not valid any more. Return whether somebody is due."""
         due = self._due[queue]
         while due and not self._holds(due[0][1], due[0][0]):
             due.popleft()
@@ -413,21 +394,17 @@ class Agenda:
 
     @property
     def answering(self) -> int:
-        """How many requests under way are being answered."""
         return sum(turn.answering for turn in self._held)
 
     def hold(self, turn: Turn) -> None:
-        """Note that a request has begun."""
         self._held[turn] = None
 
     def release(self, turn: Turn) -> None:
-        """Note that the request has ended."""
         del self._held[turn]
         if not turn.given_back:
             self._quiet = 0.0
 
     def brought(self, turn: Turn) -> None:
-        """Note that the request has brought a checkpoint."""
         self._quiet = 0.0
         if not turn.brought:
             turn.brought = True
@@ -457,7 +434,6 @@ class Agenda:
                 turn.give_back()
 
     def _over(self, turn: Turn, shortest: float) -> bool:
-        """Whether a turn was held for long enough."""
         if turn.held >= self._timeout * 2**turn.doublings:
             return True
         silent = not turn.brought and not turn.waits_for_room and not turn.doublings

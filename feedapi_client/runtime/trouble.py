@@ -69,14 +69,11 @@ def refusal_backoff(policy: RetryPolicy, *, give_up_after: float | None = None) 
 
 
 class AskedAs(NamedTuple):
-    """The dialect and the token of a request."""
-
     dialect: str
     token: str | None
 
     @classmethod
     def of(cls, info: FeedInfo) -> AskedAs:
-        """Of the requests after this discovery."""
         return cls(info.dialect, info.token)
 
 
@@ -103,15 +100,11 @@ _UNTIL_SUCCESS = (Kind.REQUEST, Kind.LAG, Kind.LAG_OF_OPEN, Kind.NO_CHECKPOINT)
 
 @dataclass(slots=True, eq=False)
 class Trouble:
-    """The failures of one partition."""
-
     _retry: RetryPolicy
     _clock: Clock
     _backoffs: dict[Kind, Backoff] = field(default_factory=dict)
     error: FeedError | None = None
-    """Why it is retried, or can't go on."""
     since: datetime | None = None
-    """When the first error in a row came."""
     failed_at: float = float("-inf")
     """When a request failed last, on the clock of the event loop.
 
@@ -123,7 +116,6 @@ class Trouble:
     total: int = 0
     """Requests that failed, were refused or brought nothing in their time."""
     refused: bool = False
-    """Whether a request was refused and a discovery that began later is awaited."""
     refused_as: AskedAs | None = None
     doublings: int = 0
     """How often the time that it may hold a turn is doubled: it was too short before."""
@@ -162,7 +154,6 @@ class Trouble:
 
     @property
     def failing(self) -> bool:
-        """The last request failed by an error that is retried, or brought nothing in its time."""
         return Kind.REQUEST in self._backoffs or Kind.NO_CHECKPOINT in self._backoffs
 
     @property
@@ -176,12 +167,10 @@ class Trouble:
         )
 
     def attempts(self, kind: Kind) -> int:
-        """Failures of a kind that are not forgotten yet."""
         known = self._backoffs.get(kind)
         return 0 if known is None else known.failures
 
     def show(self, error: FeedError) -> None:
-        """Show an error in the status, with the time of the first in a row."""
         self.error = error
         if self.since is None:
             self.since = datetime.now(UTC)
@@ -189,7 +178,6 @@ class Trouble:
     # ------------------------------------------------------------------ what goes well
 
     def started(self) -> None:
-        """The partition is read anew."""
         self.error = self.since = None
 
     def recovered(self) -> None:
@@ -200,7 +188,6 @@ class Trouble:
         self.error = self.since = self.retry_at = None
 
     def progressed(self) -> None:
-        """A response moved the cursor."""
         self._forget(Kind.NO_PROGRESS)
 
     def answered(self) -> None:
@@ -214,10 +201,7 @@ class Trouble:
     # ------------------------------------------------------------------ what fails
 
     def failed(self, kind: Kind, error: FeedError) -> float:
-        """Record a failure. Return the seconds until the next request.
-
-        Raises the error itself when it is fatal, or when that has failed for too long.
-        """
+        """Return the seconds until the next request. Raises the error when it is final."""
         self.show(error)
         if kind in (Kind.LAG, Kind.LAG_OF_OPEN):
             other = Kind.LAG_OF_OPEN if kind is Kind.LAG else Kind.LAG
@@ -228,11 +212,9 @@ class Trouble:
         return self.retry_in(self._backoff(kind).pause(error))
 
     def pause_without_progress(self, error: FeedError) -> float:
-        """Return the seconds to wait after a response without progress (R13)."""
         return self._backoff(Kind.NO_PROGRESS).pause(error)
 
     def lags_for_long(self) -> bool:
-        """Return whether the lag is to be reported: once, after 5 seconds."""
         lag = self._backoffs.get(Kind.LAG) or self._backoffs.get(Kind.LAG_OF_OPEN)
         if lag is None or self._lag_reported or lag.elapsed < LAG_REPORTED_SECONDS:
             return False
@@ -300,7 +282,6 @@ class Trouble:
 
     @property
     def refused_seconds(self) -> float:
-        """Seconds from the first refusal in a row to the last one."""
         return 0.0 if self._refused_since is None else self._refused_at - self._refused_since
 
     def ask_again(self, *, after_failures: bool = False) -> float:
@@ -315,7 +296,6 @@ class Trouble:
         return 0.0 if self.retry_at is None else self._retry_due
 
     def retry_in(self, seconds: float) -> float:
-        """Record that the request is made again after so many seconds, and return them."""
         self.total += 1
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
         self.failed_at = self._clock()
