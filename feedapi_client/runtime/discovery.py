@@ -23,7 +23,6 @@ from feedapi_client.errors import (
 from feedapi_client.lineage.states import Action, State
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
-from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import (
     MIN_EMPTY_ANSWERS,
     CheckpointedEvents,
@@ -33,6 +32,7 @@ from feedapi_client.protocol.page import (
 from feedapi_client.protocol.text import counted
 from feedapi_client.retry import Backoff, gives_up_after, retry
 from feedapi_client.runtime.fetching import Fetching
+from feedapi_client.runtime.pace import limits_requests
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.topology import Topology
@@ -343,7 +343,7 @@ class Discovery:
             if limits_requests(error):
                 self._fetching.slow_down(error, began=began)
             raise
-        self._planning.agenda.pace.passed(self._iteration.clock(), began=began)
+        self._planning.agenda.pace.passed()
         return result
 
     async def _present_ends(self, partitions: list[int]) -> dict[int, str]:

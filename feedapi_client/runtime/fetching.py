@@ -22,7 +22,6 @@ from feedapi_client.lineage.states import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.notifications import FetchEnded, FetchRetried, error_text
 from feedapi_client.options import default_decision
-from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import (
     CheckpointedEvents,
     Outcome,
@@ -32,6 +31,7 @@ from feedapi_client.protocol.page import (
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.loop import running_task
+from feedapi_client.runtime.pace import limits_requests
 from feedapi_client.runtime.partition import (
     EVENT_BYTES,
     BufferBudget,
@@ -170,7 +170,7 @@ class Request(Turn):
         async with self._open() as response:
             p.answered(stream=self._stream)
             now, limits = self._clock(), self._iteration.limits
-            self._planning.agenda.pace.passed(now, began=self.began)
+            self._planning.agenda.pace.passed()
             self.answering, self.seen = True, now
             self.silence = limits.stream_idle_timeout if self._stream else 0.0
             self._idle_stream = idle is not None

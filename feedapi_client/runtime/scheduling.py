@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from feedapi_client.pace import Pace
 from feedapi_client.runtime.loop import Clock, Wakeup, loop_clock
+from feedapi_client.runtime.pace import Pace
 
 FAILING_SHARE = 4
 """At most 1/N of the turns may be taken by failing partitions."""

@@ -17,7 +17,6 @@ from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import FeedInfo, FeedKey, Partition, Position
-from feedapi_client.pace import Pace
 from feedapi_client.protocol.text import counted, names
 from feedapi_client.runtime.board import Board
 from feedapi_client.runtime.delegating import Delegation, Read
@@ -26,6 +25,7 @@ from feedapi_client.runtime.discovery import Discovery, first_error
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
 from feedapi_client.runtime.loop import Wakeup, beside, running_task
+from feedapi_client.runtime.pace import Pace
 from feedapi_client.runtime.partition import BufferBudget
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Positions

@@ -69,7 +69,6 @@ class Pace:
         self.free = True
         """Whether nothing is limited. To be looked at first: it takes the least time."""
         self.count = 0
-        """How many requests have passed."""
         self.since: float | None = None
         """The first refusal since the last request that passed; None if that one was the last."""
         self._slots = slots
@@ -92,12 +91,10 @@ class Pace:
 
     @property
     def window(self) -> int:
-        """How many requests may be under way at once."""
         return int(self._window)
 
     @property
     def opens(self) -> float:
-        """When the next request may begin; -inf without a limit."""
         return -math.inf if self.free else self._opens
 
     def rate(self, now: float) -> float:
@@ -119,7 +116,6 @@ class Pace:
         return min(self._starts / _RETURN_STARTS, seconds) - 1.0
 
     def begin(self, now: float) -> None:
-        """Record that a request begins."""
         if self.free:
             return
         self._now = now
@@ -138,8 +134,7 @@ class Pace:
         self._refused_rate = rate
         self._slowed_at, self._starts = now, 0
 
-    def passed(self, now: float, *, began: float) -> None:
-        """Record that a request was answered which began at some moment."""
+    def passed(self) -> None:
         self.count += 1
         if not self.free:
             self.since = None
@@ -149,20 +144,14 @@ class Pace:
     def refused(
         self, error: FeedError, *, began: float, now: float, under_way: int, answering: int
     ) -> bool:
-        """Record that a request was refused, as `limits_requests` says.
+        """Record a refusal, as `limits_requests` says. Return whether the pace is slower since.
+
+        It is not for a request that began before it last became slower. Raises the error itself if
+        it is final, or if nothing has passed for `RetryPolicy.give_up_after`.
 
         Arguments:
-            began: when the request began.
             under_way: how many requests are under way beside it.
             answering: how many of these have passed, and are being answered.
-
-        Returns:
-            whether the pace has become slower. It does not for a request that began before it last
-            became slower.
-
-        Raises:
-            the error itself, if nothing has passed for `RetryPolicy.give_up_after`, or if
-            `RetryPolicy.decide` says so.
         """
         if self._policy.decide(error) != "retry":
             raise error
@@ -171,10 +160,10 @@ class Pace:
             self._hold(error, now)
             return False
         pause = self._backoff.pause(error)
-        if self.since is None:
+        if self.since is None:  # otherwise nothing says how many would pass: the pause grows
             self.since = now
-        self._searching = self.free
-        self._refused_rate = _FIRST_RATE / (1.0 - _DECREASE) if self.free else self.rate(now)
+            self._searching = self.free
+            self._refused_rate = _FIRST_RATE / (1.0 - _DECREASE) if self.free else self.rate(now)
         self.free = False
         self._slowed_at, self._starts = now, 0
         self._window = float(max(_FEWEST, answering, under_way // 2))
@@ -188,13 +177,10 @@ class Pace:
             self._opens = max(self._opens, until + self._floor(error))
 
     def own_pause(self, error: FeedError) -> float:
-        """Return for how many seconds the partition itself is not asked again.
-
-        That is what the Retry-After of a 503 asks for, and a random part more: those whom one
-        server sends away must not come back at once.
-        """
+        """Return for how many seconds the partition itself is not asked again."""
         if isinstance(error, FeedUnavailableError) and error.status == 429:
             return 0.0
+        # Those whom one server sends away must not come back at once.
         return self._floor(error) + random.uniform(0.0, 2.0 * self._policy.base_delay)
 
     def _floor(self, error: FeedError) -> float:
