@@ -43,7 +43,6 @@ from feedapi_client.status import ProblemName
 _ROLLBACK_PAUSE = 0.5
 """Seconds until the feed is discovered again at first, when a partition seems to be rolled back."""
 T = TypeVar("T")
-AskedEnd = Callable[[], Awaitable[CheckpointedEvents | None]]
 
 
 class Discovery:
@@ -80,6 +79,7 @@ class Discovery:
         self._unusable_since: float | None = None
         """Since when what discoveries list can't be used, and none before could."""
         self.rollback = Rollback(planning)
+        self._ends: dict[int, str] = {}
 
     # ------------------------------------------------------------------ the first one
 
@@ -113,11 +113,7 @@ class Discovery:
     async def _discover_with_ends(self) -> tuple[FeedInfo, dict[int, str]]:
         self._iteration.entry_waits = "for an answer to the discovery"
         info = await self._client.discover()
-        unresolved = self._planner.unresolved(info)
-        self._iteration.entry_waits = (
-            f"for the present ends of {counted(len(unresolved), 'partition')}"
-        )
-        return info, await self._present_ends(unresolved)
+        return info, await self._present_ends(info)
 
     # ------------------------------------------------------------------ the next ones
 
@@ -186,7 +182,7 @@ class Discovery:
         refused = {p for p in planning.partitions.values() if p.trouble.refused}
         before, began = topology.known, self._planner.begin_load()
         info = await self._paced(self._client.discover_once)
-        ends = await self._present_ends(self._planner.unresolved(info))
+        ends = await self._present_ends(info)
         if not await self._load_positions_of_others():
             return
         self._timer.succeeded()
@@ -346,22 +342,79 @@ class Discovery:
         self._planning.agenda.pace.passed()
         return result
 
-    async def _present_ends(self, partitions: list[int]) -> dict[int, str]:
-        ends: dict[int, str] = {}
+    async def _present_ends(self, info: FeedInfo) -> dict[int, str]:
+        """Return the ends at which unresolved partitions start (R7).
+
+        Those that are known are kept where others are refused: the feed is discovered again then.
+        """
+        partitions, refused = self._planner.unresolved(info), list[RequestRefusedError]()
+        what = counted(len(partitions), "partition")
+        self._iteration.entry_waits = f"for the present ends of {what}"
         limiter = anyio.CapacityLimiter(self._iteration.limits.max_concurrent_fetches)
-        asked = PresentEnds(self._client)
 
         async def ask(partition: int) -> None:
             async with limiter:
-                ends[partition] = await asked.end_of(partition, within=self._in_turn)
+                try:
+                    self._ends[partition] = await self._end_of(info, partition)
+                except RequestRefusedError as error:
+                    refused.append(error)
 
         try:
             async with anyio.create_task_group() as tasks:
                 for partition in partitions:
-                    tasks.start_soon(ask, partition)
+                    if partition not in self._ends:
+                        tasks.start_soon(ask, partition)
         except BaseExceptionGroup as group:
             raise first_error(group) from None
-        return ends
+        if refused:
+            raise refused[0]
+        return {partition: self._ends[partition] for partition in partitions}
+
+    async def _end_of(self, info: FeedInfo, partition: int) -> str:
+        """Return the cursor of a partition's present end: the first checkpoint behind `_last`.
+
+        Events before that checkpoint came after the question, as from a publisher that waits for
+        news: the question is asked again (R7).
+        """
+        policy = self._client.retry
+        attempts = Backoff(
+            base_delay=policy.base_delay,
+            max_delay=policy.max_delay,
+            attempts=self._iteration.limits.max_attempts_without_progress,
+        )
+        while True:
+            end = await retry(
+                partial(self._in_turn, partial(self._first_checkpoint, info, partition)),
+                Backoff.of(policy, clock=self._iteration.clock),
+                sleep=anyio.sleep,
+                on_retry=log_attempt,
+            )
+            if end is not None and not end.events:
+                return end.cursor
+            error = NoProgressError(
+                "the publisher answers a fetch from _last "
+                f"{'without a cursor of its own' if end is None else 'with events'}: a consumer "
+                "can't start at its end. 'feedapi cursors skip' reads to it without delivering",
+                feed=self._client.feed,
+                partition=partition,
+            )
+            await anyio.sleep(attempts.pause(error))
+
+    async def _first_checkpoint(self, info: FeedInfo, partition: int) -> CheckpointedEvents | None:
+        async with self._client.open(info, partition, LAST) as response:
+            reader = response.reader
+            async for chunk in response:
+                # Line by line: the first checkpoint counts, and a chunk may hold several.
+                for line in chunk.splitlines(keepends=True):
+                    for batch in reader.feed(line):
+                        return batch
+                reader.check()
+            finished = reader.finish()
+            if finished.outcome is Outcome.UNRECOGNIZED:
+                raise outcome_error(
+                    finished.outcome, LAST, None, feed=self._client.feed, partition=partition
+                )
+        return finished.batches[0] if finished.batches else None
 
 
 class Rollback:
@@ -404,82 +457,3 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-class PresentEnds:
-    """Asks partitions for their present ends. Several tasks may use it at once."""
-
-    def __init__(self, client: FeedClient) -> None:
-        self._client = client
-        self._lock = anyio.Lock()
-
-    async def end_of(
-        self,
-        partition: int,
-        *,
-        within: Callable[[AskedEnd], Awaitable[CheckpointedEvents | None]] | None = None,
-    ) -> str:
-        """Return the cursor of the partition's present end: the first checkpoint behind `_last`.
-
-        Events before that checkpoint came after the question, as from a publisher that waits for
-        news: the question is asked again (R7).
-
-        Retried as the policy says; raises what `open` does, and `NoProgressError` when the
-        publisher gives no cursor, or none without events, again and again. `within` awaits each
-        request, and may wait before it.
-        """
-        client, policy = self._client, self._client.retry
-
-        async def ask() -> str:
-            info = client.info or await client.discover()
-            checkpoint = partial(self._first_checkpoint, info, partition)
-            try:
-                end = await retry(
-                    checkpoint if within is None else partial(within, checkpoint),
-                    Backoff.of(policy, clock=anyio.current_time),
-                    sleep=anyio.sleep,
-                    on_retry=log_attempt,
-                )
-            except RequestRefusedError:
-                await self._discover_after(info)
-                raise
-            if end is None or end.events:
-                raise NoProgressError(
-                    "the publisher answers a fetch from _last "
-                    f"{'without a cursor of its own' if end is None else 'with events'}: a "
-                    "consumer can't start at its end. 'feedapi cursors skip' reads to the end "
-                    "without delivering",
-                    feed=self._client.feed,
-                    partition=partition,
-                )
-            return end.cursor
-
-        backoff = Backoff(
-            base_delay=policy.base_delay,
-            max_delay=policy.max_delay,
-            attempts=client.limits.max_attempts_without_progress,
-            retry_if=lambda error: isinstance(error, (RequestRefusedError, NoProgressError)),
-        )
-        return await retry(ask, backoff, sleep=anyio.sleep)
-
-    async def _discover_after(self, asked_of: FeedInfo) -> None:
-        """Discover, unless it was done since `asked_of`: thousands may be refused at once."""
-        async with self._lock:
-            if self._client.info is asked_of:
-                await self._client.discover()
-
-    async def _first_checkpoint(self, info: FeedInfo, partition: int) -> CheckpointedEvents | None:
-        async with self._client.open(info, partition, LAST) as response:
-            reader = response.reader
-            async for chunk in response:
-                # Line by line: the first checkpoint counts, and a chunk may hold several.
-                for line in chunk.splitlines(keepends=True):
-                    for batch in reader.feed(line):
-                        return batch
-                reader.check()
-            finished = reader.finish()
-            if finished.outcome is Outcome.UNRECOGNIZED:
-                raise outcome_error(
-                    finished.outcome, LAST, None, feed=self._client.feed, partition=partition
-                )
-        return finished.batches[0] if finished.batches else None

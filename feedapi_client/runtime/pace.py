@@ -20,8 +20,6 @@ _DOUBLED_STARTS = 4
 """Requests in which the rate doubles while it is not known what is too much."""
 _DOUBLED_SECONDS = 1.0
 """Seconds for that, at least."""
-_OUTDATED = 2.0
-"""What was too much is forgotten when the rate has gone on rising for so many times the return."""
 _MOST_DOUBLINGS = 20
 _RETURN_STARTS = 20
 """Requests until the rate is again what it was before the decrease. The more, the fewer are
@@ -122,17 +120,9 @@ class Pace:
         # A feed that asks less often than it may has not tried whether it might more often.
         self._starts += now - self._opens <= _LATE
         rate = self.rate(now)
-        if not self._searching and self._back(now) > _OUTDATED:
-            self._search(rate / (1.0 - _DECREASE), now)
         self._opens = max(self._opens, now - min(_LATE, 0.1 / rate)) + 1.0 / rate
         if rate >= _FREE and self.window >= self._slots:
             self.free = True
-
-    def _search(self, rate: float, now: float) -> None:
-        """Begin to look for the rate that is too much."""
-        self._searching = True
-        self._refused_rate = rate
-        self._slowed_at, self._starts = now, 0
 
     def passed(self) -> None:
         self.count += 1
