@@ -535,15 +535,9 @@ class Fetching:
         at_once: bool = False,
     ) -> None:
         """Ask again for a while: a replica seems to lag. Reported at once, or after 5 s."""
-        try:
-            pause = p.trouble.failed(Kind.LAG if ends else Kind.LAG_OF_OPEN, error)
-        except FeedError as final:
-            self.planning.fail(p, final)
-            return
-        self._retried(p, error)
-        if at_once or p.trouble.lags_for_long():
+        pause = self._retry(p, Kind.LAG if ends else Kind.LAG_OF_OPEN, error)
+        if pause is not None and (at_once or p.trouble.lags_for_long()):
             report(p.id, error.message)
-        self._ask_in(p, pause)
 
     def _gave_way(self, p: RuntimePartition, request: Request, *, silent: bool) -> None:
         """Others need the turn, or the room that is left in the buffer (R14, R16)."""
@@ -558,10 +552,8 @@ class Fetching:
             feed=self._iteration.feed,
             partition=p.id,
         )
-        pause = p.trouble.failed(Kind.NO_CHECKPOINT, error)
-        self._retried(p, error)
-        self._iteration.failure_log.warn(p.id, f"{error}; the next attempt in {pause:.1f} s")
-        self._ask_in(p, pause)
+        if (pause := self._retry(p, Kind.NO_CHECKPOINT, error)) is not None:
+            self._iteration.failure_log.warn(p.id, f"{error}; the next attempt in {pause:.1f} s")
 
     # ------------------------------------------------------------------ errors
 
@@ -638,6 +630,17 @@ class Fetching:
         if trouble.refused:
             self.planning.timer.refused(pause)
         self._ask_in(p, pause)
+
+    def _retry(self, p: RuntimePartition, kind: Kind, error: FeedError) -> float | None:
+        """Ask again in so many seconds, which are returned; None: the error is final."""
+        try:
+            pause = p.trouble.failed(kind, error)
+        except FeedError as final:
+            self.planning.fail(p, final)
+            return None
+        self._retried(p, error)
+        self._ask_in(p, pause)
+        return pause
 
     def _retried(self, p: RuntimePartition, error: FeedError) -> None:
         p.forget_empty_answers()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import anyio
 
 from feedapi_client.model import FeedInfo, Position
+from feedapi_client.protocol.text import names
 
 decision_log = logging.getLogger("feedapi_client.runtime.decisions")
 failure_log = logging.getLogger("feedapi_client.runtime.failure_log")
@@ -42,17 +43,9 @@ class DecisionLog:
             # An ancestor that nothing was stored of is history of a first start.
             if each.status == "superseded" and each.replaces is not None
         ]
-        if not superseded:
-            return
-        cursors = {positions[id].cursor for id in superseded}
-        successors = [
-            id
-            for id, each in positions.items()
-            if each.status == "open" and each.replaces is None and each.cursor in cursors
-        ]
-        to = _names(successors) if successors else "its successors before"
-        text = f"the cursor of {_names(superseded)} was transferred to {to}"
-        self._write(None, text, partition=superseded[0])
+        if superseded:
+            text = f"the cursor of {names(superseded)} was transferred to its successors"
+            self._write(None, text, partition=superseded[0])
 
     def drained(self, partition: int, cursor: str) -> None:
         self._write(partition, f"drained, committed up to {cursor!r}")
@@ -60,7 +53,7 @@ class DecisionLog:
     def awaits_evidence(self, partitions: Iterable[int], seconds: float) -> None:
         self._write(
             None,
-            f"waits for evidence of the end of {_names(partitions)}, for at least "
+            f"waits for evidence of the end of {names(partitions)}, for at least "
             f"{max(0.0, seconds):.1f} s: no lastCursor says where it is, and a moment's empty "
             "answers prove nothing",
         )
@@ -77,7 +70,7 @@ class DecisionLog:
                 id for id in listed if id in earlier and listed[id].closed > earlier[id].closed
             ],
         }
-        if texts := [f"{what}: {_names(ids)}" for what, ids in changes.items() if ids]:
+        if texts := [f"{what}: {names(ids)}" for what, ids in changes.items() if ids]:
             self._write(None, f"the topology has changed; {'; '.join(texts)}")
 
     def _write(self, of: int | None, text: str, **extra: object) -> None:
@@ -134,10 +127,3 @@ class FailureLog:
             extra={"feed": self._feed, "partition": partition, "attempt": attempt},
         )
         return True
-
-
-def _names(partitions: Iterable[int]) -> str:
-    ids = sorted(partitions)
-    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    kind = "partition" if len(ids) == 1 else "partitions"
-    return f"{kind} {', '.join(map(str, ids[:_NAMED]))}{more}"

@@ -29,8 +29,7 @@ class DiscoveryTimer:
         self._refused_gap = min(REFUSED_GAP_SECONDS, interval)
         self._asked = math.inf
         """The earliest moment that somebody has asked for since the last discovery began."""
-        self._for_refused = False
-        self._last = self._last_for_refused = -math.inf
+        self._begun = self._last = -math.inf
         self._not_before = 0.0
         self._sooner = Wakeup()
         self._clock = loop_clock()
@@ -43,9 +42,7 @@ class DiscoveryTimer:
 
         However many partitions are refused, this leads to a few discoveries a second at most.
         """
-        self._for_refused = True
-        now = self._clock()
-        self._ask(max(now + delay, self._last_for_refused + self._refused_gap))
+        self._ask(max(self._clock() + delay, self._begun + self._refused_gap))
 
     def perhaps(self) -> None:
         """Request a discovery that may bring something new, at a limited rate."""
@@ -56,9 +53,7 @@ class DiscoveryTimer:
         self._by(self._clock() + delay)
 
     def begun(self) -> None:
-        if self._for_refused:
-            self._last_for_refused = self._clock()
-        self._for_refused = False
+        self._begun = self._clock()
         self._asked = self.next = math.inf
 
     def succeeded(self) -> None:
