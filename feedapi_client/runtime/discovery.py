@@ -20,7 +20,7 @@ from feedapi_client.errors import (
     RequestRefusedError,
     StoreError,
 )
-from feedapi_client.lineage.states import Action, State
+from feedapi_client.lineage.states import Action
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
 from feedapi_client.protocol.page import (
@@ -233,30 +233,22 @@ class Discovery:
     ) -> None:
         """Let those be asked for which the discovery changes something.
 
-        Those that were `refused` before it began, or since, if it says what they did not know; a
-        stream that would not end by itself, because it is held open on an old token or on a
-        partition that was closed; and what is watched and has a listed end that moved on.
+        Those that were `refused` before it began, or since, if it says what they did not know; and
+        a stream that would not end by itself, because it is held open on an old token or on a
+        partition that was closed.
         """
-        planning, info, clock = self._planning, self._topology.known, self._iteration.clock
-        asked_as = AskedAs.of(info)
+        planning, clock = self._planning, self._iteration.clock
+        asked_as = AskedAs.of(self._topology.known)
         moved = asked_as != AskedAs.of(before)
-        streams = bool(self._iteration.settings.stream)
-        ends_move = planning.watches and not self._iteration.settings.key.filters
         for p in planning.partitions.values():
             if not p.started:
                 continue
             trouble = p.trouble
             if trouble.refused and (p in refused or trouble.refused_as != asked_as):
                 planning.ask(p, trouble.ask_again(after_failures=after_failures))
-            elif streams and p.streamed and p.turn is not None:
-                if moved or self._planner.is_closed(p.id):
-                    p.turn.scope.cancel()
-                    p.ask_at(clock())
-            elif ends_move and p.entry.state is State.CAUGHT_UP:
-                old, new = before.partitions.get(p.id), info.partitions.get(p.id)
-                seen = (None, p.entry.cursor, old and old.last_cursor)
-                if new is not None and not new.closed and new.last_cursor not in seen:
-                    planning.ask(p)
+            elif p.streamed and p.turn is not None and (moved or self._planner.is_closed(p.id)):
+                p.turn.scope.cancel()
+                p.ask_at(clock())
 
     # ------------------------------------------------------------------ what fails
 
