@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -34,7 +33,7 @@ MAX_DOUBLINGS = 6
 _TURN_SECONDS = 0.01
 """Between two looks at whether a partition has begun that goes first."""
 _MOVED = 64
-"""Places that are not valid any more and may be kept, beside as many as there are valid ones."""
+"""Moments that are not valid any more and may be kept, beside as many as there are valid ones."""
 _TICKS = 4
 """Looks at all turns within the shortest time that counts."""
 _SHORTEST = 20
@@ -97,16 +96,15 @@ class Turn:
 
 
 class _Ticket(NamedTuple):
-    """A job's place: in a queue of those that are due, or in the heap of later ones.
+    """Where a job is: in a queue of those that are due, or in the heap of later ones.
 
-    The queues are in the order of `number`. `queue` is 0 among the healthy ones, 1 among the
-    failing ones, None in the heap. There a job that `keeps` its number takes its old place.
+    `queue` is 0 among the healthy ones, 1 among the failing ones, None in the heap. `place`: the
+    number that it is to have again once it is due.
     """
 
-    number: int
     queue: int | None
     until: float
-    keeps: bool
+    place: int | None = None
 
 
 class Agenda:
@@ -123,8 +121,8 @@ class Agenda:
         self._working = 0
         self._tickets: dict[Any, _Ticket] = {}
         self._numbers = count(1)
-        self._due: tuple[deque[tuple[int, Any]], ...] = (deque(), deque())  # healthy, failing
-        self._counts = [0, 0]
+        self._due = (OrderedDict[Any, int](), OrderedDict[Any, int]())
+        """Healthy ones, failing ones: each with a number that says who has waited for longer."""
         self._failing = 0
         """How many turns failing partitions have."""
         self._later: list[tuple[float, int, Any]] = []
@@ -144,7 +142,7 @@ class Agenda:
         self._slowest = 0.0
 
     def __repr__(self) -> str:
-        due = sum(self._counts)
+        due = sum(map(len, self._due))
         later = len(self._tickets) - due
         return f"<Agenda: {self.running} of {self.turns} turns, {due} due, {later} later>"
 
@@ -161,20 +159,19 @@ class Agenda:
                 return
             self.drop(job)
         if until > self._clock():
-            number = next(self._numbers) if place is None else place
-            self._tickets[job] = _Ticket(number, None, until, place is not None)
+            self._tickets[job] = _Ticket(None, until, place)
             heapq.heappush(self._later, (until, next(self._numbers), job))
             if len(self._later) > 2 * len(self._tickets) + _MOVED:
                 self._forget_moved()
             if self._later[0][2] is job:
                 self._sooner.set()
         else:
-            self._make_due(job, until, next(self._numbers) if place is None else place)
+            self._make_due(job, until, place)
 
     def drop(self, job: Job) -> None:
         ticket = self._tickets.pop(job, None)
         if ticket is not None and ticket.queue is not None:
-            self._counts[ticket.queue] -= 1
+            del self._due[ticket.queue][job]
 
     def _forget_moved(self) -> None:
         """Forget the moments that are not valid any more: jobs may be dropped again and again."""
@@ -191,12 +188,12 @@ class Agenda:
     def waits_in_vain(self) -> bool:
         """Whether somebody is due, and a turn is free that the pace lets begin."""
         free = self.running < self._room and self._failing < self._share
-        return any(self._counts) and free and (self.pace.free or self._is_open)
+        return any(self._due) and free and (self.pace.free or self._is_open)
 
     @property
     def waiting(self) -> tuple[int, int]:
         """How many wait for any turn that is given back; for that of a failing one only."""
-        healthy, failing = self._counts
+        healthy, failing = map(len, self._due)
         admitted = max(0, min(failing, self._share - self._failing))
         taken = self.running >= self._room
         return (healthy + admitted if taken else 0), failing - admitted
@@ -209,25 +206,14 @@ class Agenda:
     def _share(self) -> int:
         return max(1, self._room // FAILING_SHARE)
 
-    def _make_due(self, job: Job, until: float, number: int) -> None:
+    def _make_due(self, job: Job, until: float, place: int | None) -> None:
         queue = int(job.failing)
-        self._tickets[job] = _Ticket(number, queue, until, False)
+        self._tickets[job] = _Ticket(queue, until)
         due = self._due[queue]
-        if due and number < due[-1][0]:
-            due.insert(bisect_left(due, number, key=lambda place: place[0]), (number, job))
-        else:
-            due.append((number, job))
-        self._counts[queue] += 1
-        if len(due) > 2 * self._counts[queue] + _MOVED:
-            held = [each for each in due if self._holds(each[1], each[0])]
-            due.clear()
-            due.extend(held)
+        due[job] = next(self._numbers) if place is None else place
+        if place is not None:  # it was the first when it got its last turn
+            due.move_to_end(job, last=False)
         self._call_worker()
-
-    def _holds(self, job: Job, number: int) -> bool:
-        """Whether a place in a queue is still valid: the job may have been moved."""
-        ticket = self._tickets.get(job)
-        return ticket is not None and ticket.queue is not None and ticket.number == number
 
     # ------------------------------------------------------------------ turns
 
@@ -236,7 +222,7 @@ class Agenda:
         self._work = work
         async with anyio.create_task_group() as self._tasks:
             try:
-                for _ in range(sum(self._counts)):
+                for _ in range(sum(map(len, self._due))):
                     self._call_worker()
                 await self._keep_time()
             finally:
@@ -285,14 +271,13 @@ class Agenda:
             self._paced = True
             self._sooner.set()
             return None
-        healthy = self._drop_moved(0)
-        failing = self._failing < self._share and self._drop_moved(1)
-        if not healthy and not failing:
+        healthy, failing = self._due
+        queue = int(self._failing < self._share and bool(failing))
+        if healthy and queue and next(iter(healthy.values())) < next(iter(failing.values())):
+            queue = 0
+        if not self._due[queue]:
             return None
-        queue = int(failing)
-        if healthy and failing:
-            queue = int(self._due[1][0][0] < self._due[0][0][0])
-        number, job = self._due[queue].popleft()
+        job, number = next(iter(self._due[queue].items()))
         self.drop(job)
         self.begun += 1
         if not self.pace.free:
@@ -300,12 +285,6 @@ class Agenda:
             self._paced = True
             self._sooner.set()
         return queue, job, number
-
-    def _drop_moved(self, queue: int) -> bool:
-        due = self._due[queue]
-        while due and not self._holds(due[0][1], due[0][0]):
-            due.popleft()
-        return bool(due)
 
     # ------------------------------------------------------------------ time
 
@@ -317,8 +296,7 @@ class Agenda:
                 until, _, job = heapq.heappop(self._later)
                 ticket = self._tickets.get(job)
                 if ticket is not None and ticket.queue is None and ticket.until == until:
-                    number = ticket.number if ticket.keeps else next(self._numbers)
-                    self._make_due(job, until, number)
+                    self._make_due(job, until, ticket.place)
             # Counted in looks, not by deadlines: a handler that blocks the event loop for seconds
             # must not end requests whose answers wait in the sockets.
             pause = self._shortest() / _TICKS
@@ -361,7 +339,7 @@ class Agenda:
         """
         if self.pace.free or self._tasks is None or self._ahead_at < self.begun:
             return False
-        return any(self._counts) and self._working < self._room
+        return any(self._due) and self._working < self._room
 
     def _may_begin(self) -> bool:
         return self.running <= self._room and self._is_open
@@ -378,10 +356,10 @@ class Agenda:
         assert self._tasks is not None
         if self.pace.free:
             self._paced = False
-            for _ in range(min(sum(self._counts), self.turns - self.running)):
+            for _ in range(min(sum(map(len, self._due)), self.turns - self.running)):
                 self._begin_worker(self._tasks)
             return math.inf
-        if not any(self._counts) or self.running >= self._room:
+        if not any(self._due) or self.running >= self._room:
             return math.inf  # until somebody is due or a turn is given back
         if self._ahead and not self._partitions_first:
             return math.inf  # until the other request has begun
