@@ -72,11 +72,6 @@ class Board:
             began=iteration.began,
         )
 
-    def status_of(self, partition: int) -> PartitionStatus | None:
-        """Return what `status` shows of one partition; None if it is not known."""
-        entry = self._planning.planner.entries.get(partition)
-        return None if entry is None else self._partition(entry, self._planning.unsaved)
-
     def _partition(self, entry: Entry, unsaved: Mapping[int, bool]) -> PartitionStatus:
         """Return a snapshot of one partition.
 
