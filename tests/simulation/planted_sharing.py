@@ -41,14 +41,14 @@ def events_are_delivered_after_a_stop(patch: pytest.MonkeyPatch) -> None:
     drop = RuntimePartition.stop
 
     def stop(self: RuntimePartition) -> None:
-        pending, announced = list(self.pending), self._announced
+        pending, announced = list(self.pending), self.announced
         size = self.pending_bytes, self.pending_size
         self.pending.clear()
         self.pending_bytes = 0
         drop(self)
         self.pending.extend(pending)
         self.pending_bytes, self.pending_size = size
-        self._announced = announced
+        self.announced = announced
 
     def next_ready(
         self: Planning, fits: Callable[[RuntimePartition], bool] | None = None
