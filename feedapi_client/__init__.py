@@ -139,53 +139,35 @@ __all__ = [
 ]
 
 # Public as well, but not in __all__: a star import must not ask for an extra.
-_OF_EXTRAS = ("PostgresCursorStore", "RedisCursorStore", "SQLAlchemyCursorStore")
+_MORE = ("PostgresCursorStore", "RedisCursorStore", "SQLAlchemyCursorStore", "__version__")
 
-# Loaded when first asked for: what a program does not use costs it nothing, and the stores of an
-# extra ask for it only when they are used.
-_HOME = {
-    "client": ("FeedClient", "Page", "SyncFeedClient"),
-    "consumer": ("FeedConsumer",),
-    "errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "model": (
-        "FIRST",
-        "LAST",
-        "Batch",
-        "Event",
-        "FeedInfo",
-        "FeedKey",
-        "Partition",
-        "Position",
-        "Reached",
-        "__version__",
-    ),
-    "options": ("FetchOptions", "Limits", "RetryPolicy", "Share", "default_decision"),
-    "quarantine.policy": ("Quarantine", "Retry"),
-    "status": (
-        "ConsumerStatus",
-        "Health",
-        "PartitionState",
-        "PartitionStatus",
-        "PartitionWait",
-        "Problem",
-        "ProblemName",
-    ),
-    "http.auth": ("OAuthClientCredentials", "TokenFile"),
-    "http.redaction": ("redact_http_logs",),
-    "stores": ("CursorStore", "Journal", "MemoryCursorStore", "SQLiteCursorStore", *_OF_EXTRAS),
-    "sync": ("SyncBatch", "SyncFeedConsumer"),
-}
-_MODULE_OF = {name: f"feedapi_client.{module}" for module, names in _HOME.items() for name in names}
+# Where they are, the modules that need less first. Loaded when a name is first asked for: what a
+# program does not use costs it nothing, and the stores of an extra ask for it only when used.
+_HOMES = (
+    "errors",
+    "model",
+    "options",
+    "status",
+    "quarantine.policy",
+    "http.redaction",
+    "http.auth",
+    "stores",
+    "client",
+    "consumer",
+    "sync",
+)
 
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and no others
 
     def __getattr__(name: str) -> Any:
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-        return value
+        for home in _HOMES if name in __all__ or name in _MORE else ():
+            module = import_module(f"feedapi_client.{home}")
+            if hasattr(module, name):
+                value = globals()[name] = getattr(module, name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

@@ -113,7 +113,6 @@ def check_plain(name: str, value: object, kind: str, *, optional: bool = False) 
 
 
 def check_count(name: str, value: object, *, least: int = 1) -> None:
-    """Raise unless `value` is an integer, at least `least`."""
     check_plain(name, value, "int")
     assert isinstance(value, int)
     if value < least:
@@ -141,7 +140,6 @@ def check_instance(name: str, value: object, types: type | tuple[type, ...], wha
 
 
 def check_function(name: str, value: object) -> None:
-    """Raise TypeError unless `value` can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, not {_described(value)}")
 
@@ -158,7 +156,6 @@ def check_partitions(name: str, value: object, *, most: int, empty: bool = False
 
 
 def check_texts(name: str, value: object) -> None:
-    """Raise TypeError unless `value` is a mapping of str to str."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping of names to values, not {_described(value)}")
     for key, text in value.items():
@@ -184,10 +181,7 @@ def check_async_function(name: str, value: object, example: str) -> None:
 
 
 def awaitable_of(result: Any, name: str, example: str) -> Any:
-    """Return what a call of an asynchronous function gave.
-
-    Raises `NotAsyncError` if that can't be awaited.
-    """
+    """Return what a call gave. Raises `NotAsyncError` if that can't be awaited."""
     if inspect.isawaitable(result):
         return result
     raise NotAsyncError(
@@ -286,11 +280,9 @@ class OneProcess:
 
     @property
     def is_this(self) -> bool:
-        """Whether this is the process that made it."""
         return os.getpid() == self._pid
 
     def check(self, name: str, *, error: Callable[[str], Exception] = RuntimeError) -> None:
-        """Raise the error in any other process."""
         if not self.is_this:
             raise error(
                 f"{name} was opened in another process, before a fork: open it in the process "

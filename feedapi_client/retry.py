@@ -37,8 +37,6 @@ def gives_up_after(policy: RetryPolicy, *, following: bool = False) -> float:
 
 
 class _StopAt(tenacity.stop.stop_base):
-    """Stop from a moment on, whenever the attempts began."""
-
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
 
@@ -116,12 +114,10 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """Failed attempts since the last `reset`."""
         return 0 if self._state is None else self._state.attempt_number - 1
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt failed."""
         return self._state is not None
 
     @property
@@ -130,7 +126,6 @@ class Backoff:
         return 0.0 if self._state is None else self._last_failure - self._state.start_time
 
     def reset(self) -> None:
-        """Reset the failures, after progress."""
         self._state = None
 
     def pause(self, error: Exception) -> float:

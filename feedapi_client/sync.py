@@ -295,19 +295,7 @@ class SyncFeedConsumer(Generic[Payload]):
         async def consume(work: Callable[[Batch[Payload]], Awaitable[None]]) -> None:
             await consumer.run(work, on_failure=on_failure, max_concurrency=threads)
 
-        if threads > 1:
-            _HandlerThreads(loop, consumer, called, threads).run(consume)
-            return
-
-        async def run(caller: CallerThread) -> None:
-            async def work(batch: Batch[Payload]) -> None:
-                passed = await caller.run(partial(called, batch))
-                if passed is not None:
-                    raise passed
-
-            await consume(work)
-
-        loop.call(run)
+        _run(loop, consumer, called, consume, threads)
 
     def run_by_key(
         self,
@@ -355,17 +343,7 @@ class SyncFeedConsumer(Generic[Payload]):
                 on_failure=on_failure,
             )
 
-        if threads > 1:
-            _HandlerThreads(loop, consumer, called, threads).run(consume)
-            return
-
-        async def run(caller: CallerThread) -> None:
-            async def work(event: Event[Payload]) -> None:
-                await caller.run(partial(called, event))
-
-            await consume(work)
-
-        loop.call(run)
+        _run(loop, consumer, called, consume, threads)
 
     # ------------------------------------------------------------------ beside an iteration
 
@@ -503,8 +481,6 @@ def _check_thread(store: CursorStore) -> None:
 
 
 class _Consumer(FeedConsumer[Payload]):
-    """The consumer in the event loop's thread. It tells when the grace period is over."""
-
     leave_behind: Callable[[], None] | None = None
 
     def _cut_short(self, grace: float) -> None:
@@ -514,8 +490,6 @@ class _Consumer(FeedConsumer[Payload]):
 
 
 class _Batches(Generic[Payload]):
-    """`SyncFeedConsumer.batches()`."""
-
     def __init__(self, consumer: SyncFeedConsumer[Payload], source: BatchIterator[Payload]) -> None:
         self._consumer = consumer
         self._source = source
@@ -566,12 +540,33 @@ class _Events(Generic[Payload]):
         return True
 
 
-class _HandlerThreads(Generic[D]):
-    """The threads of `SyncFeedConsumer.run` and `run_by_key`.
+def _run(
+    loop: LoopThread,
+    consumer: _Consumer[Any],
+    called: Callable[[D], BaseException | None],
+    consume: Callable[[Callable[[D], Awaitable[None]]], Awaitable[None]],
+    threads: int,
+) -> None:
+    """Await `consume` with what has the handler called in so many threads; one is this one.
 
-    Arguments:
-        called: calls the handler with what is delivered. Returns what a dry run ends with.
+    `called` calls the handler, and returns what a dry run ends with.
     """
+    if threads > 1:
+        _HandlerThreads(loop, consumer, called, threads).run(consume)
+        return
+
+    async def run(caller: CallerThread) -> None:
+        async def work(delivered: D) -> None:
+            if (passed := await caller.run(partial(called, delivered))) is not None:
+                raise passed
+
+        await consume(work)
+
+    loop.call(run)
+
+
+class _HandlerThreads(Generic[D]):
+    """The threads of `SyncFeedConsumer.run` and `run_by_key`."""
 
     def __init__(
         self,
@@ -594,8 +589,6 @@ class _HandlerThreads(Generic[D]):
         self._ending: BaseException | None = None
 
     def run(self, consume: Callable[[Callable[[D], Awaitable[None]]], Awaitable[None]]) -> None:
-        """Await `consume` with the function that handles what is delivered, in the threads."""
-
         async def run(_: CallerThread) -> None:
             self._consumer.leave_behind = self._leave_behind
             with anyio.CancelScope() as self._scope:

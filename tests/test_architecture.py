@@ -27,7 +27,6 @@ import feedapi_client.notifications
 import feedapi_client.operations
 import feedapi_client.stores
 import feedapi_client.testing
-from feedapi_client.runtime.partition import RuntimePartition
 from tests.conftest import FIRST_FILES
 
 ROOT = Path(feedapi_client.__file__).parent
@@ -37,7 +36,7 @@ SANS_IO = ("errors", "status", "notifications", "options", "model", "protocol", 
 LAYERS = (
     ("arguments", "errors", "status"),
     ("notifications",),
-    ("causes", "options", "model", "retry", "pace"),
+    ("causes", "options", "model", "retry"),
     ("protocol",),
     ("lineage",),
     ("http",),
@@ -61,6 +60,7 @@ RUNTIME_LAYERS = (
         "logs",
         "loop",
         "loop_thread",
+        "pace",
         "sharing",
     ),
     ("iteration", "scheduling", "topology", "waiting"),
@@ -275,110 +275,6 @@ def test_only_http_imports_httpx() -> None:
     }
     assert "http" in found
     assert found <= {"http", *MAKE_HTTP_CLIENTS}
-
-
-PARTITION_FIELDS = frozenset(RuntimePartition.__slots__)
-MUTATORS = frozenset(
-    [
-        "add",
-        "append",
-        "appendleft",
-        "clear",
-        "discard",
-        "extend",
-        "insert",
-        "pop",
-        "popleft",
-        "remove",
-        "update",
-    ]
-)
-
-
-def partition_names(tree: ast.AST) -> set[str]:
-    """The variables that hold a `RuntimePartition`: by their annotation, or by their name."""
-    annotated = {
-        node.arg
-        for node in ast.walk(tree)
-        if isinstance(node, ast.arg)
-        and node.annotation is not None
-        and "RuntimePartition" in ast.unparse(node.annotation)
-    }
-    return annotated | {"partition"}
-
-
-def writes_to_partitions(source: str) -> list[str]:
-    """What a module changes of a `RuntimePartition` without calling one of its methods.
-
-    An attribute that is assigned to, or deleted, counts when its object is such a variable, or when
-    it has the name of a field and its object is not `self`. So does a method of a collection that
-    changes a field in place.
-    """
-    tree = ast.parse(source)
-    names = partition_names(tree)
-
-    def of_a_partition(target: ast.AST) -> bool:
-        if not isinstance(target, ast.Attribute):
-            return False
-        owner = target.value
-        if isinstance(owner, ast.Name) and owner.id in names:
-            return True
-        is_self = isinstance(owner, ast.Name) and owner.id == "self"
-        return target.attr in PARTITION_FIELDS and not is_self
-
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            changed: ast.AST = node
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            changed = node.value
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in MUTATORS
-        ):
-            changed = node.func.value
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
-            found += [ast.unparse(node)]
-            continue
-        else:
-            continue
-        if of_a_partition(changed):
-            found.append(ast.unparse(node))
-    return found
-
-
-def test_only_the_partitions_own_module_writes_its_fields() -> None:
-    """All that is known of a partition changes by its methods (`runtime/partition.py`)."""
-    for module, path in modules():
-        if module.partition(".")[0] in ("runtime", "consumer") and path.name != "partition.py":
-            written = writes_to_partitions(path.read_text())
-            assert written == [], f"feedapi_client.{module} writes fields of a partition"
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "partition.started = True",
-        "partition.anything = True",
-        "partition.batches += 1",
-        "self._partition.read_cursor = 'a'",
-        "self._planning.partitions[0].end = None",
-        "planning.partition(0).poll_delay, b = 1, 2",
-        "del partition.end",
-        "partition.pending.clear()",
-        "partition.pending[0] = None",
-        "setattr(partition, 'started', True)",
-        "for partition.end in (): pass",
-        "def f(other: RuntimePartition) -> None: other.x = 1",
-    ],
-)
-def test_a_write_to_a_partition_is_found(statement: str) -> None:
-    assert writes_to_partitions(statement) != []
-
-
-def test_reading_a_partition_and_calling_its_methods_is_no_write() -> None:
-    assert writes_to_partitions("partition.stop(); x = partition.end; self.batches = 1") == []
 
 
 def test_the_core_does_no_io() -> None:

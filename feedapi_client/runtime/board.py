@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from feedapi_client.errors import AuthenticationError, FeedError
+from feedapi_client.errors import FeedError
 from feedapi_client.lineage.states import Entry, State
 from feedapi_client.runtime.discovery import Discovery
 from feedapi_client.runtime.partition import BufferBudget, RuntimePartition
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.topology import Topology
-from feedapi_client.runtime.trouble import is_of_gateway
 from feedapi_client.runtime.watchdog import Stall, Watchdog, waits_for
 from feedapi_client.status import (
     ConsumerStatus,
     Health,
     PartitionState,
     PartitionStatus,
-    PartitionWait,
     Problem,
     ProblemName,
 )
@@ -62,7 +61,6 @@ class Board:
     # ------------------------------------------------------------------ status
 
     def status(self) -> ConsumerStatus:
-        """Return a snapshot. Costs time linear in the number of partitions."""
         planning, iteration, info = self._planning, self._iteration, self._topology.info
         entries, unsaved = planning.planner.entries, planning.unsaved
         return ConsumerStatus(
@@ -74,22 +72,66 @@ class Board:
             began=iteration.began,
         )
 
-    def status_of(self, partition: int) -> PartitionStatus | None:
-        """Return what `status` shows of one partition; None if it is not known."""
-        entry = self._planning.planner.entries.get(partition)
-        return None if entry is None else self._partition(entry, self._planning.unsaved)
-
     def _partition(self, entry: Entry, unsaved: Mapping[int, bool]) -> PartitionStatus:
-        planning, own = self._planning, self._planning.partitions.get(entry.id)
-        return partition_status(
-            entry,
-            own,
-            self._failing_since(entry, own),
-            unsaved=entry.id in unsaved,
-            new=unsaved.get(entry.id, False),
+        """Return a snapshot of one partition.
+
+        `unsaved` has those of which the store does not have the planner's position yet; True: it
+        has none.
+        """
+        planning, own, state = self._planning, self._planning.partitions.get(entry.id), entry.state
+        paused = entry.id in self._iteration.settings.paused
+        error = entry.error or (own.trouble.error if own else None)
+        if state in _READ_NO_MORE:
+            error = None  # that of requests that nobody makes again is over
+        position = None if unsaved.get(entry.id, False) else entry.position
+        status = PartitionStatus(
+            partition=entry.id,
+            state=_state(entry, error, unsaved=entry.id in unsaved, paused=paused),
+            cursor=None if position is None else position.cursor,
+            waits_for=entry.waits_for if state is State.WAITING else (),
+            caught_up=state is State.DRAINED or None,
+            error=str(error) if error else None,
+            since=self._failing_since(entry, own) if error else None,
             owner=None if planning.sharing is None else planning.sharing.owner(entry.id),
             wait=self._watchdog.wait_of(entry, own) if self._iteration.iterating else None,
-            paused=entry.id in self._iteration.settings.paused,
+        )
+        return status if own is None else self._read(status, entry, own, error)
+
+    def _read(
+        self,
+        status: PartitionStatus,
+        entry: Entry,
+        own: RuntimePartition,
+        error: FeedError | None,
+    ) -> PartitionStatus:
+        handling, state = own.handling, status.state
+        elsewhere = entry.state is State.ELSEWHERE  # another instance knows how far behind it is
+        is_known = error is None and (own.last_contact or entry.state is State.DRAINED)
+        if error is None and handling.error and state is not PartitionState.PAUSED:
+            state = PartitionState.RETRYING if entry.running else state
+        if state is PartitionState.CAUGHT_UP and handling.hangs:
+            state = PartitionState.READING  # all is read, but the application does not get on
+        hanging_since = handling.in_flight_since if handling.hangs else None
+        return replace(
+            status,
+            state=state,
+            caught_up=own.is_caught_up if is_known and not elsewhere else None,
+            error=status.error or handling.error or handling.hangs,
+            since=status.since or handling.since or hanging_since,
+            caught_up_at=None if elsewhere else own.caught_up_at,
+            retry_at=own.trouble.retry_at if error is not None else handling.retry_at,
+            events=own.events,
+            last_event=own.last_event,
+            last_contact=own.last_contact,
+            unknown_commands=own.unknown_commands,
+            fetch_failures=own.trouble.total,
+            handler_failures=handling.failures,
+            attempts=handling.attempts,
+            quarantined=handling.quarantined,
+            passed_over=handling.passed_over,
+            in_flight_since=handling.in_flight_since,
+            committed_at=handling.committed_at,
+            evidence_since=own.evidence_since,
         )
 
     def _failing_since(self, entry: Entry, own: RuntimePartition | None) -> datetime | None:
@@ -161,12 +203,11 @@ class Board:
         return since is not None and (handled is None or handled < since)
 
     def _is_parked(self) -> bool:
-        """Whether all that is left to read is parked, or access is refused, which is to all."""
         if self._iteration.settings.on_error == "raise":
             return False
         left = [e for e in self._planning.planner.entries.values() if e.state not in _OVER]
         parked = [e for e in left if e.state is State.PARKED]
-        return bool(parked) and (len(parked) == len(left) or any(map(_has_no_access, parked)))
+        return bool(parked) and len(parked) == len(left)
 
     def _of_session(self, *, opening: bool) -> Iterator[Problem]:
         iteration = self._iteration
@@ -222,80 +263,7 @@ class Board:
                 yield Problem(name, id, status.since or datetime.now(UTC), text)
 
 
-def partition_status(
-    entry: Entry,
-    partition: RuntimePartition | None,
-    since: datetime | None,
-    *,
-    unsaved: bool = False,
-    new: bool = False,
-    owner: str | None = None,
-    wait: PartitionWait | None = None,
-    paused: bool = False,
-) -> PartitionStatus:
-    """Return a snapshot of one partition.
-
-    `partition` is None for one that was never read in this session, `since` the time of its error.
-    `unsaved`: the store does not have the position of the planner yet. `new`: it has none of this
-    partition. `owner`: the instance that reads it. `wait`: what it waits for. `paused`: by the
-    application.
-    """
-    # That of requests that nobody makes again is over.
-    error = entry.error or (partition.trouble.error if partition else None)
-    error = None if entry.state in _READ_NO_MORE else error
-    cursor = None if new or entry.position is None else entry.position.cursor
-    waits_for = entry.waits_for if entry.state is State.WAITING else ()
-    text, since = str(error) if error else None, since if error else None
-    if partition is None:
-        return PartitionStatus(
-            partition=entry.id,
-            state=_state(entry, error, unsaved=unsaved, paused=paused),
-            cursor=cursor,
-            waits_for=waits_for,
-            caught_up=entry.state is State.DRAINED or None,
-            error=text,
-            since=since,
-            owner=owner,
-            wait=wait,
-        )
-    handling = partition.handling
-    elsewhere = entry.state is State.ELSEWHERE  # another instance knows how far behind it is
-    is_known = error is None and (partition.last_contact or entry.state is State.DRAINED)
-    hanging_since = handling.in_flight_since if handling.hangs else None
-    state = _state(entry, error or handling.error, unsaved=unsaved, paused=paused)
-    if state is PartitionState.CAUGHT_UP and handling.hangs:
-        state = PartitionState.READING  # all is read, but the application does not get on with it
-    return PartitionStatus(
-        partition=entry.id,
-        state=state,
-        cursor=cursor,
-        waits_for=waits_for,
-        caught_up=partition.is_caught_up if is_known and not elsewhere else None,
-        error=text or handling.error or handling.hangs,
-        since=since or handling.since or hanging_since,
-        owner=owner,
-        wait=wait,
-        caught_up_at=None if elsewhere else partition.caught_up_at,
-        retry_at=partition.trouble.retry_at if error is not None else handling.retry_at,
-        events=partition.events,
-        last_event=partition.last_event,
-        last_contact=partition.last_contact,
-        unknown_commands=partition.unknown_commands,
-        fetch_failures=partition.trouble.total,
-        handler_failures=handling.failures,
-        attempts=handling.attempts,
-        quarantined=handling.quarantined,
-        passed_over=handling.passed_over,
-        in_flight_since=handling.in_flight_since,
-        committed_at=handling.committed_at,
-        evidence_since=partition.evidence_since,
-    )
-
-
-def _state(
-    entry: Entry, error: FeedError | str | None, *, unsaved: bool, paused: bool
-) -> PartitionState:
-    """The planner's state, paused, or retrying while requests or the handler fail."""
+def _state(entry: Entry, error: FeedError | None, *, unsaved: bool, paused: bool) -> PartitionState:
     if entry.running and paused:
         return PartitionState.PAUSED
     if entry.running and error is not None:
@@ -303,11 +271,6 @@ def _state(
     if entry.state is State.SUPERSEDED and unsaved:
         return PartitionState.READING  # its successors hold its cursor only after the save
     return _STATES[entry.state]
-
-
-def _has_no_access(entry: Entry) -> bool:
-    refused = None if entry.error is None else entry.error.__cause__
-    return isinstance(entry.error, AuthenticationError) or is_of_gateway(refused)
 
 
 def _of_end(status: PartitionStatus) -> Problem:

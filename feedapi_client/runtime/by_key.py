@@ -49,17 +49,7 @@ class _NoKey:
 
 
 class ByKey:
-    """One `FeedConsumer.run_by_key`.
-
-    Arguments:
-        planning, delivery: of the session.
-        handle: the application's handler of an event.
-        key: gives the key of an event.
-        failures: what becomes of events that fail.
-        event_id: gives the identity of an event, with which what is done is remembered.
-        max_concurrency: handlers at once.
-        max_in_flight: events that were delivered and are not committed.
-    """
+    """One `FeedConsumer.run_by_key`. `failures`: what becomes of events that fail."""
 
     def __init__(
         self,
@@ -75,7 +65,6 @@ class ByKey:
     ) -> None:
         self._running = Running(planning, log)
         self.scope = self._running.scope
-        """Cancels what is in flight."""
         self._planning, self._iteration = planning, planning.iteration
         self._delivery = delivery
         self._handle = handle
@@ -103,12 +92,7 @@ class ByKey:
         return f"<ByKey {self._workers - len(self._idle)} handlers, {self._order!r}>"
 
     async def run(self) -> None:
-        """Handle events until the end of the feed or a stop.
-
-        After a stop what was begun is finished, and the cursor saved as far as all before it is
-        done. The rest comes again, undone. Raises what the handler raises, if that ends the
-        iteration, and the session's failure.
-        """
+        """Handle events until the end of the feed or a stop. Raises what ended the iteration."""
         self._delivery.overlap(self)
         await self._running.run(self._deliver)
 
@@ -135,10 +119,7 @@ class ByKey:
     # ------------------------------------------------------------------ what is delivered
 
     def look(self) -> None:
-        """Drop what was lost with its lease, so that nothing more of it is begun.
-
-        Of a partition that is given away, what is not begun: it need not be waited for.
-        """
+        """Drop what was lost with its lease; of what is given away, what is not begun."""
         if self._losses == self._planning.losses:
             return
         self._losses = self._planning.losses
@@ -166,10 +147,7 @@ class ByKey:
         self._call_workers()
 
     def fits(self, partition: RuntimePartition) -> bool | None:
-        """Whether there is room for the first batch that the partition holds.
-
-        None: it may not be delivered before its partition is queued again.
-        """
+        """Whether its first batch fits; None: not before the partition is queued again."""
         if self._ahead is not None and not self._ahead.is_claimed(partition):
             return None
         first, order = partition.pending[0], self._order
@@ -266,7 +244,6 @@ class ByKey:
             await woken.wait()
 
     async def _checked(self, item: KeyedEvent) -> None:
-        """Handle an event that may have no key, wait for a replay, or be done already."""
         if isinstance(item.key, _NoKey):
             raise item.key.error
         held = self._failures.held
@@ -278,7 +255,6 @@ class ByKey:
             await self._ahead.attempt(item, lambda event: _awaitable(self._handle(event)))
 
     def _done(self, item: KeyedEvent) -> None:
-        """Note the end of an event that was not handled."""
         self._recovered(item)
         if self._order.done(item):
             self._commit_soon(item.work.batch.partition)
@@ -286,7 +262,6 @@ class ByKey:
     # ------------------------------------------------------------------ what fails
 
     def _failed(self, item: KeyedEvent, error: Exception) -> None:
-        """Retry the event, put it aside, or end the iteration."""
         if item.work.lost:
             self._done(item)  # whoever has the lease now handles it
         elif isinstance(error, EarlierEventQuarantined):
@@ -330,7 +305,6 @@ class ByKey:
         self._running.tell_failure(id, error)
 
     def _recovered(self, item: KeyedEvent) -> None:
-        """Note that an event that may have failed is done, or dropped."""
         if item.backoff is None:
             return
         item.backoff, id = None, item.work.batch.partition
@@ -386,7 +360,6 @@ class ByKey:
         await retry(save, self._failures.backoff(), sleep=anyio.sleep)
 
     def passed(self, partition: int, number: int) -> dict[int, set[str]] | None:
-        """Return what is done before the end of a batch; None where nothing is remembered."""
         if self._ahead is None:
             return None
         return self._ahead.passed(self._order.up_to(partition, number))

@@ -22,10 +22,7 @@ Read = Callable[[int, str], Awaitable[Reached]]
 
 
 class Delegation:
-    """Takes the batches of an iteration, which hold no event, and awaits `read` where there is one.
-
-    What it comes to is committed as the cursor of a batch would be, and read on from.
-    """
+    """Awaits `read` where a batch, which holds no event, has news, and commits what it comes to."""
 
     def __init__(
         self,
@@ -57,7 +54,6 @@ class Delegation:
         self._reached[batch.partition] = reached
 
     async def handled(self, batch: Batch) -> None:
-        """Commit what was reached, release the batch, and go on."""
         planning = self._planning
         p = planning.partitions[batch.partition]
         reached = self._reached.pop(batch.partition, None) or Reached(batch.cursor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -26,13 +26,14 @@ from feedapi_client.notifications import (
     BatchReleased,
     CommitFailed,
 )
-from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.loop import finish, running_task
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
-from feedapi_client.runtime.positions import Passed
 from feedapi_client.runtime.topology import Topology
+
+if TYPE_CHECKING:
+    from feedapi_client.runtime.by_key import ByKey
 
 log = logging.getLogger(__name__)
 
@@ -40,35 +41,8 @@ TURN_SECONDS = 0.01
 """Maximum time to deliver already-buffered batches before yielding to the event loop."""
 
 
-class Keyed(Protocol):
-    """What handles events by key, with several batches of a partition in flight."""
-
-    def look(self) -> None:
-        """Drop what was lost. Called before each look at what is ready."""
-        ...
-
-    def fits(self, partition: RuntimePartition) -> bool | None:
-        """Whether there is room for the first batch that the partition holds.
-
-        None: it may not be delivered before its partition is queued again.
-        """
-        ...
-
-    def passed(self, partition: int, number: int) -> Passed | None:
-        """Return what is done before the end of a batch; None where nothing is remembered."""
-        ...
-
-    def oldest(self, partition: int) -> Oldest | None:
-        """Return what holds the cursor of the partition back; None where nothing does."""
-        ...
-
-
 class Delivery:
-    """Delivers batches, at most one of each partition at a time; several to a `Keyed`.
-
-    Its methods are called from the iterating task, or, by `FeedConsumer.run`, from several handler
-    tasks at once.
-    """
+    """Delivers batches, at most one of each partition at a time; several to a `ByKey`."""
 
     def __init__(self, planning: Planning, topology: Topology, late: LateEvents) -> None:
         self._planning = planning
@@ -86,23 +60,17 @@ class Delivery:
         """The iterator over the events of the batch in flight, in a loop over events. What is left
         in it shows the application's progress, which costs nothing for an event."""
         self.task: Any = None
-        """The iterating task; None while handlers run in tasks of ours."""
-        self.keyed: Keyed | None = None
+        self.keyed: ByKey | None = None
 
-    def overlap(self, keyed: Keyed) -> None:
-        """Deliver also what comes behind batches in flight, as far as it fits."""
+    def overlap(self, keyed: ByKey) -> None:
         self.keyed = keyed
         self._planning.overlaps = True
 
     def takes_from(self, events: object) -> None:
-        """The application takes the events of its batch from this iterator."""
         self.left = events
 
     async def advance(self) -> Batch | None:
-        """Release the batch that the last call returned, and return the next one.
-
-        None at the end. Raises the session's failure. For the one task of an iteration.
-        """
+        """Release the batch that the last call returned, and return the next; None at the end."""
         if self._last is not None:
             last, self._last = self._last, None
             self.release(last)
@@ -112,10 +80,7 @@ class Delivery:
         return batch
 
     async def next(self) -> Batch | None:
-        """Return the next batch of any partition that has none in flight; None at the end.
-
-        Raises the session's failure.
-        """
+        """Return the next batch of any partition that has none in flight; None at the end."""
         await self._checkpoint()
         iteration, planning = self._iteration, self._planning
         while True:
@@ -165,7 +130,6 @@ class Delivery:
     # ------------------------------------------------------------------ what is released
 
     def release(self, partition: int, count: int = 1) -> None:
-        """Release the oldest batches: what was committed of them counts from now on (R5)."""
         p = self._planning.partitions[partition]
         for _ in range(count):
             if self._iteration.listeners:
@@ -175,13 +139,11 @@ class Delivery:
         self._settle(p)
 
     async def handled(self, batch: Batch) -> None:
-        """Commit the batch of a handler that returned, unless it did so, and release it."""
         if not self._planning.partitions[batch.partition].has_saves:
             await self.commit(batch)
         self.release(batch.partition)
 
     def abandon(self, partition: int, count: int) -> None:
-        """Release batches whose lease was lost: somebody else handles them, or has done so."""
         p = self._planning.partitions[partition]
         if p.loss_untold:
             log.warning("%s", self._lease_lost(p), extra=self._extra(partition))
@@ -228,7 +190,6 @@ class Delivery:
     async def _commit(
         self, p: RuntimePartition, number: int, batch: Batch, transaction: Any
     ) -> None:
-        """Save the cursor of batch `number`; see `Batch.commit`."""
         planning = self._planning
         if self._iteration.over:
             raise self._out_of_order(
@@ -316,7 +277,7 @@ class Delivery:
         return {"feed": self._iteration.feed, "partition": partition}
 
     def _lease_lost(self, p: RuntimePartition) -> LeaseLostError:
-        p.tell_loss()
+        p.loss_untold = False
         return LeaseLostError(
             "the lease of this partition was lost while a batch was in flight: what was not "
             "committed is delivered again, by the instance that has the lease",
@@ -334,7 +295,6 @@ class Delivery:
     # ------------------------------------------------------------------ the end
 
     def _is_unread(self, entry: Entry) -> bool:
-        """Whether something of a partition is to be read, or is with the application."""
         if entry.state is not State.READING:
             return False
         p = self._planning.partitions.get(entry.id)

@@ -20,10 +20,9 @@ from feedapi_client.errors import (
     RequestRefusedError,
     StoreError,
 )
-from feedapi_client.lineage.states import Action, State
+from feedapi_client.lineage.states import Action
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.notifications import DiscoveryEnded, error_text
-from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import (
     MIN_EMPTY_ANSWERS,
     CheckpointedEvents,
@@ -33,9 +32,10 @@ from feedapi_client.protocol.page import (
 from feedapi_client.protocol.text import counted
 from feedapi_client.retry import Backoff, gives_up_after, retry
 from feedapi_client.runtime.fetching import Fetching
+from feedapi_client.runtime.pace import limits_requests
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
-from feedapi_client.runtime.topology import INTERVAL, Topology
+from feedapi_client.runtime.topology import Topology
 from feedapi_client.runtime.trouble import AskedAs
 from feedapi_client.runtime.waiting import Waits
 from feedapi_client.status import ProblemName
@@ -43,12 +43,9 @@ from feedapi_client.status import ProblemName
 _ROLLBACK_PAUSE = 0.5
 """Seconds until the feed is discovered again at first, when a partition seems to be rolled back."""
 T = TypeVar("T")
-AskedEnd = Callable[[], Awaitable[CheckpointedEvents | None]]
 
 
 class Discovery:
-    """Discovers at the start of a session and again whenever the timer says so."""
-
     def __init__(
         self,
         planning: Planning,
@@ -77,12 +74,12 @@ class Discovery:
         )
         """The pauses while no discovery has listed a partition yet."""
         self.error: FeedError | None = None
-        """Why the last discovery failed."""
         self.failing_since: datetime | None = None
         self._has_topology = False
         self._unusable_since: float | None = None
         """Since when what discoveries list can't be used, and none before could."""
         self.rollback = Rollback(planning)
+        self._ends: dict[int, str] = {}
 
     # ------------------------------------------------------------------ the first one
 
@@ -116,11 +113,7 @@ class Discovery:
     async def _discover_with_ends(self) -> tuple[FeedInfo, dict[int, str]]:
         self._iteration.entry_waits = "for an answer to the discovery"
         info = await self._client.discover()
-        unresolved = self._planner.unresolved(info)
-        self._iteration.entry_waits = (
-            f"for the present ends of {counted(len(unresolved), 'partition')}"
-        )
-        return info, await self._present_ends(unresolved)
+        return info, await self._present_ends(info)
 
     # ------------------------------------------------------------------ the next ones
 
@@ -142,10 +135,7 @@ class Discovery:
         while True:
             await self._timer.due()
             await self._planning.agenda.ahead()
-            before = self._timer.reason
             self._timer.begun()
-            reason = self._timer.reason
-            self._iteration.decisions.rediscovers(reason, again=reason in (before, INTERVAL))
             try:
                 await self._discover_once(after_failures=backoff.failing)
             except FeedError as error:
@@ -192,7 +182,7 @@ class Discovery:
         refused = {p for p in planning.partitions.values() if p.trouble.refused}
         before, began = topology.known, self._planner.begin_load()
         info = await self._paced(self._client.discover_once)
-        ends = await self._present_ends(self._planner.unresolved(info))
+        ends = await self._present_ends(info)
         if not await self._load_positions_of_others():
             return
         self._timer.succeeded()
@@ -213,7 +203,6 @@ class Discovery:
             sharing.nudge()
 
     def _planned(self, info: FeedInfo, ends: dict[int, str], began: int) -> list[Action]:
-        """Let the planner take the topology. Raises `LineageError` where it can't be used (R12)."""
         try:
             actions = self._planner.discover(info, ends=ends, began=began)
         except LineageError:
@@ -225,10 +214,7 @@ class Discovery:
         return actions
 
     async def _load_positions_of_others(self) -> bool:
-        """Load what other instances have saved before the discovery, which may depend on it.
-
-        Return False if the store fails: then this discovery has failed, too.
-        """
+        """Load what other instances saved before the discovery. False: the store failed."""
         if self._planning.sharing is None:
             return True
         try:
@@ -247,30 +233,22 @@ class Discovery:
     ) -> None:
         """Let those be asked for which the discovery changes something.
 
-        Those that were `refused` before it began, or since, if it says what they did not know; a
-        stream that would not end by itself, because it is held open on an old token or on a
-        partition that was closed; and what is watched and has a listed end that moved on.
+        Those that were `refused` before it began, or since, if it says what they did not know; and
+        a stream that would not end by itself, because it is held open on an old token or on a
+        partition that was closed.
         """
-        planning, info, clock = self._planning, self._topology.known, self._iteration.clock
-        asked_as = AskedAs.of(info)
+        planning, clock = self._planning, self._iteration.clock
+        asked_as = AskedAs.of(self._topology.known)
         moved = asked_as != AskedAs.of(before)
-        streams = bool(self._iteration.settings.stream)
-        ends_move = planning.watches and not self._iteration.settings.key.filters
         for p in planning.partitions.values():
             if not p.started:
                 continue
             trouble = p.trouble
             if trouble.refused and (p in refused or trouble.refused_as != asked_as):
                 planning.ask(p, trouble.ask_again(after_failures=after_failures))
-            elif streams and p.streamed and p.turn is not None:
-                if moved or self._planner.is_closed(p.id):
-                    p.turn.scope.cancel()
-                    p.ask_at(clock())
-            elif ends_move and p.entry.state is State.CAUGHT_UP:
-                old, new = before.partitions.get(p.id), info.partitions.get(p.id)
-                seen = (None, p.entry.cursor, old and old.last_cursor)
-                if new is not None and not new.closed and new.last_cursor not in seen:
-                    planning.ask(p)
+            elif p.streamed and p.turn is not None and (moved or self._planner.is_closed(p.id)):
+                p.turn.scope.cancel()
+                p.ask_at(clock())
 
     # ------------------------------------------------------------------ what fails
 
@@ -287,7 +265,7 @@ class Discovery:
             return False
         if not empty.failing:
             self._iteration.report(None, "lists no partition so far: waits until it does")
-        self._timer.later(empty.pause(FeedError("")), "no partition was listed so far")
+        self._timer.later(empty.pause(FeedError("")))
         enough = empty.failures >= MIN_EMPTY_ANSWERS
         settled = enough and empty.elapsed >= self._iteration.limits.settle_time
         topology.awaits_partitions = not settled
@@ -346,7 +324,6 @@ class Discovery:
                 await anyio.sleep(agenda.pace.own_pause(error))
 
     async def _paced(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Make a request, and let the pace know whether the publisher's limits let it pass."""
         began = self._iteration.clock()
         try:
             result = await request()
@@ -354,132 +331,66 @@ class Discovery:
             if limits_requests(error):
                 self._fetching.slow_down(error, began=began)
             raise
-        self._planning.agenda.pace.passed(self._iteration.clock(), began=began)
+        self._planning.agenda.pace.passed()
         return result
 
-    async def _present_ends(self, partitions: list[int]) -> dict[int, str]:
-        ends: dict[int, str] = {}
+    async def _present_ends(self, info: FeedInfo) -> dict[int, str]:
+        """Return the ends at which unresolved partitions start (R7).
+
+        Those that are known are kept where others are refused: the feed is discovered again then.
+        """
+        partitions, refused = self._planner.unresolved(info), list[RequestRefusedError]()
+        what = counted(len(partitions), "partition")
+        self._iteration.entry_waits = f"for the present ends of {what}"
         limiter = anyio.CapacityLimiter(self._iteration.limits.max_concurrent_fetches)
-        asked = PresentEnds(self._client)
 
         async def ask(partition: int) -> None:
             async with limiter:
-                ends[partition] = await asked.end_of(partition, within=self._in_turn)
+                try:
+                    self._ends[partition] = await self._end_of(info, partition)
+                except RequestRefusedError as error:
+                    refused.append(error)
 
         try:
             async with anyio.create_task_group() as tasks:
                 for partition in partitions:
-                    tasks.start_soon(ask, partition)
+                    if partition not in self._ends:
+                        tasks.start_soon(ask, partition)
         except BaseExceptionGroup as group:
             raise first_error(group) from None
-        return ends
+        if refused:
+            raise refused[0]
+        return {partition: self._ends[partition] for partition in partitions}
 
-
-class Rollback:
-    """Partitions that are listed as open again although they were over (R11).
-
-    A discovery that lags lists them for a while. So they are a problem at once, and reported and,
-    without `follow`, an error only after `RetryPolicy.refused_for`.
-    """
-
-    def __init__(self, planning: Planning) -> None:
-        self._planning = planning
-        self._iteration = planning.iteration
-        self.since: dict[int, datetime] = {}
-        """When each was first listed so."""
-        self._began = 0.0
-        self._reported: set[int] = set()
-
-    def look(self) -> None:
-        """Look at the last discovery."""
-        iteration, found = self._iteration, self._planning.planner.listed_again()
-        if not self.since:
-            self._began = iteration.clock()
-        self.since = {p: self.since.get(p) or datetime.now(UTC) for p in found}
-        self._reported &= self.since.keys()
-        if not found:
-            return
-        elapsed = iteration.clock() - self._began
-        pause = max(_ROLLBACK_PAUSE, min(elapsed, iteration.limits.discovery_interval))
-        self._planning.timer.later(pause, "a partition that was over is listed as open")
-        if elapsed < iteration.settings.retry.refused_for:
-            return
-        for partition in found.keys() - self._reported:
-            self._reported.add(partition)
-            iteration.report(partition, found[partition])
-        if not iteration.settings.follow:
-            partition, text = next(iter(found.items()))
-            iteration.fail(LineageError(text, feed=iteration.feed, partition=partition))
-
-
-def first_error(error: BaseException) -> BaseException:
-    """The first failure of a task group, without the group around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-class PresentEnds:
-    """Asks partitions for their present ends. Several tasks may use it at once."""
-
-    def __init__(self, client: FeedClient) -> None:
-        self._client = client
-        self._lock = anyio.Lock()
-
-    async def end_of(
-        self,
-        partition: int,
-        *,
-        within: Callable[[AskedEnd], Awaitable[CheckpointedEvents | None]] | None = None,
-    ) -> str:
-        """Return the cursor of the partition's present end: the first checkpoint behind `_last`.
+    async def _end_of(self, info: FeedInfo, partition: int) -> str:
+        """Return the cursor of a partition's present end: the first checkpoint behind `_last`.
 
         Events before that checkpoint came after the question, as from a publisher that waits for
         news: the question is asked again (R7).
-
-        Retried as the policy says; raises what `open` does, and `NoProgressError` when the
-        publisher gives no cursor, or none without events, again and again. `within` awaits each
-        request, and may wait before it.
         """
-        client, policy = self._client, self._client.retry
-
-        async def ask() -> str:
-            info = client.info or await client.discover()
-            checkpoint = partial(self._first_checkpoint, info, partition)
-            try:
-                end = await retry(
-                    checkpoint if within is None else partial(within, checkpoint),
-                    Backoff.of(policy, clock=anyio.current_time),
-                    sleep=anyio.sleep,
-                    on_retry=log_attempt,
-                )
-            except RequestRefusedError:
-                await self._discover_after(info)
-                raise
-            if end is None or end.events:
-                raise NoProgressError(
-                    "the publisher answers a fetch from _last "
-                    f"{'without a cursor of its own' if end is None else 'with events'}: a "
-                    "consumer can't start at its end. 'feedapi cursors skip' reads to the end "
-                    "without delivering",
-                    feed=self._client.feed,
-                    partition=partition,
-                )
-            return end.cursor
-
-        backoff = Backoff(
+        policy = self._client.retry
+        attempts = Backoff(
             base_delay=policy.base_delay,
             max_delay=policy.max_delay,
-            attempts=client.limits.max_attempts_without_progress,
-            retry_if=lambda error: isinstance(error, (RequestRefusedError, NoProgressError)),
+            attempts=self._iteration.limits.max_attempts_without_progress,
         )
-        return await retry(ask, backoff, sleep=anyio.sleep)
-
-    async def _discover_after(self, asked_of: FeedInfo) -> None:
-        """Discover, unless it was done since `asked_of`: thousands may be refused at once."""
-        async with self._lock:
-            if self._client.info is asked_of:
-                await self._client.discover()
+        while True:
+            end = await retry(
+                partial(self._in_turn, partial(self._first_checkpoint, info, partition)),
+                Backoff.of(policy, clock=self._iteration.clock),
+                sleep=anyio.sleep,
+                on_retry=log_attempt,
+            )
+            if end is not None and not end.events:
+                return end.cursor
+            error = NoProgressError(
+                "the publisher answers a fetch from _last "
+                f"{'without a cursor of its own' if end is None else 'with events'}: a consumer "
+                "can't start at its end. 'feedapi cursors skip' reads to it without delivering",
+                feed=self._client.feed,
+                partition=partition,
+            )
+            await anyio.sleep(attempts.pause(error))
 
     async def _first_checkpoint(self, info: FeedInfo, partition: int) -> CheckpointedEvents | None:
         async with self._client.open(info, partition, LAST) as response:
@@ -496,3 +407,45 @@ class PresentEnds:
                     finished.outcome, LAST, None, feed=self._client.feed, partition=partition
                 )
         return finished.batches[0] if finished.batches else None
+
+
+class Rollback:
+    """Partitions that are listed as open again although they were over (R11).
+
+    A discovery that lags lists them for a while. So they are a problem at once, and reported and,
+    without `follow`, an error only after `RetryPolicy.refused_for`.
+    """
+
+    def __init__(self, planning: Planning) -> None:
+        self._planning = planning
+        self._iteration = planning.iteration
+        self.since: dict[int, datetime] = {}
+        self._began = 0.0
+        self._reported: set[int] = set()
+
+    def look(self) -> None:
+        iteration, found = self._iteration, self._planning.planner.listed_again()
+        if not self.since:
+            self._began = iteration.clock()
+        self.since = {p: self.since.get(p) or datetime.now(UTC) for p in found}
+        self._reported &= self.since.keys()
+        if not found:
+            return
+        elapsed = iteration.clock() - self._began
+        pause = max(_ROLLBACK_PAUSE, min(elapsed, iteration.limits.discovery_interval))
+        self._planning.timer.later(pause)
+        if elapsed < iteration.settings.retry.refused_for:
+            return
+        for partition in found.keys() - self._reported:
+            self._reported.add(partition)
+            iteration.report(partition, found[partition])
+        if not iteration.settings.follow:
+            partition, text = next(iter(found.items()))
+            iteration.fail(LineageError(text, feed=iteration.feed, partition=partition))
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first failure of a task group, without the group around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

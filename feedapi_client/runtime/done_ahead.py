@@ -37,23 +37,13 @@ class _Reading:
     """One partition since it was last read from its stored position."""
 
     number: int
-    """`RuntimePartition.readings`."""
     claim: Claim | None = None
-    """None until it is made."""
     payloads: dict[str, bytes] = field(default_factory=dict)
     """A digest of the payload of each event whose cursor is not saved, by its identity."""
 
 
 class DoneAhead:
-    """Claims partitions, and remembers their events.
-
-    Arguments:
-        planning: of the session.
-        event_id: gives the identity of an event.
-        running: the tasks beside the handlers.
-        look: drops what was lost with its lease.
-        backoff: gives the backoff of one operation of the store.
-    """
+    """Claims partitions, and remembers their events. `look` drops what was lost with its lease."""
 
     def __init__(
         self,
@@ -73,10 +63,7 @@ class DoneAhead:
     # ------------------------------------------------------------------ claims
 
     def is_claimed(self, partition: RuntimePartition) -> bool:
-        """Whether the events of the partition may be handled. If not, a claim is under way.
-
-        The partition is queued again when it is made.
-        """
+        """Whether its events may be handled. If not, it is queued again once a claim is made."""
         reading = self._readings.get(partition.id)
         if reading is None or reading.number != partition.readings:
             reading = self._readings[partition.id] = _Reading(partition.readings)
@@ -107,7 +94,6 @@ class DoneAhead:
         self._iteration.wake()
 
     def _refused(self, partition: RuntimePartition, error: FencedError) -> None:
-        """Stop what another instance or consumer has claimed (R17)."""
         self._readings.pop(partition.id, None)
         if self._planning.sharing is not None:
             self._planning.lose(partition)
@@ -153,7 +139,6 @@ class DoneAhead:
         )
 
     def _passed_over(self, work: KeyedBatch, count: int) -> None:
-        """Count events that are not handled, because one with their identity is done."""
         partition = work.batch.partition
         self._planning.partitions[partition].handling.passed_over += count
         if self._iteration.listeners:
@@ -185,14 +170,12 @@ class DoneAhead:
             claim.done[id] = item.work.batch.partition
 
     def _claim_of(self, work: KeyedBatch) -> Claim | None:
-        """Return the claim under which the batch was delivered, if it is the current one."""
         reading = self._readings.get(work.batch.partition)
         if reading is None or reading.claim is None or reading.claim.number != work.claim:
             return None
         return reading.claim
 
     async def _done(self, item: KeyedEvent, id: str, transaction: Any) -> None:
-        """Do `Event.done`."""
         planning, work = self._planning, item.work
         partition = planning.partitions[work.batch.partition]
         if self._iteration.over:
@@ -217,7 +200,6 @@ class DoneAhead:
             raise self._lease_lost(partition.id) from error
 
     async def _is_done(self, item: KeyedEvent, id: str) -> bool:
-        """Whether an attempt whose handler has failed was committed. Raises `StoreError`."""
         if item.work.lost:
             return False  # whoever has the lease now finds out
         event = DoneEvent(item.work.batch.partition, item.work.claim, id)
@@ -244,7 +226,6 @@ class DoneAhead:
     # ------------------------------------------------------------------ what is passed
 
     def passed(self, works: Collection[KeyedBatch]) -> dict[int, set[str]]:
-        """Return what a cursor behind these batches passes, by the partition it was done in."""
         found: dict[int, set[str]] = {}
         for work in works:
             for partition, ids in work.passes.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 
@@ -23,7 +22,6 @@ from feedapi_client.lineage.states import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.notifications import FetchEnded, FetchRetried, error_text
 from feedapi_client.options import default_decision
-from feedapi_client.pace import limits_requests
 from feedapi_client.protocol.page import (
     CheckpointedEvents,
     Outcome,
@@ -33,6 +31,7 @@ from feedapi_client.protocol.page import (
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.loop import running_task
+from feedapi_client.runtime.pace import limits_requests
 from feedapi_client.runtime.partition import (
     EVENT_BYTES,
     BufferBudget,
@@ -50,8 +49,6 @@ from feedapi_client.runtime.trouble import (
     is_refusal,
 )
 
-log = logging.getLogger(__name__)
-
 CURSOR_REFUSALS = (400, 404, 405, 410, 421)
 """Statuses that the cursor of a request may be the reason for."""
 DELIVERY_BYTES = 256 * 1024
@@ -64,63 +61,8 @@ _LINES_BY_KEY = 32
 """By key the last checkpoint of so many lines is kept: a cursor may be saved there at a stop."""
 SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are turns."""
-EMPTY_PAGES_REPORTED = 100
-"""Number of responses in a row without an event after which a report is made."""
 POLLED_SECONDS = 600.0
-"""Polls go on for so long before a stream is tried again, and for twice as long each time."""
-MOST_POLLED_SECONDS = 86_400.0
-
-
-class Streaming:
-    """Whether responses are streamed. A proxy may hold back what should come at once (R14).
-
-    nginx does by default: it passes a response on when 8 KiB of it are there, or its end. Of a
-    stream nothing arrives then, for as long as it is open. Once a proxy has shown that, one
-    partition tries a stream again at times.
-    """
-
-    def __init__(self) -> None:
-        self._polls_until = -math.inf
-        self._polls_for = POLLED_SECONDS
-        self._trial: int | None = None
-        self._trial_until = 0.0
-
-    def __repr__(self) -> str:
-        return f"<Streaming: {'streams' if self._polls_until < 0 else 'polls'}>"
-
-    def is_tried(self, partition: int, now: float, timeout: float) -> bool:
-        """Whether the next request of a partition is to ask for a stream.
-
-        `timeout`: seconds that a stream may be silent.
-        """
-        if self._polls_until == -math.inf:
-            return True
-        if now < self._polls_until:
-            return False
-        if self._trial is None or now >= self._trial_until:
-            self._trial, self._trial_until = partition, now + 2.0 * timeout
-        return self._trial == partition
-
-    def heard(self) -> None:
-        """A stream has brought something."""
-        self._polls_until, self._trial = -math.inf, None
-
-    def held_back(self, now: float) -> float | None:
-        """A request without a stream has brought what a silent stream did not.
-
-        Return for how many seconds the feed is polled from now on; None if it is polled already.
-        """
-        if now < self._polls_until:
-            return None
-        seconds = self._polls_for
-        self._polls_until, self._trial = now + seconds, None
-        self._polls_for = min(2.0 * seconds, MOST_POLLED_SECONDS)
-        return seconds
-
-    def stayed_silent(self, partition: int) -> None:
-        """Neither a stream of the partition nor the request after it has brought an event."""
-        if self._trial == partition:
-            self._trial = None
+"""Once a proxy has held a stream back, the feed is polled for so long: a proxy may be mended."""
 
 
 class GaveWay(Exception):  # noqa: N818 - not an error
@@ -139,8 +81,6 @@ Result = Outcome | GaveWay | FeedError | None
 
 
 class Request(Turn):
-    """One request of a partition, from sending it to the end of its response."""
-
     def __init__(self, fetching: Fetching, p: RuntimePartition, info: FeedInfo) -> None:
         clock = fetching.clock
         super().__init__(clock, doublings=p.trouble.doublings, failing=p.failing)
@@ -148,7 +88,6 @@ class Request(Turn):
         self.info = info
         self.asked, self.term = p.read_cursor, p.term
         self.failure: FeedError | None = None
-        """Why the watchdog has ended it."""
         self._fetching = fetching
         self._planning = fetching.planning
         self._iteration = fetching.planning.iteration
@@ -178,13 +117,12 @@ class Request(Turn):
         response.
         """
         settings, p = self._iteration.settings, self._p
-        stream, limits = settings.stream, settings.limits
+        stream = settings.stream
         if not stream or not settings.follow or not self.info.stream or self._planning.watches:
             return False
         if self._planning.planner.is_closed(p.id) or p.silent_stream:
             return False
-        tried = self._fetching.streaming.is_tried(p.id, self.began, limits.stream_idle_timeout)
-        if not tried:
+        if self.began < self._fetching.polls_until:
             return False
         if not self._fetching.shared:
             return stream
@@ -232,7 +170,7 @@ class Request(Turn):
         async with self._open() as response:
             p.answered(stream=self._stream)
             now, limits = self._clock(), self._iteration.limits
-            self._planning.agenda.pace.passed(now, began=self.began)
+            self._planning.agenda.pace.passed()
             self.answering, self.seen = True, now
             self.silence = limits.stream_idle_timeout if self._stream else 0.0
             self._idle_stream = idle is not None
@@ -263,7 +201,6 @@ class Request(Turn):
             ) from error
 
     async def _read(self, response: FetchResponse, idle: anyio.CancelScope | None) -> None:
-        """Read the body. `idle` ends a stream that brings nothing; None for a page."""
         p, reader, budget, limits = self._p, response.reader, self._budget, self._iteration.limits
         self._delivered_at = self._clock()
         await self._make_room(reader)
@@ -275,9 +212,7 @@ class Request(Turn):
                 waits = False
                 if idle is not None:
                     idle.deadline = math.inf
-                    if not self._heard:
-                        self._heard = True
-                        self._fetching.streaming.heard()
+                    self._heard = True
                 self.seen = self._clock()
                 before = p.pending_bytes + self._unclosed
                 self._take(reader, chunk)
@@ -318,10 +253,6 @@ class Request(Turn):
         finished = reader.finish(self._clock())
         for batch in finished.batches:
             self._receive(batch)
-        empty = self._p.progress.empty
-        if empty and empty % EMPTY_PAGES_REPORTED == 0 and finished.outcome is Outcome.PROGRESS:
-            text = f"{empty} responses in a row moved the cursor and held no event"
-            self._iteration.report_failure(self._p.id, text)
         self._heard = True
         if self._p.silent_stream and not self._stream:
             self._compare_with_stream()
@@ -336,7 +267,7 @@ class Request(Turn):
         self._reserved = self._unclosed = 0
         self._deliver()
         if reader.unknown_commands:
-            self._p.commands_came(reader.unknown_commands)
+            self._p.unknown_commands += reader.unknown_commands
             self._planning.timer.perhaps()  # perhaps "list the partitions again" (R10)
 
     # ------------------------------------------------------------------ silent streams (R14)
@@ -351,15 +282,15 @@ class Request(Turn):
         if not self._stream or (self.scope.cancelled_caught and not self.given_back):
             return
         if self._cut and not self._heard:
-            p.stream_was_silent(cut_short=True)
+            p.silent_stream = p.stream_cut_short = True
         elif self._heard:
             since = self._open_since
             if since is not None and self._clock() >= since + limits.stream_idle_timeout:
-                p.stream_was_silent()
+                p.silent_stream, p.stream_cut_short = True, False
         else:
             cut_short = self.age < min(limits.slot_timeout, limits.stream_idle_timeout)
             if not cut_short or (self.given_back and self.answering):
-                p.stream_was_silent(cut_short=cut_short)
+                p.silent_stream, p.stream_cut_short = True, cut_short
 
     def _compare_with_stream(self) -> None:
         """Compare a response with the silent stream before it.
@@ -367,22 +298,18 @@ class Request(Turn):
         A stream that was ended early proves nothing: events may have come since. Nor does one where
         partitions wait for turns, as this request did.
         """
-        streaming, p = self._fetching.streaming, self._p
-        proves_nothing = p.stream_cut_short or self._fetching.shared
-        p.asked_without_stream()
-        if not self._brought_events:
-            streaming.stayed_silent(p.id)
+        fetching, p, now = self._fetching, self._p, self._clock()
+        proves_nothing = p.stream_cut_short or fetching.shared
+        p.silent_stream = p.stream_cut_short = False
+        if not self._brought_events or proves_nothing or now < fetching.polls_until:
             return
-        seconds = None if proves_nothing else streaming.held_back(self._clock())
-        if seconds is None:
-            return
+        fetching.polls_until = now + POLLED_SECONDS
         self._iteration.report(
             p.id,
             "a streamed response brought nothing, and the same request without stream brought "
             "events at once: a proxy buffers responses (with nginx, proxy_buffering off ends "
-            "that), or no checkpoint comes before their end. The feed is polled instead; a stream "
-            "is tried again in "
-            f"{seconds / 60:.0f} minutes",
+            "that), or no checkpoint comes before their end. The feed is polled instead; streams "
+            f"are tried again in {POLLED_SECONDS / 60:.0f} minutes",
         )
 
     # ------------------------------------------------------------------ towards the application
@@ -414,7 +341,6 @@ class Request(Turn):
     # ------------------------------------------------------------------ back-pressure (R16)
 
     def _update_buffer(self, reader: PageReader) -> None:
-        """Update the count of bytes that no checkpoint closed yet."""
         self._budget.unreserve(self._reserved)
         self._reserved = 0
         unclosed = reader.kept_bytes + reader.unclosed_events * EVENT_BYTES
@@ -422,7 +348,6 @@ class Request(Turn):
         self._unclosed = unclosed
 
     async def _make_room(self, reader: PageReader) -> None:
-        """Stop reading from the socket until there is room for one more read."""
         limits, budget, p = self._iteration.limits, self._budget, self._p
         while p.pending_size >= limits.max_batch_bytes or not budget.has_room:
             self._deliver()
@@ -448,8 +373,6 @@ class Request(Turn):
 
 
 class Fetching:
-    """Makes the requests of all partitions, in the turns that the agenda gives."""
-
     def __init__(
         self, planning: Planning, client: FeedClient, topology: Topology, budget: BufferBudget
     ) -> None:
@@ -457,7 +380,8 @@ class Fetching:
         self.client = client
         self.topology = topology
         self.budget = budget
-        self.streaming = Streaming()
+        self.polls_until = -math.inf
+        """No stream is asked for before this moment: a proxy holds them back (R14)."""
         self.late = LateEvents(planning, client, topology)
         self._iteration = planning.iteration
         self._limits = planning.iteration.limits
@@ -469,12 +393,10 @@ class Fetching:
         return len(self.planning.partitions) > self._limits.max_concurrent_fetches
 
     def watch(self) -> None:
-        """Only ask from now on whether there is an event: others read it."""
         self.planning.watches = True
         self.client = self.late.client = self.client.asking_for_one()
 
     async def turn(self, p: RuntimePartition, place: int) -> None:
-        """Make one request, and act on its result: the work of the agenda."""
         planning, phase = self.planning, self.planning.phase(p)
         if phase is Phase.LOOK:
             await self._look(p)
@@ -494,13 +416,11 @@ class Fetching:
         elif request.scope.cancelled_caught and not request.given_back:
             planning.advance(p)  # paused, or on an old token: it is asked again
             return
-        self._log(request, p, result)
         if request.counts:
             self._react(p, request, result, place)
         planning.advance(p)
 
     async def _look(self, p: RuntimePartition) -> None:
-        """Ask a drained partition whether an event came late (R6)."""
         p.requested(Turn(self.clock))
         try:
             await self.late.look(p)
@@ -509,28 +429,9 @@ class Fetching:
         self.planning.advance(p)
         self._iteration.wake()
 
-    def _log(self, request: Request, p: RuntimePartition, result: Result) -> None:
-        if not log.isEnabledFor(logging.DEBUG):
-            return
-        feed, outcome = self._iteration.feed, "an idle stream"
-        if isinstance(result, Outcome):
-            outcome = result.name.lower().replace("_", " ")
-        elif result is not None:
-            outcome = type(result).__name__
-        log.debug(
-            "feed %s, partition %d: a request from %r ended after %.3f s with %s",
-            feed,
-            p.id,
-            request.asked,
-            request.age,
-            outcome,
-            extra={"feed": feed, "partition": p.id},
-        )
-
     # ------------------------------------------------------------------ what follows
 
     def _react(self, p: RuntimePartition, request: Request, result: Result, place: int) -> None:
-        """Change the facts as the result says: above all, when the partition is asked again."""
         iteration = self._iteration
         now = self.clock()
         if p.read_cursor != request.asked:
@@ -566,7 +467,6 @@ class Fetching:
         p.ask_at(self.clock() + pause if pause > 0 else 0.0, place=place)
 
     def _answered(self, p: RuntimePartition, request: Request, outcome: Outcome | None) -> None:
-        """Act on a complete response. `outcome` is None for a stream that ended while idle."""
         limits = self._limits
         if outcome is Outcome.EMPTY or outcome is Outcome.SILENT:
             pause = self._settles_in(p, request.info, closed=outcome is Outcome.EMPTY)
@@ -610,7 +510,7 @@ class Fetching:
                 told = topology.newly_awaited(awaited)
                 self._iteration.decisions.awaits_evidence(told, p.evidence_due - now)
             if p.lacks_discovery(topology.info):
-                self.planning.timer.soon("a closed partition seems to be at its end")
+                self.planning.timer.soon()
         return pause
 
     def _without_evidence(self, p: RuntimePartition, outcome: Outcome, asked: str) -> None:
@@ -635,21 +535,15 @@ class Fetching:
         at_once: bool = False,
     ) -> None:
         """Ask again for a while: a replica seems to lag. Reported at once, or after 5 s."""
-        try:
-            pause = p.trouble.failed(Kind.LAG if ends else Kind.LAG_OF_OPEN, error)
-        except FeedError as final:
-            self.planning.fail(p, final)
-            return
-        self._retried(p, error)
-        if at_once or p.trouble.lags_for_long():
+        pause = self._retry(p, Kind.LAG if ends else Kind.LAG_OF_OPEN, error)
+        if pause is not None and (at_once or p.trouble.lags_for_long()):
             report(p.id, error.message)
-        self._ask_in(p, pause)
 
     def _gave_way(self, p: RuntimePartition, request: Request, *, silent: bool) -> None:
         """Others need the turn, or the room that is left in the buffer (R14, R16)."""
         if not silent:
             p.contradicted(self.clock())  # events may have come
-            p.yielded()
+            p.gave_way = bool(p.pending)
             self._ask_in(p, self._limits.poll_interval)
             return
         error = FeedUnavailableError(
@@ -658,10 +552,8 @@ class Fetching:
             feed=self._iteration.feed,
             partition=p.id,
         )
-        pause = p.trouble.failed(Kind.NO_CHECKPOINT, error)
-        self._retried(p, error)
-        self._iteration.failure_log.warn(p.id, f"{error}; the next attempt in {pause:.1f} s")
-        self._ask_in(p, pause)
+        if (pause := self._retry(p, Kind.NO_CHECKPOINT, error)) is not None:
+            self._iteration.failure_log.warn(p.id, f"{error}; the next attempt in {pause:.1f} s")
 
     # ------------------------------------------------------------------ errors
 
@@ -682,7 +574,7 @@ class Fetching:
                 self.planning.fail(p, final)
             return
         if of_gateway:
-            self.planning.timer.soon("a request was refused")
+            self.planning.timer.soon()
         attempt = p.trouble.attempts(Kind.REQUEST) + 1
         self._retried(p, error)
         self._iteration.failure_log.warn(
@@ -710,11 +602,7 @@ class Fetching:
         return True
 
     def slow_down(self, error: FeedError, *, began: float) -> None:
-        """Ask the feed less often: its publisher limits requests (R14).
-
-        `began`: when the refused request began, on the clock of the event loop. Raises the error
-        itself when it is fatal, or when none has passed for too long.
-        """
+        """Ask the feed less often (R14). Raises the error when it is final."""
         agenda, now = self.planning.agenda, self.clock()
         slower = agenda.pace.refused(
             error, began=began, now=now, under_way=agenda.running, answering=agenda.answering
@@ -743,13 +631,23 @@ class Fetching:
             self.planning.timer.refused(pause)
         self._ask_in(p, pause)
 
+    def _retry(self, p: RuntimePartition, kind: Kind, error: FeedError) -> float | None:
+        """Ask again in so many seconds, which are returned; None: the error is final."""
+        try:
+            pause = p.trouble.failed(kind, error)
+        except FeedError as final:
+            self.planning.fail(p, final)
+            return None
+        self._retried(p, error)
+        self._ask_in(p, pause)
+        return pause
+
     def _retried(self, p: RuntimePartition, error: FeedError) -> None:
         p.forget_empty_answers()
         if self._iteration.listeners:
             self._iteration.listeners.tell(FetchRetried(p.id), error)
 
     def _final(self, p: RuntimePartition, error: FeedError) -> FeedError:
-        """What to raise for a partition that refused its requests for too long."""
         cursor, status = p.read_cursor, getattr(error, "status", None)
         times = (
             f"{error.message}. It has done so for {p.trouble.refused_seconds:.0f} s, "
@@ -783,7 +681,6 @@ class Fetching:
     # ------------------------------------------------------------------ for the watchdog
 
     def restart(self, p: RuntimePartition) -> None:
-        """End a request that shows no sign of life. It has failed, and is made again."""
         request = p.turn
         if not isinstance(request, Request) or request.failure is not None:
             return

@@ -22,9 +22,7 @@ class Handling:
     attempt_began: float | None = None
     """When the application began to handle it; None once it has returned or failed."""
     attempts: int = 0
-    """How often the handler got the batch in flight."""
     failures: int = 0
-    """How often the handler raised."""
     error: str | None = None
     """How the handler failed with the batch in flight."""
     hangs: str | None = None
@@ -55,11 +53,9 @@ class Handling:
         self.retry_at = self.hangs = None
 
     def returned(self) -> None:
-        """The handler has returned. What it did not commit is committed now."""
         self.attempt_began = self.hangs = None
 
     def failed(self, error: str) -> None:
-        """The handler raised."""
         self.event_failed(error, again=self.since is not None)
         self.attempt_began = self.hangs = None
 
@@ -76,14 +72,12 @@ class Handling:
         self.error = self.since = self.last_since = self.retry_at = None
 
     def pauses(self, seconds: float) -> None:
-        """The handler gets the batch again after a pause."""
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
 
     def saved(self) -> None:
         self.committed_at = datetime.now(UTC)
 
     def released(self) -> None:
-        """The application is done with the oldest batch."""
         if self._later:
             self.in_flight_since, self.delivered_at = self._later.popleft()
             self.hangs = None

@@ -40,7 +40,6 @@ class Paused:
 
     @property
     def any(self) -> bool:
-        """Whether some may be."""
         return self._all or bool(self._others)
 
     def set(self, partitions: Collection[int], *, paused: bool) -> None:
@@ -89,10 +88,7 @@ def log_end(feed: str, error: BaseException) -> None:
 
 
 class Iteration:
-    """One iteration: whether it goes on, why it ended, and who is told.
-
-    Several tasks may use it at once; one waits for `woken`.
-    """
+    """One iteration: whether it goes on, why it ended, and who is told."""
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.settings = settings
@@ -108,17 +104,13 @@ class Iteration:
         self.entry_waits = "for the store"
         """What the entry waits for, unless an operation of the store is under way; for people."""
         self.iterating = False
-        """Whether it has begun and not ended."""
         self.over = False
         self.stopping = False
         self.stopped = anyio.Event()
-        """Set with `stopping`."""
         self.failure: BaseException | None = None
         """The error that the iterating task raises; None while there is none."""
         self.failed_at = datetime.now(UTC)
-        """When it came."""
         self.handler_failure: Problem | None = None
-        """That the handler has ended it."""
         self.sound_at = self.clock()
         """When a partition was last answered soundly, or the iteration began."""
         self.handled_at: datetime | None = None
@@ -130,31 +122,24 @@ class Iteration:
 
     @property
     def goes_on(self) -> bool:
-        """Whether nothing has ended it."""
         return not self.over and self.failure is None
 
     def begin(self) -> None:
-        """Note that it begins."""
         self.iterating, self.sound_at = not self.over, self.clock()
 
     def close(self) -> None:
-        """End it: nothing more is delivered or committed."""
         if not self.over and self.iterating:
             self._tell_end()
         self.over = True
         self.wake()
 
     def stop(self) -> None:
-        """Stop delivering. Batches in flight can still be committed."""
         self.stopping = True
         self.stopped.set()
         self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error: the iterating task raises the first one.
-
-        It is logged, too: nobody may be waiting for that task.
-        """
+        """End it with an error, which the iterating task raises; the first is logged."""
         if self.failure is None:
             self.failure, self.failed_at = error, datetime.now(UTC)
             log_end(self.feed, error)
@@ -162,13 +147,11 @@ class Iteration:
         self.wake()
 
     def ended_by_handler(self, partition: int, handling: Handling) -> None:
-        """Note that the application's handler has ended it."""
         since = handling.since or datetime.now(UTC)
         text = f"{handling.error}, which ended the iteration"
         self.handler_failure = Problem(ProblemName.FAILED, partition, since, text)
 
     def _tell_end(self) -> None:
-        """Tell listeners once how the iteration has ended."""
         if self._end_told or not self.listeners:
             return
         self._end_told = True
@@ -178,7 +161,6 @@ class Iteration:
         self.listeners.tell(IterationEnded(error))
 
     def wake(self) -> None:
-        """Wake the iterating task, so that it looks at everything again."""
         self._wake.set()
 
     async def woken(self) -> None:
@@ -188,7 +170,6 @@ class Iteration:
     # ------------------------------------------------------------------ what is reported
 
     def report(self, partition: int | None, text: str) -> None:
-        """Report something to the operator, in the log and in `status()`."""
         line = self._line(partition, text)
         self.reports.append(line)
         log.warning("%s", line, extra={"feed": self.feed, "partition": partition})

@@ -26,20 +26,15 @@ WAITING, READY, RUNNING, PAUSING = range(4)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class KeyedBatch:
-    """One delivered batch."""
-
     batch: Batch = field(kw_only=False)
     number: int
-    """Counts the batches of its partition."""
     size: int
-    """Bytes of memory that it takes."""
     delivered_at: float
     marks: Sequence[tuple[int, str]] = ()
     """Checkpoints in it: how many of its events are before each, and its cursor."""
     open_items: list[KeyedEvent | None] = field(default_factory=list)
     """Its events; None in the place of each that is done."""
     left: int = 0
-    """How many are not done."""
     lost: bool = False
     """Its lease was lost: nothing of it is begun or committed any more."""
     quarantined: list[QuarantinedEvent] = field(default_factory=list)
@@ -49,7 +44,6 @@ class KeyedBatch:
     ids: list[str | Exception] = field(default_factory=list)
     """The identity of each event, or why it has none."""
     passes: dict[int, set[str]] = field(default_factory=dict)
-    """What is done of it, by partition."""
 
 
 class KeyedEvent(msgspec.Struct, eq=False):
@@ -92,8 +86,6 @@ class Oldest(NamedTuple):
 
 
 class KeyOrder:
-    """The events in flight of all partitions."""
-
     def __init__(self) -> None:
         # What may be handled now: events that waited for nothing, and those that waited for another
         # one, as a heap by their places.
@@ -101,9 +93,7 @@ class KeyOrder:
         self._freed: list[tuple[int, KeyedEvent]] = []
         self._places = 0
         self.events = 0
-        """How many events are in flight."""
         self.size = 0
-        """How many bytes of memory they take."""
         self._later: dict[Hashable, deque[KeyedEvent] | None] = {}
         """By the key of each event that is due, handled or pausing: those behind it."""
         self._batches: dict[int, deque[KeyedBatch]] = {}
@@ -127,10 +117,7 @@ class KeyOrder:
         return list(self._batches)
 
     def admit(self, work: KeyedBatch, keys: Iterable[Hashable], done: Collection[int] = ()) -> None:
-        """Take a batch that was delivered, with the key of each of its events.
-
-        Those with the indices `done` are done already.
-        """
+        """Take a delivered batch, and the key of each event. Those at `done` are done."""
         later, ready, items, place = self._later, self._first, work.open_items, self._places
         for index, (event, key) in enumerate(zip(work.batch.events, keys, strict=True)):
             if done and index in done:
@@ -153,10 +140,7 @@ class KeyOrder:
         self._batches.setdefault(work.batch.partition, deque()).append(work)
 
     def begin(self) -> KeyedEvent | None:
-        """Return the event that is handled next; None where none may be.
-
-        It is the one that was delivered first: little is then done ahead of the cursor.
-        """
+        """Return the event delivered first: little is then done ahead of the cursor."""
         freed, first = self._freed, self._first
         if first and not (freed and freed[0][0] < first[0].place):
             item = first.popleft()
@@ -195,7 +179,6 @@ class KeyOrder:
         return not work.left and not work.lost and self._batches[work.batch.partition][0] is work
 
     def complete(self, partition: int) -> list[KeyedBatch]:
-        """Return the first batches of the partition, as far as all of their events are done."""
         found: list[KeyedBatch] = []
         for work in self._batches.get(partition, ()):
             if work.left:
@@ -204,10 +187,7 @@ class KeyOrder:
         return found
 
     def last_mark(self, partition: int) -> tuple[KeyedBatch, int, str] | None:
-        """Return the last checkpoint in the first batch of the partition before which all is done.
-
-        With the batch, and how many of its events are before it. None where there is none.
-        """
+        """Return the last checkpoint in the first batch before which all is done, and where."""
         work = self._batches[partition][0]
         left = (at for at, item in enumerate(work.open_items) if item is not None)
         done = next(left, len(work.open_items))
@@ -239,7 +219,6 @@ class KeyOrder:
         return self._drop(self.up_to(partition, last))
 
     def drop_unbegun(self, partition: int) -> list[KeyedBatch]:
-        """Drop the last batches of a partition that is given away, as far as none is begun."""
         found: list[KeyedBatch] = []
         for work in reversed(self._batches.get(partition, ())):
             items = work.open_items

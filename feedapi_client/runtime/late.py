@@ -66,11 +66,7 @@ class LateEvents:
         return any(p.looks or p.turn is not None for p in awaited)
 
     def ask_again(self, left: Mapping[int, float]) -> None:
-        """Look behind what an earlier session has drained, and deliver what is there.
-
-        Arguments:
-            left: for how many seconds. At least once, however late.
-        """
+        """Look behind what an earlier session has drained, for `left` seconds, at least once."""
         planner, now = self._planning.planner, self._iteration.clock()
         pause = self._iteration.limits.settle_time
         for id in self._looks:
@@ -121,7 +117,6 @@ class LateEvents:
         self._planning.advance(p)
 
     def _is_doubtful(self, id: int) -> bool:
-        """Whether only empty answers have shown the end of a partition."""
         return id in self._topology.closed_since or self._planning.planner.doubted(id)
 
     def _drained_before(self) -> list[int]:

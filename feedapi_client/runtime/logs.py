@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import anyio
 
 from feedapi_client.model import FeedInfo, Position
+from feedapi_client.protocol.text import names
 
 decision_log = logging.getLogger("feedapi_client.runtime.decisions")
 failure_log = logging.getLogger("feedapi_client.runtime.failure_log")
@@ -22,13 +23,10 @@ RECORDS = 10
 
 
 class DecisionLog:
-    """Writes to the log what a consumer reads of one feed, and why it changes that."""
-
     def __init__(self, feed: str) -> None:
         self._feed = feed
 
     def bootstrapped(self, info: FeedInfo, starts: Mapping[int, str]) -> None:
-        """The first discovery was carried out; `starts` are the cursors of what is read now."""
         shown = ", ".join(f"{id} from {cursor!r}" for id, cursor in list(starts.items())[:_NAMED])
         more = f" and {len(starts) - _NAMED} more" if len(starts) > _NAMED else ""
         text = f"{len(info.partitions)} partitions listed, {len(starts)} read"
@@ -39,44 +37,28 @@ class DecisionLog:
         self._write(partition, f"read from cursor {cursor!r}")
 
     def saved(self, positions: Mapping[int, Position]) -> None:
-        """The planner's positions are in the store: cursors that successors have taken over."""
         superseded = [
             id
             for id, each in positions.items()
             # An ancestor that nothing was stored of is history of a first start.
             if each.status == "superseded" and each.replaces is not None
         ]
-        if not superseded:
-            return
-        cursors = {positions[id].cursor for id in superseded}
-        successors = [
-            id
-            for id, each in positions.items()
-            if each.status == "open" and each.replaces is None and each.cursor in cursors
-        ]
-        to = _names(successors) if successors else "its successors before"
-        text = f"the cursor of {_names(superseded)} was transferred to {to}"
-        self._write(None, text, partition=superseded[0])
+        if superseded:
+            text = f"the cursor of {names(superseded)} was transferred to its successors"
+            self._write(None, text, partition=superseded[0])
 
     def drained(self, partition: int, cursor: str) -> None:
         self._write(partition, f"drained, committed up to {cursor!r}")
 
     def awaits_evidence(self, partitions: Iterable[int], seconds: float) -> None:
-        """Closed partitions whose end no discovery lists seem to be at it, or will."""
         self._write(
             None,
-            f"waits for evidence of the end of {_names(partitions)}, for at least "
+            f"waits for evidence of the end of {names(partitions)}, for at least "
             f"{max(0.0, seconds):.1f} s: no lastCursor says where it is, and a moment's empty "
             "answers prove nothing",
         )
 
-    def rediscovers(self, reason: str, *, again: bool) -> None:
-        """A discovery begins. `again`: for the same reason as the one before it."""
-        level = logging.DEBUG if again else logging.INFO
-        self._write(None, f"discovers again, because {reason}", level, reason=reason)
-
     def rediscovered(self, before: FeedInfo, info: FeedInfo) -> None:
-        """A discovery of a running consumer succeeded."""
         if info.dialect != before.dialect:
             text = f"its dialect is {info.dialect} from now on, and was {before.dialect}"
             self._write(None, text, dialect=info.dialect)
@@ -88,16 +70,15 @@ class DecisionLog:
                 id for id in listed if id in earlier and listed[id].closed > earlier[id].closed
             ],
         }
-        if texts := [f"{what}: {_names(ids)}" for what, ids in changes.items() if ids]:
+        if texts := [f"{what}: {names(ids)}" for what, ids in changes.items() if ids]:
             self._write(None, f"the topology has changed; {'; '.join(texts)}")
 
-    def _write(self, of: int | None, text: str, level: int = logging.INFO, **extra: object) -> None:
+    def _write(self, of: int | None, text: str, **extra: object) -> None:
         if of is not None:
             extra["partition"] = of
         where = "" if of is None else f", partition {of}"
-        decision_log.log(
-            level, "feed %s%s: %s", self._feed, where, text, extra={"feed": self._feed, **extra}
-        )
+        extra["feed"] = self._feed
+        decision_log.info("feed %s%s: %s", self._feed, where, text, extra=extra)
 
 
 class FailureLog:
@@ -125,13 +106,7 @@ class FailureLog:
     def warn(
         self, partition: int | None, text: str | Callable[[], str], *, attempt: int | None = None
     ) -> bool:
-        """Write a record about a failure, or count it. Return whether it was written.
-
-        Arguments:
-            partition: None for failures of the feed, as those of a discovery are.
-            text: the message, or a function that makes it, called only if it is written.
-            attempt: the number of the next attempt.
-        """
+        """Write a record, or count it. `text` may be a function, called if it is written."""
         now = anyio.current_time()
         if now - self._began >= self._interval:
             self._began, self._written = now, 0
@@ -152,10 +127,3 @@ class FailureLog:
             extra={"feed": self._feed, "partition": partition, "attempt": attempt},
         )
         return True
-
-
-def _names(partitions: Iterable[int]) -> str:
-    ids = sorted(partitions)
-    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
-    kind = "partition" if len(ids) == 1 else "partitions"
-    return f"{kind} {', '.join(map(str, ids[:_NAMED]))}{more}"

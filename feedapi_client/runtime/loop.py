@@ -58,7 +58,6 @@ class Wakeup:
         self._waiting: asyncio.Future[None] | anyio.Event | None = None
 
     def set(self) -> None:
-        """Wake the task that waits. Does nothing when none does."""
         waiting, self._waiting = self._waiting, None
         if isinstance(waiting, anyio.Event):
             waiting.set()
@@ -105,12 +104,10 @@ def running_task() -> Any:
 
 
 def coroutine_of(task: Any) -> Any:
-    """Return the coroutine of a task of asyncio or trio."""
     return task.get_coro() if hasattr(task, "get_coro") else task.coro
 
 
 def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop of the task that runs; None on trio, also where that is asyncio's guest."""
     return asyncio.get_running_loop() if _in_asyncio_task() else None
 
 
@@ -128,11 +125,9 @@ class Background:
         self._scopes: set[anyio.CancelScope] = set()
 
     async def open(self) -> None:
-        """Enter the group, in the task of the application."""
         await self._group.__aenter__()
 
     def start_soon(self, work: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Start a task."""
         scope = anyio.CancelScope()
         self._scopes.add(scope)
 
@@ -146,7 +141,6 @@ class Background:
         self._group.start_soon(run, name=getattr(work, "__qualname__", str(work)))
 
     async def close(self) -> None:
-        """Cancel the tasks and wait for them."""
         for scope in list(self._scopes):
             scope.cancel()
         await self._group.__aexit__(None, None, None)

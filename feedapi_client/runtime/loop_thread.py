@@ -51,10 +51,7 @@ class LoopThread:
         self._failure: BaseException | None = None
 
     def open(self) -> None:
-        """Start the thread and enter the context manager. Raises what that raises.
-
-        An interruption (Ctrl-C) ends both.
-        """
+        """Start the thread and enter the context manager. An interruption (Ctrl-C) ends both."""
         try:
             self._thread.start()
             while self._loop is None and self._failure is None:
@@ -103,11 +100,9 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is the thread of the event loop."""
         return threading.get_ident() == self._thread.ident
 
     def check_waits(self) -> None:
-        """Raise RuntimeError in the thread of the event loop, which can't wait for itself."""
         if self.is_current:
             raise RuntimeError("the consumer can't be waited for in its own event loop")
 
@@ -147,7 +142,6 @@ class LoopThread:
             task.add_done_callback(self._started.pop)
 
     def _end_interrupted(self) -> None:
-        """End calls whose threads were interrupted again, before they could ask for it."""
         for call in list(self._started.values()):
             if call.interrupted:
                 call.interrupt()
@@ -222,7 +216,6 @@ class _Call(Generic[T]):
         return self._task
 
     async def _run(self) -> None:
-        """Await the function. Raises nothing but a cancellation."""
         try:
             with anyio.CancelScope() as self._scope:
                 if self._cancelled:
@@ -236,7 +229,6 @@ class _Call(Generic[T]):
             self.caller.over()
 
     def cancel(self) -> None:
-        """Cancel the function, in the event loop. One that was not started never is."""
         self._cancelled = True
         if self._scope is not None:
             self._scope.cancel()
@@ -249,7 +241,7 @@ class _Call(Generic[T]):
         self.caller.refuse()
 
     def result(self) -> T:
-        """Return what the function returned, or raise what it raised, in the thread that waits."""
+        """Return or raise what the function did, in the thread that waits."""
         error, self._error = self._error, None
         try:
             if error is not None:

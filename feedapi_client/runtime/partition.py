@@ -1,13 +1,13 @@
 """One partition at run time: its facts, and the phase that follows from them.
 
-A partition is plain state while it pauses, so that a feed may have all its 32,768 partitions. No
-other module writes its fields.
+A partition is plain state while it pauses, so that a feed may have all its 32,768 partitions.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import NamedTuple
@@ -64,7 +64,6 @@ class BufferBudget:
         self.deliverable = 0
         """Number of the used bytes that the application can take."""
         self.reserved = 0
-        """Room set aside for reads under way."""
         self._largest_step = limit // 2
         self._step = min(step, self._largest_step)
         self._changed: anyio.Event | None = None
@@ -74,40 +73,27 @@ class BufferBudget:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more read fits."""
         taken = self.used + self.reserved
         return not taken or taken + self._step <= self.limit
 
     @property
     def stuck(self) -> bool:
-        """Whether waiting can't free any space.
-
-        There is no room, nothing that the application could take to make some, and no read under
-        way that may bring a checkpoint.
-        """
+        """Whether waiting can't free any space: nothing to take, and no read under way."""
         return not self.has_room and not self.deliverable and not self.reserved
 
     def reserve(self) -> int:
-        """Set room for one read aside, so that many fetches don't all take the last of it.
-
-        Return how much, for `unreserve`.
-        """
+        """Set room for one read aside, so that many fetches don't all take the last of it."""
         self.reserved += self._step
         return self._step
 
     def unreserve(self, reserved: int) -> None:
-        """Give back the room of a read that is over; its bytes are to be added."""
         self.reserved -= reserved
 
     def learn(self, brought: int) -> None:
-        """Note what one read has brought: the next ones may bring as much."""
         self._step = max(self._step, min(brought, self._largest_step))
 
     def add(self, size: int, *, deliverable: bool = False) -> None:
-        """Count bytes that were received, or with a minus sign such that were dropped.
-
-        `deliverable` ones are closed by a checkpoint.
-        """
+        """Count bytes received, or dropped if negative; `deliverable`: closed by a checkpoint."""
         self.used += size
         if deliverable:
             self.deliverable += size
@@ -115,13 +101,11 @@ class BufferBudget:
             self.look_again()
 
     def look_again(self) -> None:
-        """Let those that wait for room look whether they still have to."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
     def changed(self) -> anyio.Event:
-        """An event that is set when space frees up, or when waiting cannot free any."""
         if self._changed is None:
             self._changed = anyio.Event()
         return self._changed
@@ -149,8 +133,6 @@ class SavedBatch(NamedTuple):
 
 
 class Phase(Enum):
-    """What a partition does next; see `RuntimePartition.phase`."""
-
     REQUEST = auto()
     """Its request is under way; the end of that comes back here."""
     STOPPED = auto()
@@ -171,159 +153,101 @@ class Phase(Enum):
     """It is asked at its moment `until`, once it gets a turn."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RuntimePartition:
     """One partition of one session. `entry` is its state in the planner, read-only here."""
 
-    __slots__ = (
-        "_announced",
-        "_base",
-        "_budget",
-        "_drawn",
-        "_held_seconds",
-        "_loss_untold",
-        "_lost",
-        "_saves",
-        "_taken",
-        "batches",
-        "caught_up_at",
-        "committed",
-        "committing",
-        "delivered_cursor",
-        "end",
-        "entry",
-        "events",
-        "evidence",
-        "evidence_due",
-        "evidence_since",
-        "gave_way",
-        "handling",
-        "held_open",
-        "in_flight",
-        "last_contact",
-        "last_event",
-        "looks",
-        "marks",
-        "news",
-        "pending",
-        "pending_bytes",
-        "pending_size",
-        "place",
-        "poll_delay",
-        "progress",
-        "queued",
-        "read_cursor",
-        "readings",
-        "requested_at",
-        "silent",
-        "silent_stream",
-        "started",
-        "stream_cut_short",
-        "streamed",
-        "term",
-        "trouble",
-        "turn",
-        "unknown_commands",
-        "until",
-    )
+    entry: Entry
+    budget: BufferBudget
+    limits: InitVar[Limits]
+    retry: InitVar[RetryPolicy]
+    clock: InitVar[Clock]
+    passed: InitVar[int] = MOST_PASSED
 
-    def __init__(
-        self,
-        entry: Entry,
-        *,
-        budget: BufferBudget,
-        limits: Limits,
-        retry: RetryPolicy,
-        clock: Clock,
-        passed: int = MOST_PASSED,
-    ) -> None:
-        self.entry = entry
-        self._budget = budget
-        # What is read.
-        self.started = False
-        self.term = 0
-        """How often what is pending was dropped, as by a stop. What a request of an earlier term
-        brings does not count."""
-        self.turn: Turn | None = None
-        """The turn of the request under way. A cancelled one counts until its task has ended."""
-        self.until = 0.0
-        """When it is asked next, on the clock of the event loop."""
-        self.place: int | None = None
-        """Its place among those that are due, see `Agenda`."""
-        self.looks = False
-        """Whether it is drained, and is to be asked once whether an event came late."""
+    # What is read.
+    started: bool = False
+    term: int = 0
+    """How often what is pending was dropped, as by a stop. What a request of an earlier term brings
+    does not count."""
+    turn: Turn | None = None
+    until: float = 0.0
+    place: int | None = None
+    looks: bool = False
+    """Whether it is drained, and is to be asked once whether an event came late."""
+    trouble: Trouble = field(init=False)
+    readings: int = 0
+    """How often it was read from its stored position, with nothing in flight before that."""
+    read_cursor: str = field(init=False)
+    progress: Progress = field(init=False)
+    evidence: EndEvidence | None = None
+    """The empty answers since it was found closed, where only they can show its end."""
+    evidence_since: datetime | None = None
+    """Since when it has seemed to be at its end, and nothing has shown it (R6)."""
+    evidence_due: float = 0.0
+    """When that could have been shown, on the clock of the event loop."""
+    silent: bool = False
+    unknown_commands: int = 0
+    streamed: bool = False
+    held_open: bool = False
+    """Whether the last response lasted for so long."""
+    _held_seconds: float = HELD_OPEN_SECONDS
+    silent_stream: bool = False
+    """Whether the last stream brought nothing. The next request is none (R14)."""
+    stream_cut_short: bool = False
+    """Whether it had little time, because others waited for its turn."""
+    news: bool = False
+    """Whether an event is known to be behind what is pending, for somebody else to read."""
+    poll_delay: float = field(init=False)
+    requested_at: float = 0.0
+    # Buffer.
+    pending: deque[CheckpointedEvents] = field(default_factory=deque)
+    end: ReadEnd | None = None
+    """The end that was seen. It is passed to the planner after the batches before it."""
+    pending_bytes: int = 0
+    """What is pending takes as many bytes of memory."""
+    pending_size: int = 0
+    """How many bytes what is pending had on the wire."""
+    gave_way: bool = False
+    """Whether others needed its turn or its room: what is pending is to be taken first."""
+    announced: bool = False
+    """Whether the application may have what is pending, once it has released its batch."""
+    _taken: anyio.Event | None = None
+    # Delivery and commits.
+    queued: bool = False
+    in_flight: int = 0
+    delivered_cursor: str = field(init=False)
+    marks: Sequence[tuple[int, str]] = ()
+    """The checkpoints in what was delivered last, where batches are not joined."""
+    batches: int = 0
+    committed: int = 0
+    """The number of the last committed batch that was passed to the planner."""
+    committing: int = 0
+    """Number of commits under way. A commit may take longer than its batch is in flight."""
+    _saves: list[SavedBatch] = field(default_factory=list)
+    _drawn: tuple[int, Position] | None = None
+    _lost: int = 0
+    """The number of the last batch before the lease was lost."""
+    _base: str | None = None
+    """The stored cursor that what was delivered since follows; None: it follows any."""
+    loss_untold: bool = False
+    """Whether a batch was lost uncommitted, and no commit has been refused since. A later cursor
+    covers that batch, too: whoever has read it again has its effects (R5)."""
+    # For people.
+    handling: Handling = field(default_factory=Handling)
+    events: int = 0
+    last_event: datetime | None = None
+    last_contact: datetime | None = None
+    caught_up_at: datetime | None = None
+
+    def __post_init__(self, limits: Limits, retry: RetryPolicy, clock: Clock, passed: int) -> None:
         self.trouble = Trouble(retry, clock)
-        """What fails."""
-        self.readings = 0
-        """How often it was read from its stored position, with nothing in flight before that."""
-        self.read_cursor = entry.cursor
+        self.read_cursor = self.delivered_cursor = self.entry.cursor
         attempts = limits.max_attempts_without_progress
         self.progress = Progress(attempts, passed=passed, doubted_for=limits.settle_time)
-        self.evidence: EndEvidence | None = None
-        """The empty answers since it was found closed, where only they can show its end."""
-        self.evidence_since: datetime | None = None
-        """Since when it has seemed to be at its end, and nothing has shown it (R6)."""
-        self.evidence_due = 0.0
-        """When that could have been shown, on the clock of the event loop."""
-        self.silent = False
-        """Whether the last response held no cursor and no event."""
-        self.unknown_commands = 0
-        """Lines that were neither an event nor a checkpoint."""
-        self.streamed = False
-        self.held_open = False
-        """Whether the last response lasted for so long."""
-        self._held_seconds = HELD_OPEN_SECONDS
-        self.silent_stream = False
-        """Whether the last stream brought nothing. The next request is none (R14)."""
-        self.stream_cut_short = False
-        """Whether it had little time, because others waited for its turn."""
-        self.news = False
-        """Whether an event is known to be behind what is pending, for somebody else to read."""
         self.poll_delay = limits.poll_interval
-        self.requested_at = 0.0
-        """When the last request began, on the clock of the event loop."""
-        # Buffer.
-        self.pending: deque[CheckpointedEvents] = deque()
-        self.end: ReadEnd | None = None
-        """The end that was seen. It is passed to the planner after the batches before it."""
-        self.pending_bytes = 0
-        """What is pending takes as many bytes of memory."""
-        self.pending_size = 0
-        """How many bytes what is pending had on the wire."""
-        self.gave_way = False
-        """Whether others needed its turn or its room: what is pending is to be taken first."""
-        self._announced = False
-        self._taken: anyio.Event | None = None
-        # Delivery and commits.
-        self.queued = False
-        """Whether it is in the queue of partitions that have something to deliver."""
-        self.in_flight = 0
-        """How many batches are delivered and not released yet."""
-        self.delivered_cursor = entry.cursor
-        self.marks: Sequence[tuple[int, str]] = ()
-        """The checkpoints in what was delivered last, where batches are not joined."""
-        self.batches = 0
-        self.committed = 0
-        """The number of the last committed batch that was passed to the planner."""
-        self.committing = 0
-        """Number of commits under way. A commit may take longer than its batch is in flight."""
-        self._saves: list[SavedBatch] = []
-        self._drawn: tuple[int, Position] | None = None
-        self._lost = 0
-        """The number of the last batch before the lease was lost."""
-        self._base: str | None = None
-        """The stored cursor that what was delivered since follows; None: it follows any."""
-        self._loss_untold = False
-        # For people.
-        self.handling = Handling()
-        """What the application does with its batches."""
-        self.events = 0
-        self.last_event: datetime | None = None
-        self.last_contact: datetime | None = None
-        self.caught_up_at: datetime | None = None
 
     @property
     def id(self) -> int:
-        """The partition's number."""
         return self.entry.id
 
     def __repr__(self) -> str:
@@ -372,7 +296,6 @@ class RuntimePartition:
 
     @property
     def failing(self) -> bool:
-        """The last request failed by an error that is retried, or brought nothing in its time."""
         return self.trouble.failing
 
     # ------------------------------------------------------------------ what is read
@@ -409,7 +332,6 @@ class RuntimePartition:
         self.trouble.started()
 
     def stop(self) -> None:
-        """Stop reading and drop what was not delivered."""
         self.started = False
         self.place = None
         if self.turn is not None:
@@ -421,10 +343,10 @@ class RuntimePartition:
     def drop_pending(self) -> None:
         """Drop what was not delivered, and what the request under way still brings."""
         self.term += 1
-        self._budget.add(-self.pending_bytes, deliverable=True)
+        self.budget.add(-self.pending_bytes, deliverable=True)
         self.pending.clear()
         self.pending_bytes = self.pending_size = 0
-        self.end, self.gave_way, self._announced = None, False, False
+        self.end, self.gave_way, self.announced = None, False, False
         self.news = self.news and self.in_flight > 0
         self.read_cursor = self.delivered_cursor
         self.forget_empty_answers()
@@ -435,39 +357,23 @@ class RuntimePartition:
         The next start begins at the stored position.
         """
         if self.batches > max(self._last_saved, self._lost):
-            self._loss_untold = True
+            self.loss_untold = True
         self._lost = self.batches
         self._base = None
         self._saves.clear()
 
-    @property
-    def loss_untold(self) -> bool:
-        """Whether a batch was lost uncommitted, and no commit has been refused since.
-
-        A later cursor covers that batch, too: whoever has read it again has its effects (R5).
-        """
-        return self._loss_untold
-
-    def tell_loss(self) -> None:
-        """Record that the application learns of the loss: a commit is refused."""
-        self._loss_untold = False
-
     def is_lost(self, number: int) -> bool:
-        """Whether the lease of batch `number` was lost since it was delivered."""
         return number <= self._lost
 
     @property
     def is_settled(self) -> bool:
-        """Whether no batch is in flight, and no commit under way or unknown to the planner."""
         return not (self.in_flight or self.committing or self._saves)
 
     def requested(self, turn: Turn) -> None:
-        """Record that a request begins."""
         self.turn, self.requested_at = turn, turn.began
         self.gave_way, self.place = False, None
 
     def request_ended(self) -> None:
-        """Record that the request is over."""
         if self.turn is not None:
             self.held_open = self.turn.age > self._held_seconds
             self.turn = None
@@ -481,28 +387,24 @@ class RuntimePartition:
         self.last_contact = datetime.now(UTC)
 
     def received(self, batch: CheckpointedEvents) -> None:
-        """Buffer events that a checkpoint closed."""
         self.read_cursor = batch.cursor
         self.pending.append(batch)
         size = memory_of(batch)
         self.pending_bytes += size
         self.pending_size += batch.size
-        self._budget.add(size, deliverable=True)
+        self.budget.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
 
     def received_news(self) -> None:
-        """Record that an event follows, which somebody else is to read."""
         self.news = True
         self.received(CheckpointedEvents([], self.read_cursor, 0))
 
     def read_elsewhere(self, cursor: str) -> None:
-        """Record how far somebody else has read it, behind the batch in flight."""
         self.news = False
         self.read_cursor = self.delivered_cursor = cursor
 
     def ask_at(self, until: float, *, place: int | None = None) -> None:
-        """Let it be asked next at a moment; with its `place` among those that are due."""
         self.until, self.place = until, place
 
     def look(self, until: float | None) -> None:
@@ -511,32 +413,11 @@ class RuntimePartition:
         if until is not None:
             self.until = until
 
-    def yielded(self) -> None:
-        """Record that others needed its turn or its room."""
-        self.gave_way = bool(self.pending)
-
-    def stream_was_silent(self, *, cut_short: bool = False) -> None:
-        """Record that a stream brought nothing, and did not end by itself.
-
-        `cut_short`: it had little time, because others waited for its turn.
-        """
-        self.silent_stream, self.stream_cut_short = True, cut_short
-
-    def asked_without_stream(self) -> None:
-        """Record that the request after a silent stream was answered."""
-        self.silent_stream = self.stream_cut_short = False
-
-    def commands_came(self, count: int) -> None:
-        """Count lines that were neither an event nor a checkpoint."""
-        self.unknown_commands += count
-
     def progressed(self, limits: Limits) -> None:
-        """Reset the delay before the next poll, after a response with something new (R15)."""
         self.poll_delay = limits.poll_interval
         self.trouble.progressed()
 
     def polled(self, limits: Limits) -> None:
-        """Increase the delay before the next poll, after a response with nothing new (R15)."""
         if not (self.streamed and self.held_open):  # such a stream has done the waiting itself
             self.poll_delay = max(
                 self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
@@ -545,7 +426,6 @@ class RuntimePartition:
     # ------------------------------------------------------------------ its end
 
     def reached_end(self, end: ReadEnd) -> None:
-        """Record the end that a complete response showed. It counts after all pending batches."""
         self.end = end
         self.evidence_since = None
 
@@ -574,11 +454,9 @@ class RuntimePartition:
         return self.evidence.add(info, now=now, since=since)
 
     def lacks_discovery(self, info: object) -> bool:
-        """Whether its empty answers need another discovery than `info`, the present one."""
         return self.evidence is not None and self.evidence.lacks_discovery(info)
 
     def is_end_overdue(self, now: float) -> bool:
-        """Whether its end could have been shown long ago, and was not."""
         return self.evidence_since is not None and now >= self.evidence_due + OVERDUE_SECONDS
 
     def forget_empty_answers(self) -> None:
@@ -601,24 +479,10 @@ class RuntimePartition:
         return self.entry.state in _AT_END and not uncommitted
 
     def note_caught_up(self) -> None:
-        """Record the time if everything that the publisher has is committed."""
         if self.is_caught_up:
             self.caught_up_at = datetime.now(UTC)
 
     # ------------------------------------------------------------------ what is delivered
-
-    @property
-    def announced(self) -> bool:
-        """Whether the application may have what is pending, once it has released its batch."""
-        return self._announced
-
-    def announce(self) -> None:
-        """Make the pending events deliverable."""
-        self._announced = bool(self.pending)
-
-    def queue(self, queued: bool) -> None:
-        """Record whether it is in the queue of partitions with something to deliver."""
-        self.queued = queued
 
     def take(self, max_bytes: int, max_events: int | None = None) -> tuple[list[Event], str]:
         """Return pending events, coalesced up to these bounds, and the cursor after them."""
@@ -634,8 +498,8 @@ class RuntimePartition:
             size += batch.size
         self.pending_bytes -= memory
         self.pending_size -= size
-        self._announced = bool(self.pending)
-        self._budget.add(-memory, deliverable=True)
+        self.announced = bool(self.pending)
+        self.budget.add(-memory, deliverable=True)
         self.in_flight += 1
         self.delivered_cursor = batch.cursor
         self.batches += 1
@@ -646,12 +510,10 @@ class RuntimePartition:
         return events, batch.cursor
 
     def taken(self) -> anyio.Event:
-        """Return an event that is set when the next batch is delivered."""
         self._taken = anyio.Event()
         return self._taken
 
     def release(self) -> None:
-        """Record that the application is done with the oldest batch in flight."""
         self.in_flight -= 1
         self.handling.released()
 
@@ -659,7 +521,6 @@ class RuntimePartition:
 
     @property
     def has_saves(self) -> bool:
-        """Whether a commit was not passed to the planner yet."""
         return bool(self._saves)
 
     @property
@@ -700,7 +561,6 @@ class RuntimePartition:
         return number <= self.committed or self._last_saved > number
 
     def commits(self, by: int) -> None:
-        """Record that a save of its position begins, or that it has succeeded or failed."""
         self.committing += by
 
     def saved(self, number: int, position: Position, *, durable: bool) -> None:

@@ -52,11 +52,7 @@ _ASKED = (Phase.DUE, Phase.LOOK)
 
 
 class Planning:
-    """The partitions of one session, and the planner's actions. For the tasks of its event loop.
-
-    Arguments:
-        share: makes what shares the feed with other instances; None without `share`.
-    """
+    """The partitions of one session, and the planner's actions. For the tasks of its event loop."""
 
     def __init__(
         self,
@@ -89,13 +85,11 @@ class Planning:
         self._save_wanted = Wakeup()
         self._idle = anyio.Event()
         self.sharing = None if share is None else share(self)
-        """The other instances that share the feed; None without `share`."""
 
     def __repr__(self) -> str:
         return f"<Planning {self.planner!r} {self.agenda!r} {self._budget!r}>"
 
     def partition(self, id: int) -> RuntimePartition:
-        """Return the partition at run time. It is created at the first call."""
         found = self.partitions.get(id)
         if found is None:
             iteration = self.iteration
@@ -112,10 +106,7 @@ class Planning:
     # ------------------------------------------------------------------ what a partition does next
 
     def advance(self, p: RuntimePartition) -> None:
-        """Derive what the partition does next. Call it after every change of a fact of it.
-
-        Calling it again changes nothing.
-        """
+        """Derive what it does next, after each change of its facts. Again: nothing changes."""
         if p.end is not None and p.turn is None and p.entry.running:
             self._end(p)
         if self.phase(p) in _ASKED:
@@ -125,7 +116,6 @@ class Planning:
         self.offer(p)
 
     def phase(self, p: RuntimePartition) -> Phase:
-        """Return what the partition does next."""
         iteration = self.iteration
         return p.phase(
             iteration.limits,
@@ -135,7 +125,6 @@ class Planning:
         )
 
     def _end(self, p: RuntimePartition) -> None:
-        """Tell the planner the end that was seen, once all before it is delivered."""
         if (end := p.take_end()) is None:
             return
         self.perform(self.planner.ended(p.id, end.cursor, asked_closed=end.closed))
@@ -148,7 +137,6 @@ class Planning:
             p.ask_at(now)  # one that was closed in the meantime is asked once more
 
     def ask(self, p: RuntimePartition, until: float = 0.0) -> None:
-        """Let the partition be asked at a moment, as far as it is to be asked."""
         p.ask_at(until)
         self.advance(p)
 
@@ -162,10 +150,7 @@ class Planning:
         self.iteration.wake()
 
     def drop_paused(self) -> bool:
-        """Drop what paused partitions hold, whose room others need: it is fetched again.
-
-        Return whether they held anything.
-        """
+        """Drop what paused partitions hold, whose room others need; whether they held anything."""
         if not self._paused.any:
             return False
         held = [p for p in self.partitions.values() if p.pending and p.id in self._paused]
@@ -176,8 +161,7 @@ class Planning:
     # ------------------------------------------------------------------ what is ready
 
     def announce(self, p: RuntimePartition) -> None:
-        """Let the application take what the partition holds."""
-        p.announce()
+        p.announced = bool(p.pending)
         self.offer(p)
 
     def _is_deliverable(self, p: RuntimePartition) -> bool:
@@ -193,9 +177,8 @@ class Planning:
         return self.overlaps and not self.planner.graph.successors.get(p.id)
 
     def offer(self, p: RuntimePartition) -> None:
-        """Queue the partition for the application, if it holds something announced."""
         if not p.queued and self._is_deliverable(p):
-            p.queue(True)
+            p.queued = True
             self._ready.append(p)
             self.iteration.wake()
 
@@ -214,7 +197,7 @@ class Planning:
             if fitting is False:
                 return None
             self._ready.popleft()
-            p.queue(False)
+            p.queued = False
             if ready and fitting:
                 return p
         return None
@@ -233,11 +216,9 @@ class Planning:
 
     @property
     def applying(self) -> bool:
-        """Whether some of the planner's actions are not carried out yet."""
         return bool(self._todo)
 
     def perform(self, actions: Iterable[Action]) -> None:
-        """Carry out actions in the planner's order, up to the first that waits: a save."""
         self._todo.extend(actions)
         self.iteration.wake()  # also without actions: the planner may know more now
         if self._busy or not self._todo:
@@ -273,13 +254,11 @@ class Planning:
             self.iteration.wake()
 
     async def run_saver(self) -> None:
-        """Carry out what waits, until cancelled. Raises `StoreError`."""
         while True:
             await self.carry_out()
             await self._save_wanted.wait()
 
     async def carried_out(self) -> None:
-        """Wait until the task that saves has carried out everything."""
         while self._todo:
             await self._idle.wait()
 
@@ -358,7 +337,6 @@ class Planning:
             self.iteration.listeners.tell(PartitionDrained(id))
 
     def take_drained(self) -> list[int]:
-        """Return the partitions that were drained since the last call."""
         drained, self._drained = self._drained, []
         return drained
 
@@ -385,7 +363,6 @@ class Planning:
         self.sharing.suspect()
 
     def lose_delivered(self, partition: int) -> None:
-        """Give up what was delivered so far of a partition, if it was read in this session."""
         if partition in self.partitions:
             self.partitions[partition].lose()
             self.losses += 1

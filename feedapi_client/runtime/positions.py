@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -25,6 +25,8 @@ from feedapi_client.stores.scripted import Along
 from feedapi_client.stores.sqlite import MemoryCursorStore
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ATTEMPTS = 128
 """Of a save on connections that turn out to be dead, as all of a pool are after a quiet night. Each
@@ -51,22 +53,19 @@ class Positions:
         self._scopes: set[anyio.CancelScope] = set()
 
     async def load(self) -> Mapping[int, Position]:
-        """Load all positions. Raises `StoreError`."""
-        doing = "loading cursors"
-        with self.noted(doing):
-            return await translated(self._store.load(self._key), doing, self._key.url)
+        return await self._call("loading cursors", self._store.load(self._key))
 
     def noted(self, doing: str, partitions: Collection[int] = ()) -> AbstractContextManager[object]:
-        """Register the block as an operation of the store."""
         partition = next(iter(partitions)) if len(partitions) == 1 else None
         return self._waits.on(ProblemName.STORE_STUCK, doing, partition)
 
+    async def _call(self, doing: str, call: Awaitable[T], partitions: Collection[int] = ()) -> T:
+        with self.noted(doing, partitions):
+            return await translated(call, doing, self._key.url)
+
     async def adopt(self, old: FeedKey, leases: LeaseStore | None) -> int | None:
-        """Move the positions of another key to this one, see `adopt`. Raises `StoreError`."""
-        doing = "adopting cursors"
-        with self.noted(doing):
-            moving = adopt(self._store, old, self._key, leases)
-            return await translated(moving, doing, self._key.url)
+        moving = adopt(self._store, old, self._key, leases)
+        return await self._call("adopting cursors", moving)
 
     async def keys(self) -> list[FeedKey]:
         """Return all keys that the store lists; none if it can't, which is no reason not to start.
@@ -137,11 +136,8 @@ class Positions:
         return all(stored.get(id) == position for id, position in positions.items())
 
     async def claim(self, partitions: Sequence[int], revision: int) -> Claim:
-        """Claim partitions, see `DoneStore.take_over`. Raises `StoreError`, `FencedError`."""
-        doing = "claiming a partition"
-        with self.noted(doing, partitions[:1]):
-            call = self._remembering().take_over(self._key, partitions, revision)
-            return await translated(call, doing, self._key.url)
+        call = self._remembering().take_over(self._key, partitions, revision)
+        return await self._call("claiming a partition", call, partitions[:1])
 
     async def done(self, event: DoneEvent, transaction: Any) -> None:
         """Remember that an event is done, see `DoneStore.done`, and raise the same.
@@ -154,11 +150,8 @@ class Positions:
         await (bounded if transaction is not None or self.at_once else finish(bounded))
 
     async def is_done(self, event: DoneEvent) -> bool:
-        """Return whether an event is remembered. Raises `StoreError`."""
-        doing = "looking for an event"
-        with self.noted(doing, [event.partition]):
-            call = self._remembering().is_done(self._key, event)
-            return await translated(call, doing, self._key.url)
+        call = self._remembering().is_done(self._key, event)
+        return await self._call("looking for an event", call, [event.partition])
 
     def _remembering(self) -> DoneStore:
         assert self._done_store is not None, "which was looked at before anything was read"

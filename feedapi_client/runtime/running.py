@@ -35,25 +35,17 @@ HANDLER = "async def handle(batch): ..."
 
 
 class Running:
-    """The tasks of one `run` or `run_by_key`, and what is told of its handlers.
-
-    Arguments:
-        log: has the record of how a handler ended the iteration.
-    """
+    """The tasks of one `run` or `run_by_key`, and what is told of its handlers."""
 
     def __init__(self, planning: Planning, log: logging.Logger = log) -> None:
         self.scope = anyio.CancelScope()
-        """Cancels what is in flight."""
         self._planning, self._iteration = planning, planning.iteration
         self._log = log
         self._failure: BaseException | None = None
         self._tasks: TaskGroup
 
     async def run(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Await `work()` and all that it starts. The first error cancels the rest, and is raised.
-
-        Cancellation cancels the tasks.
-        """
+        """Await `work()` and all that it starts. The first error cancels the rest."""
         try:
             with self.scope:
                 async with anyio.create_task_group() as self._tasks:
@@ -67,7 +59,6 @@ class Running:
         self._tasks.start_soon(task, *args)
 
     def start_beside(self, task: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """Run a task beside the handlers. An error of it ends the iteration."""
         self._tasks.start_soon(self._guarded, task, *args)
 
     async def _guarded(self, task: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
@@ -77,7 +68,6 @@ class Running:
             self.end(failure_of(error, "a save or a task beside the handlers", own_task=True))
 
     def end(self, error: BaseException) -> None:
-        """End the iteration with an error, unless another one has."""
         self._failure = self._failure or error
         self.scope.cancel()
 
@@ -110,7 +100,6 @@ class Running:
         )
 
     def ended_by(self, partition: int, error: Exception, attempt: int | None = None) -> None:
-        """The handler has ended the iteration with an error, unless something has before."""
         if self._failure is not None:
             return
         iteration, handling = self._iteration, self._planning.partitions[partition].handling
@@ -135,11 +124,7 @@ class Running:
 
 
 class BatchHandler:
-    """The application's handler of batches: notes when it gets one, and how it failed.
-
-    Arguments:
-        handle: the application's handler.
-    """
+    """The application's handler of batches: notes when it gets one, and how it failed."""
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from feedapi_client.pace import Pace
 from feedapi_client.runtime.loop import Clock, Wakeup, loop_clock
+from feedapi_client.runtime.pace import Pace
 
 FAILING_SHARE = 4
 """At most 1/N of the turns may be taken by failing partitions."""
@@ -33,7 +33,7 @@ MAX_DOUBLINGS = 6
 _TURN_SECONDS = 0.01
 """Between two looks at whether a partition has begun that goes first."""
 _MOVED = 64
-"""Places that are not valid any more and may be kept, beside as many as there are valid ones."""
+"""Moments that are not valid any more and may be kept, beside as many as there are valid ones."""
 _TICKS = 4
 """Looks at all turns within the shortest time that counts."""
 _SHORTEST = 20
@@ -45,8 +45,6 @@ _FORGET = 0.99
 
 
 class Job(Protocol):
-    """A partition, as far as the agenda looks at it."""
-
     @property
     def failing(self) -> bool:
         """Whether it shares a part of the turns with others that fail."""
@@ -56,56 +54,35 @@ class Job(Protocol):
 J = TypeVar("J", bound=Job)
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
-    """The turn of one request.
+    _clock: Clock
+    doublings: int = 0
+    """How often the time that it may be held is doubled."""
+    failing: bool = False
+    """Whether it is one of those that failing partitions share."""
+    scope: anyio.CancelScope = field(init=False, default_factory=anyio.CancelScope)
+    """To be entered by the request. It is cancelled when others need the turn, and when the
+    partition is stopped. One scope for both takes less time than two."""
+    began: float = field(init=False)
+    seen: float = field(init=False)
+    """When the request showed the last sign of life."""
+    held: float = 0.0
+    """Seconds, not counting those in which the event loop did not run."""
+    silence: float = 0.0
+    """For how many seconds the response may be silent: a stream ends itself after them."""
+    answering: bool = False
+    brought: bool = False
+    waits_for_room: bool = False
+    """The request waits for the application, not for the publisher."""
+    given_back: bool = False
+    task: Any = None
 
-    Arguments:
-        doublings: how often the time that it may be held is doubled.
-        failing: whether it is one of those that failing partitions share.
-    """
-
-    __slots__ = (
-        "_clock",
-        "answering",
-        "began",
-        "brought",
-        "doublings",
-        "failing",
-        "given_back",
-        "held",
-        "scope",
-        "seen",
-        "silence",
-        "task",
-        "waits_for_room",
-    )
-
-    def __init__(self, clock: Clock, *, doublings: int = 0, failing: bool = False) -> None:
-        self._clock = clock
-        self.doublings = doublings
-        self.failing = failing
-        self.scope = anyio.CancelScope()
-        """To be entered by the request. It is cancelled when others need the turn, and when the
-        partition is stopped. One scope for both takes less time than two."""
-        self.began = self.seen = clock()
-        """When the request began, and when it showed the last sign of life."""
-        self.held = 0.0
-        """Seconds, not counting those in which the event loop did not run."""
-        self.silence = 0.0
-        """For how many seconds the response may be silent: a stream ends itself after them."""
-        self.answering = False
-        """The response has begun."""
-        self.brought = False
-        """The request has brought a checkpoint."""
-        self.waits_for_room = False
-        """The request waits for the application, not for the publisher."""
-        self.given_back = False
-        self.task: Any = None
-        """Of the request, for its stack."""
+    def __post_init__(self) -> None:
+        self.began = self.seen = self._clock()
 
     @property
     def age(self) -> float:
-        """Seconds since the request began."""
         return self._clock() - self.began
 
     @property
@@ -114,32 +91,24 @@ class Turn:
         return self.brought or (self.answering and self.silence > 0)
 
     def give_back(self) -> None:
-        """End the request: others need its turn."""
         self.given_back = True
         self.scope.cancel()
 
 
 class _Ticket(NamedTuple):
-    """A job's place: in a queue of those that are due, or in the heap of later ones.
+    """Where a job is: in a queue of those that are due, or in the heap of later ones.
 
-    The queues are in the order of `number`. `queue` is 0 among the healthy ones, 1 among the
-    failing ones, None in the heap. There a job that `keeps` its number takes its old place.
+    `queue` is 0 among the healthy ones, 1 among the failing ones, None in the heap. `place`: the
+    number that it is to have again once it is due.
     """
 
-    number: int
     queue: int | None
     until: float
-    keeps: bool
+    place: int | None = None
 
 
 class Agenda:
-    """Gives turns to the partitions that are due, at most `turns` at once.
-
-    Arguments:
-        turns: requests at the same time.
-        timeout: `Limits.slot_timeout`.
-        pace: when a request may begin, and how many at once; whenever a turn is free without one.
-    """
+    """Gives turns to those that are due, at most `turns` at once, as the pace allows."""
 
     def __init__(self, turns: int, timeout: float, pace: Pace) -> None:
         self.turns = turns
@@ -147,15 +116,13 @@ class Agenda:
         self.begun = 0
         """How many turns were given so far."""
         self.running = 0
-        """How many workers run."""
         self._timeout = timeout
         self._clock = loop_clock()
         self._working = 0
-        """How many of those that run have a partition."""
         self._tickets: dict[Any, _Ticket] = {}
         self._numbers = count(1)
-        self._due: tuple[deque[tuple[int, Any]], ...] = (deque(), deque())  # healthy, failing
-        self._counts = [0, 0]
+        self._due = (OrderedDict[Any, int](), OrderedDict[Any, int]())
+        """Healthy ones, failing ones: each with a number that says who has waited for longer."""
         self._failing = 0
         """How many turns failing partitions have."""
         self._later: list[tuple[float, int, Any]] = []
@@ -175,7 +142,7 @@ class Agenda:
         self._slowest = 0.0
 
     def __repr__(self) -> str:
-        due = sum(self._counts)
+        due = sum(map(len, self._due))
         later = len(self._tickets) - due
         return f"<Agenda: {self.running} of {self.turns} turns, {due} due, {later} later>"
 
@@ -192,21 +159,19 @@ class Agenda:
                 return
             self.drop(job)
         if until > self._clock():
-            number = next(self._numbers) if place is None else place
-            self._tickets[job] = _Ticket(number, None, until, place is not None)
+            self._tickets[job] = _Ticket(None, until, place)
             heapq.heappush(self._later, (until, next(self._numbers), job))
             if len(self._later) > 2 * len(self._tickets) + _MOVED:
                 self._forget_moved()
             if self._later[0][2] is job:
                 self._sooner.set()
         else:
-            self._make_due(job, until, next(self._numbers) if place is None else place)
+            self._make_due(job, until, place)
 
     def drop(self, job: Job) -> None:
-        """Give the job no turn."""
         ticket = self._tickets.pop(job, None)
         if ticket is not None and ticket.queue is not None:
-            self._counts[ticket.queue] -= 1
+            del self._due[ticket.queue][job]
 
     def _forget_moved(self) -> None:
         """Forget the moments that are not valid any more: jobs may be dropped again and again."""
@@ -223,12 +188,12 @@ class Agenda:
     def waits_in_vain(self) -> bool:
         """Whether somebody is due, and a turn is free that the pace lets begin."""
         free = self.running < self._room and self._failing < self._share
-        return any(self._counts) and free and (self.pace.free or self._is_open)
+        return any(self._due) and free and (self.pace.free or self._is_open)
 
     @property
     def waiting(self) -> tuple[int, int]:
         """How many wait for any turn that is given back; for that of a failing one only."""
-        healthy, failing = self._counts
+        healthy, failing = map(len, self._due)
         admitted = max(0, min(failing, self._share - self._failing))
         taken = self.running >= self._room
         return (healthy + admitted if taken else 0), failing - admitted
@@ -241,25 +206,14 @@ class Agenda:
     def _share(self) -> int:
         return max(1, self._room // FAILING_SHARE)
 
-    def _make_due(self, job: Job, until: float, number: int) -> None:
+    def _make_due(self, job: Job, until: float, place: int | None) -> None:
         queue = int(job.failing)
-        self._tickets[job] = _Ticket(number, queue, until, False)
+        self._tickets[job] = _Ticket(queue, until)
         due = self._due[queue]
-        if due and number < due[-1][0]:
-            due.insert(bisect_left(due, number, key=lambda place: place[0]), (number, job))
-        else:
-            due.append((number, job))
-        self._counts[queue] += 1
-        if len(due) > 2 * self._counts[queue] + _MOVED:
-            held = [each for each in due if self._holds(each[1], each[0])]
-            due.clear()
-            due.extend(held)
+        due[job] = next(self._numbers) if place is None else place
+        if place is not None:  # it was the first when it got its last turn
+            due.move_to_end(job, last=False)
         self._call_worker()
-
-    def _holds(self, job: Job, number: int) -> bool:
-        """Whether a place in a queue is still valid: the job may have been moved."""
-        ticket = self._tickets.get(job)
-        return ticket is not None and ticket.queue is not None and ticket.number == number
 
     # ------------------------------------------------------------------ turns
 
@@ -268,7 +222,7 @@ class Agenda:
         self._work = work
         async with anyio.create_task_group() as self._tasks:
             try:
-                for _ in range(sum(self._counts)):
+                for _ in range(sum(map(len, self._due))):
                     self._call_worker()
                 await self._keep_time()
             finally:
@@ -317,14 +271,13 @@ class Agenda:
             self._paced = True
             self._sooner.set()
             return None
-        healthy = self._drop_moved(0)
-        failing = self._failing < self._share and self._drop_moved(1)
-        if not healthy and not failing:
+        healthy, failing = self._due
+        queue = int(self._failing < self._share and bool(failing))
+        if healthy and queue and next(iter(healthy.values())) < next(iter(failing.values())):
+            queue = 0
+        if not self._due[queue]:
             return None
-        queue = int(failing)
-        if healthy and failing:
-            queue = int(self._due[1][0][0] < self._due[0][0][0])
-        number, job = self._due[queue].popleft()
+        job, number = next(iter(self._due[queue].items()))
         self.drop(job)
         self.begun += 1
         if not self.pace.free:
@@ -332,13 +285,6 @@ class Agenda:
             self._paced = True
             self._sooner.set()
         return queue, job, number
-
-    def _drop_moved(self, queue: int) -> bool:
-        """Drop the places that are not valid any more. Return whether somebody is due."""
-        due = self._due[queue]
-        while due and not self._holds(due[0][1], due[0][0]):
-            due.popleft()
-        return bool(due)
 
     # ------------------------------------------------------------------ time
 
@@ -350,8 +296,7 @@ class Agenda:
                 until, _, job = heapq.heappop(self._later)
                 ticket = self._tickets.get(job)
                 if ticket is not None and ticket.queue is None and ticket.until == until:
-                    number = ticket.number if ticket.keeps else next(self._numbers)
-                    self._make_due(job, until, number)
+                    self._make_due(job, until, ticket.place)
             # Counted in looks, not by deadlines: a handler that blocks the event loop for seconds
             # must not end requests whose answers wait in the sockets.
             pause = self._shortest() / _TICKS
@@ -394,7 +339,7 @@ class Agenda:
         """
         if self.pace.free or self._tasks is None or self._ahead_at < self.begun:
             return False
-        return any(self._counts) and self._working < self._room
+        return any(self._due) and self._working < self._room
 
     def _may_begin(self) -> bool:
         return self.running <= self._room and self._is_open
@@ -411,10 +356,10 @@ class Agenda:
         assert self._tasks is not None
         if self.pace.free:
             self._paced = False
-            for _ in range(min(sum(self._counts), self.turns - self.running)):
+            for _ in range(min(sum(map(len, self._due)), self.turns - self.running)):
                 self._begin_worker(self._tasks)
             return math.inf
-        if not any(self._counts) or self.running >= self._room:
+        if not any(self._due) or self.running >= self._room:
             return math.inf  # until somebody is due or a turn is given back
         if self._ahead and not self._partitions_first:
             return math.inf  # until the other request has begun
@@ -427,21 +372,17 @@ class Agenda:
 
     @property
     def answering(self) -> int:
-        """How many requests under way are being answered."""
         return sum(turn.answering for turn in self._held)
 
     def hold(self, turn: Turn) -> None:
-        """Note that a request has begun."""
         self._held[turn] = None
 
     def release(self, turn: Turn) -> None:
-        """Note that the request has ended."""
         del self._held[turn]
         if not turn.given_back:
             self._quiet = 0.0
 
     def brought(self, turn: Turn) -> None:
-        """Note that the request has brought a checkpoint."""
         self._quiet = 0.0
         if not turn.brought:
             turn.brought = True
@@ -471,7 +412,6 @@ class Agenda:
                 turn.give_back()
 
     def _over(self, turn: Turn, shortest: float) -> bool:
-        """Whether a turn was held for long enough."""
         if turn.held >= self._timeout * 2**turn.doublings:
             return True
         silent = not turn.brought and not turn.waits_for_room and not turn.doublings

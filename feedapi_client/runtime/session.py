@@ -17,7 +17,6 @@ from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import FeedInfo, FeedKey, Partition, Position
-from feedapi_client.pace import Pace
 from feedapi_client.protocol.text import counted, names
 from feedapi_client.runtime.board import Board
 from feedapi_client.runtime.delegating import Delegation, Read
@@ -26,6 +25,7 @@ from feedapi_client.runtime.discovery import Discovery, first_error
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.iteration import ConsumerSettings, Iteration
 from feedapi_client.runtime.loop import Wakeup, beside, running_task
+from feedapi_client.runtime.pace import Pace
 from feedapi_client.runtime.partition import BufferBudget
 from feedapi_client.runtime.planning import Planning
 from feedapi_client.runtime.positions import Positions
@@ -43,8 +43,6 @@ _LOOK_SECONDS = 1.0
 
 
 class Session:
-    """Drives one planner from its start to the end of one iteration."""
-
     def __init__(
         self,
         settings: ConsumerSettings,
@@ -97,7 +95,6 @@ class Session:
         self.board = Board(
             self.planning, self._topology, self.buffer, self._watchdog, self._discovery
         )
-        """What it shows of itself."""
         self._opening = anyio.CancelScope()
         self._scope = anyio.CancelScope()
         self._unwound = anyio.Event()
@@ -167,16 +164,12 @@ class Session:
             self.iteration.report(None, found)
 
     def delegate(self, read: Read, late: Mapping[int, float] | None) -> Delegation:
-        """Let somebody else read: see `FeedConsumer.delegate`. Before it runs."""
         return Delegation(self.planning, self._fetching, self.delivery, read, late)
 
     # ------------------------------------------------------------------ how it goes on
 
     async def run(self) -> None:
-        """Fetch and discover until the iteration ends.
-
-        Never raises: a failure is raised by the iterating task.
-        """
+        """Fetch and discover until the iteration ends. A failure is raised to who iterates."""
         if self._unwound.is_set():
             return  # it was stopped before it was open
         self.iteration.begin()
@@ -237,13 +230,11 @@ class Session:
         await self._unwound.wait()
 
     def close(self) -> None:
-        """End the session: nothing is fetched or committed any more."""
         self.iteration.close()
         self._scope.cancel()
         self._grace_changed.set()
 
     def stop(self) -> None:
-        """End the iteration after the batches in flight; at once while it is being opened."""
         self.iteration.stop()
         self._opening.cancel()
 
@@ -272,11 +263,9 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether the session has ended."""
         return self.iteration.over
 
     def report_unfinished(self, grace: float) -> None:
-        """Report whose batches were not finished within the grace period of a stop."""
         partitions = self.planning.partitions.values()
         unfinished = sorted(p.id for p in partitions if p.in_flight or p.committing)
         text = f"the grace period of {grace:g} s is over: what is in flight is given up"
@@ -286,11 +275,9 @@ class Session:
 
     @property
     def info(self) -> FeedInfo | None:
-        """The last good discovery."""
         return self._topology.info
 
     def topology(self) -> Mapping[int, Partition]:
-        """The partitions of the last good discovery, those that are selected."""
         return self.planning.planner.graph.partitions
 
     def preceding(self, partition: int) -> list[int]:

@@ -20,15 +20,12 @@ class Sharing(Protocol):
 
         Only one instance at a time bootstraps. The others wait for what it saves.
         """
-        ...
 
     async def run(self) -> None:
         """Keep the leases until cancelled."""
-        ...
 
     async def leave(self) -> None:
         """Release all leases. Never raises."""
-        ...
 
     async def reload(self) -> list[Action]:
         """Load the positions that others have saved. Return the planner's actions."""
@@ -36,16 +33,12 @@ class Sharing(Protocol):
 
     def suspect(self) -> None:
         """A save was refused: look at the leases again."""
-        ...
 
     def released(self, partition: int) -> None:
         """A batch of the partition is not in flight any more."""
-        ...
 
     def nudge(self) -> None:
         """The partitions that can be read may have changed."""
-        ...
 
     def owner(self, partition: int) -> str | None:
         """Return the instance that reads a partition, as far as is known."""
-        ...

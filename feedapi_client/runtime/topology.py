@@ -16,7 +16,6 @@ UNKNOWN_COMMAND_GAP_SECONDS = 5.0
 """Minimum time between two discoveries that only unknown commands caused."""
 REFUSED_GAP_SECONDS = 0.25
 """Between two discoveries that only refused partitions ask for."""
-INTERVAL = "Limits.discovery_interval is over"
 
 
 class DiscoveryTimer:
@@ -25,24 +24,17 @@ class DiscoveryTimer:
     def __init__(self, interval: float) -> None:
         self.wanted = False
         """Whether a discovery was requested and none that began later has succeeded."""
-        self.reason = INTERVAL
-        """Why the last discovery began."""
         self.next = 0.0
-        """When the next discovery is due, on the clock of the event loop."""
-        self._reason_next = INTERVAL
         self._interval = interval
         self._refused_gap = min(REFUSED_GAP_SECONDS, interval)
         self._asked = math.inf
         """The earliest moment that somebody has asked for since the last discovery began."""
-        self._for_refused = False
-        self._last = self._last_for_refused = -math.inf
+        self._begun = self._last = -math.inf
         self._not_before = 0.0
         self._sooner = Wakeup()
         self._clock = loop_clock()
 
-    def soon(self, reason: str = "a partition was drained") -> None:
-        """Request a discovery soon, because something depends on it."""
-        self._reason_next = reason
+    def soon(self) -> None:
         self._ask(self._clock())
 
     def refused(self, delay: float) -> None:
@@ -50,45 +42,31 @@ class DiscoveryTimer:
 
         However many partitions are refused, this leads to a few discoveries a second at most.
         """
-        self._for_refused = True
-        self._reason_next = "a request was refused"
-        now = self._clock()
-        self._ask(max(now + delay, self._last_for_refused + self._refused_gap))
+        self._ask(max(self._clock() + delay, self._begun + self._refused_gap))
 
     def perhaps(self) -> None:
         """Request a discovery that may bring something new, at a limited rate."""
         gap = self._last + UNKNOWN_COMMAND_GAP_SECONDS - self._clock()
-        self.later(max(0.0, gap), "a response held an unknown command")
+        self.later(max(0.0, gap))
 
-    def later(self, delay: float, reason: str) -> None:
-        """Request a discovery after a delay, for what may pass by itself."""
-        if self._reason_next is INTERVAL:
-            self._reason_next = reason
+    def later(self, delay: float) -> None:
         self._by(self._clock() + delay)
 
     def begun(self) -> None:
-        """Record that a discovery begins. A later request is for another one."""
-        if self._for_refused:
-            self._last_for_refused = self._clock()
-        self._for_refused = False
-        self.reason, self._reason_next = self._reason_next, INTERVAL
+        self._begun = self._clock()
         self._asked = self.next = math.inf
 
     def succeeded(self) -> None:
-        """Record that a discovery succeeded."""
         self.wanted = self._asked < math.inf
         self._last = self._clock()
         self._not_before = self._last + _GAP_SECONDS
         self.next = max(min(self._asked, self._last + self._interval), self._not_before)
 
     def failed(self, pause: float) -> None:
-        """Record that a discovery failed, to be tried again after a pause."""
-        self._reason_next = "the last one failed"
         self._last = self._clock()
         self.next = self._not_before = self._last + max(_GAP_SECONDS, pause)
 
     async def due(self) -> None:
-        """Wait until the next discovery is due."""
         while (pause := self.next - self._clock()) > 0:
             await self._sooner.wait(pause)
 
@@ -109,13 +87,11 @@ class Topology:
 
     def __init__(self, limits: Limits, *, selects: bool) -> None:
         self.info: FeedInfo | None = None
-        """The last good discovery."""
         self.awaits_partitions = False
         """Whether discoveries list no partition, and one still may (R7)."""
         self.closed_since: dict[int, float] = {}
         """When each partition was first seen closed whose end has to be shown by its answers."""
         self.answers = FeedAnswers(limits.settle_time)
-        """The answers to fetches, of all partitions."""
         self._selects = selects
         self._clock = loop_clock()
         self._failed_at = -math.inf
@@ -123,12 +99,10 @@ class Topology:
 
     @property
     def known(self) -> FeedInfo:
-        """The last good discovery, once there is one."""
         assert self.info is not None
         return self.info
 
     def discovered(self, info: FeedInfo) -> None:
-        """Take the result of a discovery."""
         if self.info is None or self.info.partitions is not info.partitions:
             now, before = self._clock(), self.closed_since
             self.closed_since = {
@@ -139,7 +113,6 @@ class Topology:
         self.info = info
 
     def failed(self) -> None:
-        """Record that a discovery has failed: answers that are empty now prove nothing (R6)."""
         self._failed_at = self._clock()
 
     def end_counts_from(self, partition: int) -> float:
@@ -151,12 +124,10 @@ class Topology:
         return max(seen, self._failed_at, self.answers.failed_at)
 
     def newly_awaited(self, of: Collection[int]) -> set[int]:
-        """Of these closed partitions, those of which no record has said that an end is awaited."""
         self._told &= self.closed_since.keys()
         new = (self.closed_since.keys() & of) - self._told
         self._told |= new
         return new
 
     def was_told(self, partition: int) -> bool:
-        """Whether a record has said that the end of the partition is awaited."""
         return partition in self._told

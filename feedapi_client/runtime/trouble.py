@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from typing import NamedTuple
@@ -68,14 +69,11 @@ def refusal_backoff(policy: RetryPolicy, *, give_up_after: float | None = None) 
 
 
 class AskedAs(NamedTuple):
-    """The dialect and the token of a request."""
-
     dialect: str
     token: str | None
 
     @classmethod
     def of(cls, info: FeedInfo) -> AskedAs:
-        """Of the requests after this discovery."""
         return cls(info.dialect, info.token)
 
 
@@ -100,61 +98,34 @@ class Kind(Enum):
 _UNTIL_SUCCESS = (Kind.REQUEST, Kind.LAG, Kind.LAG_OF_OPEN, Kind.NO_CHECKPOINT)
 
 
+@dataclass(slots=True, eq=False)
 class Trouble:
-    """The failures of one partition."""
+    _retry: RetryPolicy
+    _clock: Clock
+    _backoffs: dict[Kind, Backoff] = field(default_factory=dict)
+    error: FeedError | None = None
+    since: datetime | None = None
+    failed_at: float = float("-inf")
+    """When a request failed last, on the clock of the event loop.
 
-    __slots__ = (
-        "_backoffs",
-        "_clock",
-        "_lag_reported",
-        "_limited_alone",
-        "_limited_at",
-        "_refused_at",
-        "_refused_since",
-        "_retry",
-        "_retry_due",
-        "doublings",
-        "error",
-        "failed_at",
-        "refused",
-        "refused_as",
-        "retry_at",
-        "since",
-        "total",
-    )
-
-    def __init__(self, retry: RetryPolicy, clock: Clock) -> None:
-        self._retry = retry
-        self._clock = clock
-        self._backoffs: dict[Kind, Backoff] | None = None
-        self.error: FeedError | None = None
-        """Why it is retried, or can't go on."""
-        self.since: datetime | None = None
-        """When the first error in a row came."""
-        self.failed_at = float("-inf")
-        """When a request failed last, on the clock of the event loop.
-
-        The first refusal in a row does not count: publishers change tokens and split partitions.
-        """
-        self.retry_at: datetime | None = None
-        """When it is asked again, for `status()` only: the wall clock may be set meanwhile."""
-        self._retry_due = 0.0
-        self.total = 0
-        """Requests that failed, were refused or brought nothing in their time."""
-        self.refused = False
-        """Whether a request was refused and a discovery that began later is awaited."""
-        self.refused_as: AskedAs | None = None
-        self.doublings = 0
-        """How often the time that it may hold a turn is doubled: it was too short before."""
-        self._lag_reported = False
-        self._refused_at = 0.0
-        self._refused_since: float | None = None
-        self._limited_at = -1
-        self._limited_alone = -1
+    The first refusal in a row does not count: publishers change tokens and split partitions.
+    """
+    retry_at: datetime | None = None
+    """When it is asked again, for `status()` only: the wall clock may be set meanwhile."""
+    _retry_due: float = 0.0
+    total: int = 0
+    """Requests that failed, were refused or brought nothing in their time."""
+    refused: bool = False
+    refused_as: AskedAs | None = None
+    doublings: int = 0
+    """How often the time that it may hold a turn is doubled: it was too short before."""
+    _lag_reported: bool = False
+    _refused_at: float = 0.0
+    _refused_since: float | None = None
+    _limited_at: int = -1
+    _limited_alone: int = -1
 
     def _backoff(self, kind: Kind) -> Backoff:
-        if self._backoffs is None:
-            self._backoffs = {}
         backoff = self._backoffs.get(kind)
         if backoff is None:
             backoff = self._backoffs[kind] = self._new(kind)
@@ -174,27 +145,21 @@ class Trouble:
             clock=self._clock,
         )
 
-    def _known(self, kind: Kind) -> Backoff | None:
-        return None if self._backoffs is None else self._backoffs.get(kind)
-
     def _forget(self, *kinds: Kind) -> None:
-        for kind in kinds if self._backoffs else ():
-            self._backoffs.pop(kind, None)  # type: ignore[union-attr]
-        if not self._backoffs:
-            self._backoffs = None
+        if self._backoffs:
+            for kind in kinds:
+                self._backoffs.pop(kind, None)
 
     # ------------------------------------------------------------------ what is shown
 
     @property
     def failing(self) -> bool:
-        """The last request failed by an error that is retried, or brought nothing in its time."""
-        known = self._backoffs
-        return known is not None and (Kind.REQUEST in known or Kind.NO_CHECKPOINT in known)
+        return Kind.REQUEST in self._backoffs or Kind.NO_CHECKPOINT in self._backoffs
 
     @property
     def given_up(self) -> bool:
         """Whether requests had failed for `RetryPolicy.give_up_after` when the last one did."""
-        failures = self._known(Kind.REQUEST)
+        failures = self._backoffs.get(Kind.REQUEST)
         return (
             failures is not None
             and failures.failing
@@ -202,12 +167,10 @@ class Trouble:
         )
 
     def attempts(self, kind: Kind) -> int:
-        """Failures of a kind that are not forgotten yet."""
-        known = self._known(kind)
+        known = self._backoffs.get(kind)
         return 0 if known is None else known.failures
 
     def show(self, error: FeedError) -> None:
-        """Show an error in the status, with the time of the first in a row."""
         self.error = error
         if self.since is None:
             self.since = datetime.now(UTC)
@@ -215,7 +178,6 @@ class Trouble:
     # ------------------------------------------------------------------ what goes well
 
     def started(self) -> None:
-        """The partition is read anew."""
         self.error = self.since = None
 
     def recovered(self) -> None:
@@ -226,7 +188,6 @@ class Trouble:
         self.error = self.since = self.retry_at = None
 
     def progressed(self) -> None:
-        """A response moved the cursor."""
         self._forget(Kind.NO_PROGRESS)
 
     def answered(self) -> None:
@@ -240,10 +201,7 @@ class Trouble:
     # ------------------------------------------------------------------ what fails
 
     def failed(self, kind: Kind, error: FeedError) -> float:
-        """Record a failure. Return the seconds until the next request.
-
-        Raises the error itself when it is fatal, or when that has failed for too long.
-        """
+        """Return the seconds until the next request. Raises the error when it is final."""
         self.show(error)
         if kind in (Kind.LAG, Kind.LAG_OF_OPEN):
             other = Kind.LAG_OF_OPEN if kind is Kind.LAG else Kind.LAG
@@ -254,12 +212,10 @@ class Trouble:
         return self.retry_in(self._backoff(kind).pause(error))
 
     def pause_without_progress(self, error: FeedError) -> float:
-        """Return the seconds to wait after a response without progress (R13)."""
         return self._backoff(Kind.NO_PROGRESS).pause(error)
 
     def lags_for_long(self) -> bool:
-        """Return whether the lag is to be reported: once, after 5 seconds."""
-        lag = self._known(Kind.LAG) or self._known(Kind.LAG_OF_OPEN)
+        lag = self._backoffs.get(Kind.LAG) or self._backoffs.get(Kind.LAG_OF_OPEN)
         if lag is None or self._lag_reported or lag.elapsed < LAG_REPORTED_SECONDS:
             return False
         self._lag_reported = True
@@ -326,7 +282,6 @@ class Trouble:
 
     @property
     def refused_seconds(self) -> float:
-        """Seconds from the first refusal in a row to the last one."""
         return 0.0 if self._refused_since is None else self._refused_at - self._refused_since
 
     def ask_again(self, *, after_failures: bool = False) -> float:
@@ -341,7 +296,6 @@ class Trouble:
         return 0.0 if self.retry_at is None else self._retry_due
 
     def retry_in(self, seconds: float) -> float:
-        """Record that the request is made again after so many seconds, and return them."""
         self.total += 1
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
         self.failed_at = self._clock()

@@ -47,8 +47,6 @@ class Wait:
 
 
 class Waits:
-    """The register of what a session waits for, the oldest first."""
-
     def __init__(self) -> None:
         self.all: dict[Wait, None] = {}
         self._clock = loop_clock()
@@ -62,7 +60,6 @@ class Waits:
         *,
         restart: Callable[[], object] | None = None,
     ) -> Iterator[Wait]:
-        """Register the block, with the task that runs it."""
         wait = Wait(name, text, partition, self._clock(), restart)
         self.all[wait] = None
         try:
@@ -71,7 +68,6 @@ class Waits:
             del self.all[wait]
 
     def of(self, name: ProblemName) -> Wait | None:
-        """The oldest of a name."""
         return next((wait for wait in self.all if wait.name is name), None)
 
 
@@ -88,7 +84,6 @@ def stack_where(matches: Callable[[FrameType], bool]) -> str | None:
 
 
 def stack_of(task: Any) -> str | None:
-    """Return the stack of a `running_task`; None for None."""
     return None if task is None else _text(list(_frames(coroutine_of(task))))
 
 

@@ -72,10 +72,7 @@ class Stall(NamedTuple):
 
 
 class Watchdog:
-    """Looks at everything that a session waits for.
-
-    `problems` gives those of the session's health, for listeners.
-    """
+    """Looks at everything that a session waits for. `problems`: of its health, for listeners."""
 
     def __init__(
         self,
@@ -112,7 +109,6 @@ class Watchdog:
     # ------------------------------------------------------------------ looks
 
     async def run(self) -> None:
-        """Report and restart what hangs, until cancelled."""
         self._beaten = time.monotonic()
         while True:
             if await self._was_blocked():
@@ -133,7 +129,6 @@ class Watchdog:
             await self._sleep_until(max(self._next, self._clock() + _SHORTEST))
 
     def look(self) -> list[Stall]:
-        """Return what hangs now."""
         now = self._clock()
         hangs = list(self._of_consumer(now))
         if now < self._judges_from or self._late_beat >= self._block:
@@ -301,7 +296,6 @@ class Watchdog:
         yield Stall(ProblemName.HANDLER_STUCK, p.id, oldest.since, text, stack)
 
     def oldest(self, partition: int) -> Oldest | None:
-        """Return the event by key that holds the cursor of a partition back, if there is one."""
         keyed = self._delivery.keyed
         return None if keyed is None else keyed.oldest(partition)
 
@@ -313,7 +307,6 @@ class Watchdog:
         return self._left_since
 
     def _revive(self, entry: Entry) -> None:
-        """Read a partition again that nobody reads although it is to be read."""
         p = self._planning.partition(entry.id)
         if entry.running:
             self._planning.perform([Start(entry.id, entry.cursor)])
@@ -395,7 +388,6 @@ def _doing(wait: Wait) -> str:
 
 
 def _stack_of_handler(partition: int) -> str | None:
-    """The stack of the task of `FeedConsumer.run` that handles a batch of the partition."""
     code = BatchHandler.__call__.__code__
     return stack_where(
         lambda frame: frame.f_code is code and frame.f_locals["batch"].partition == partition
@@ -403,8 +395,6 @@ def _stack_of_handler(partition: int) -> str | None:
 
 
 def _stack_of_event(partition: int) -> str | None:
-    """The stack of the task of `FeedConsumer.run_by_key` that handles an event of the partition."""
-
     code = ByKey._work.__code__
 
     def handles(frame: FrameType) -> bool:
@@ -415,7 +405,6 @@ def _stack_of_event(partition: int) -> str | None:
 
 
 def waits_for(iteration: Iteration, waits: Waits) -> str:
-    """Return what an entry waits for, for people."""
     call = waits.of(ProblemName.STORE_STUCK)
     return iteration.entry_waits if call is None else f"for the store, {call.text}"
 

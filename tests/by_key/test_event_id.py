@@ -136,18 +136,6 @@ async def crash(publisher: Publisher, ledger: Ledger, *, key: str = "e0") -> Non
     ledger.calls.clear()
 
 
-async def test_r05_what_is_done_ahead_of_the_cursor_is_not_done_again(
-    publisher: Publisher, ledger: Ledger
-) -> None:
-    fill(publisher, 40, entities=4)
-    await crash(publisher, ledger)
-    assert ledger.remembered == 30
-    await finish(publisher, ledger)
-    assert ledger.calls == list(range(0, 40, 4))
-    assert_each_entity_in_order_and_once(ledger.effects, publisher)
-    assert ledger.remembered == 0
-
-
 async def test_r05_a_stop_repeats_nothing_of_what_is_done(
     publisher: Publisher, ledger: Ledger
 ) -> None:

@@ -137,26 +137,6 @@ async def test_r05_the_cursor_never_passes_an_unfinished_event(
     assert_each_entity_in_order_and_once(again.payloads, publisher)
 
 
-async def test_one_cursor_covers_all_batches_that_are_done(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    fill(publisher, 100, entities=4)
-    application = Application()
-    application.blocked["e0"] = anyio.Event()
-    async with (
-        consume(publisher, store=store, follow=False, limit={"max_batch_events": 5}) as consumer,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(drain, consumer, application)
-        await wait_until(lambda: len(application.payloads) == 75)
-        assert consumer.status()[0].in_flight_seconds is not None
-        gate = application.blocked.pop("e0")
-        gate.set()
-    assert len(store.saves) <= 20  # with the first position
-    assert await store.cursors() == {0: publisher.end_cursor(0)}
-    assert consumer.status()[0].in_flight_since is None
-
-
 async def test_a_slow_store_gathers_commits(publisher: Publisher, store: RecordingStore) -> None:
     fill(publisher, 100)
     gate = anyio.Event()

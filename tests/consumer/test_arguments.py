@@ -186,6 +186,7 @@ WRONG: list[dict[str, Any]] = [
     {"partitions": []},
     {"decoder": "json"},
     {"v1_partitions": 0},
+    {"v1_partitions": 40_000},
     {"v1_partitions": "4"},
     {"lineage": {1: "0"}},
     {"share": True},

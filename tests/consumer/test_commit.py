@@ -385,17 +385,6 @@ async def test_r06_empty_pages_whose_cursor_moves_are_progress_and_not_the_end(
     assert await feed.read(limit={"poll_interval": 0.001}) == [0, 1]
 
 
-async def test_r06_many_empty_pages_in_a_row_are_reported_and_never_the_end() -> None:
-    feed = LocalFeed()
-    feed.fail(faults.EmptyPage(), times=None)
-    feed.close(0)
-    async with feed.running(follow=False, limit={"poll_interval": 0.001}) as reader:
-        await wait_until(lambda: reader.reports("100 responses in a row"))
-        assert reader.state() == "reading"
-        feed.heal()
-        await reader.until("drained")
-
-
 # ---------------------------------------------------------------------- R7
 
 

@@ -261,26 +261,6 @@ async def test_r06_late_partitions_are_asked_at_once_and_read(behind: bool) -> N
     assert await feed.store.cursors() == {0: feed.end_cursor(0)}
 
 
-async def test_r15_partition_whose_listed_end_moved_is_asked_before_it_is_due() -> None:
-    feed = LocalFeed(3, quirks=Quirks(last_cursor="always"))
-    feed.fill(0, 20)
-    elsewhere = Elsewhere(feed)
-    hour = {"poll_interval": 3600.0, "max_poll_interval": 3600.0}
-    async with elsewhere.following(limit=hour) as consumer:
-        status = consumer.status
-        await wait_until(
-            lambda: (
-                len(elsewhere.payloads) == 20
-                and all(each.caught_up for each in status().partitions.values())
-            )
-        )
-        began = anyio.current_time()
-        feed.numbers(1, 20, entity="late")
-        await wait_until(lambda: len(elsewhere.payloads) == 21)
-        assert anyio.current_time() - began < 60
-    elsewhere.check()
-
-
 async def test_stop_lets_what_is_being_read_be_committed() -> None:
     feed = LocalFeed(1)
     feed.numbers(0, *range(30))

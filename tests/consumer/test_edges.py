@@ -31,7 +31,6 @@ from feedapi_client import (
 )
 from feedapi_client.causes import StrayCancellationError
 from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
-from feedapi_client.runtime.discovery import PresentEnds
 from tests.consumer.helpers import RETRY, SAFETY_LIMIT, SHORT, limits
 
 pytestmark = pytest.mark.anyio
@@ -429,17 +428,6 @@ async def test_r07_last_is_asked_again_while_its_answer_holds_events() -> None:
                 assert numbers(batch) == [13]
                 break
     assert asked[:4] == ["_last", "_last", "_last", "12"]
-
-
-async def test_r07_the_end_for_a_client_is_asked_again_while_events_come() -> None:
-    answers = [event(1) + checkpoint(1), event(2) + checkpoint(2), checkpoint(2)]
-
-    async def page(_: dict[str, str]) -> AsyncIterator[bytes]:
-        yield answers.pop(0)
-
-    async with consumer_of(feed_of(page)) as consumer:
-        assert consumer._client is not None
-        assert await PresentEnds(consumer._client).end_of(0) == "2"
 
 
 # ---------------------------------------------------------------- saves (R5)

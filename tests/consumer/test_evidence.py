@@ -715,7 +715,6 @@ async def test_r10_refusals_that_last_are_an_error_or_park_and_the_consumer_is_n
             assert "s3cret" not in str(raised[0])
         else:
             assert [consumer.status()[id].state for id in (0, 1)] == ["parked", "caught up"]
-            assert not consumer.health().ready
         tasks.cancel_scope.cancel()
 
 

@@ -311,19 +311,6 @@ async def test_leaving_the_block_closes_every_connection(serve: Callable[..., Pu
     await wait_until(lambda: publisher.in_flight == 0)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"on_error": "ignore"}, {"name": ""}, {"start": "middle"}),
-        *({"v1_partitions": 0}, {"v1_partitions": 40000}),
-    ],
-    ids=repr,
-)
-async def test_invalid_options_are_refused_by_the_constructor(options: Any) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        FeedConsumer("http://127.0.0.1:1/feed", **options)
-
-
 @on_a_socket
 async def test_the_repr_of_a_consumer_shows_its_state_and_no_secret(publisher: Publisher) -> None:
     assert publisher.url is not None

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from feedapi_client import FeedConsumer, FetchOptions, Limits
-from feedapi_client.runtime.fetching import MOST_POLLED_SECONDS, POLLED_SECONDS, Streaming
 from feedapi_client.testing import Publisher
 from tests import nginx
 from tests.consumer.helpers import RETRY, limits, n_of, numbers, take, wait_until
@@ -116,27 +115,6 @@ async def test_r14_a_silent_stream_of_a_feed_without_events_is_no_buffering_prox
     assert feed.asked_for.count("stream") >= 3, "streams are tried again and again"
     # Each of them is followed by a request without one; a page's first end is asked again.
     assert "stream stream" not in " ".join(feed.asked_for)
-
-
-def test_r14_one_partition_tries_a_stream_again_after_a_while() -> None:
-    streaming, now = Streaming(), 1000.0
-    assert streaming.is_tried(1, now, 60.0)
-    assert streaming.held_back(now) == POLLED_SECONDS
-    assert not streaming.is_tried(1, now + POLLED_SECONDS - 1, 60.0)
-    now += POLLED_SECONDS
-    assert streaming.is_tried(1, now, 60.0)
-    assert not streaming.is_tried(2, now, 60.0), "one is enough to find out"
-    streaming.stayed_silent(1)
-    assert streaming.is_tried(2, now, 60.0), "it had no event: another one tries"
-    assert streaming.is_tried(1, now + 120.0, 60.0), "a trial that nobody ended"
-    assert streaming.held_back(now) == 2 * POLLED_SECONDS
-    assert streaming.held_back(now) is None, "known already"
-    for _ in range(20):
-        now += MOST_POLLED_SECONDS
-        seconds = streaming.held_back(now)
-    assert seconds == MOST_POLLED_SECONDS
-    streaming.heard()
-    assert streaming.is_tried(3, now, 60.0)
 
 
 @pytest.mark.parametrize("concurrent", [1, 3])

@@ -189,7 +189,7 @@ class Instance:
     def deliver(self, partition: RuntimePartition, event: Event | None, cursor: str) -> None:
         """Buffer a page of one event and hand it to the application."""
         partition.received(CheckpointedEvents([], cursor, 1))
-        partition.announce()
+        partition.announced = bool(partition.pending)
         partition.take(1)
         self.planner.progressed(partition.id)
         self.planner.delivered(partition.id)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from feedapi_client import RetryPolicy
-from feedapi_client.pace import Pace
+from feedapi_client.runtime.pace import Pace
 from feedapi_client.runtime.scheduling import Agenda, Turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

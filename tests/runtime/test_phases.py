@@ -43,7 +43,7 @@ def partition(state: State, facts: dict[str, bool]) -> RuntimePartition:
     if facts["full"] or facts["gave_way"]:
         p.received(CheckpointedEvents([], "c", 2000 if facts["full"] else 1))
     if facts["gave_way"]:
-        p.yielded()
+        p.gave_way = bool(p.pending)
     if facts["end"]:
         p.reached_end(ReadEnd("z", closed=True))
     p.trouble.refused = facts["refused"]

@@ -11,11 +11,11 @@ import pytest
 from feedapi_client.lineage.graph import PublisherEdges
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Position
-from feedapi_client.pace import Pace
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.page import EndEvidence, FeedAnswers, Outcome, PageReader, Progress
 from feedapi_client.runtime.board import Board
 from feedapi_client.runtime.late import LateEvents
+from feedapi_client.runtime.pace import Pace
 from feedapi_client.runtime.partition import RuntimePartition
 
 

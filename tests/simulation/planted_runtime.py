@@ -166,7 +166,7 @@ def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
 
     def offer(self: Planning, partition: Any) -> None:
         if not partition.queued and self._is_deliverable(partition):
-            partition.queue(True)
+            partition.queued = True
             self._ready.append(partition)
 
     patch.setattr(Planning, "offer", offer)

@@ -41,14 +41,14 @@ def events_are_delivered_after_a_stop(patch: pytest.MonkeyPatch) -> None:
     drop = RuntimePartition.stop
 
     def stop(self: RuntimePartition) -> None:
-        pending, announced = list(self.pending), self._announced
+        pending, announced = list(self.pending), self.announced
         size = self.pending_bytes, self.pending_size
         self.pending.clear()
         self.pending_bytes = 0
         drop(self)
         self.pending.extend(pending)
         self.pending_bytes, self.pending_size = size
-        self._announced = announced
+        self.announced = announced
 
     def next_ready(
         self: Planning, fits: Callable[[RuntimePartition], bool] | None = None
@@ -59,7 +59,7 @@ def events_are_delivered_after_a_stop(patch: pytest.MonkeyPatch) -> None:
             if deliverable and fits is not None and not fits(partition):
                 return None
             self._ready.popleft()
-            partition.queue(False)
+            partition.queued = False
             if deliverable:
                 return partition
         return None

@@ -143,7 +143,9 @@ class Process:
         return () if self._entered is None else tuple(self._entered.iteration.reports)
 
     def _status_of(self, partition: int) -> PartitionStatus | None:
-        return None if self._entered is None else self._entered.board.status_of(partition)
+        if self._entered is None:
+            return None
+        return self._entered.board.status().partitions.get(partition)
 
     def tell(self) -> None:
         """Let the oracle know what the consumer has reported so far."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from feedapi_client import CommitOrderError, Event, Quarantine, Retry, SQLiteCursorStore
-from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
+from feedapi_client import CommitOrderError, Event, SQLiteCursorStore
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import (
     RecordingStore,
@@ -22,8 +19,7 @@ from tests.consumer.helpers import (
     fill,
     numbers,
 )
-from tests.sync.helpers import consume, wait_until
-from tests.sync.test_interruption import stack_of_main
+from tests.sync.helpers import consume
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 CtrlC = Callable[[Callable[[], object]], threading.Thread]
@@ -63,28 +59,6 @@ def test_r04_each_key_is_handled_in_order_one_at_a_time(
     assert_each_entity_in_order_and_once(payloads, wide)
 
 
-def test_keys_of_one_partition_are_handled_at_once(publisher: Publisher) -> None:
-    fill(publisher, 12, entities=4)
-    together = threading.Barrier(4, timeout=60)
-    names: dict[str, set[str]] = defaultdict(set)
-
-    def handle(event: Event) -> None:
-        together.wait()
-        names[entity(event)].add(threading.current_thread().name)
-
-    with consume(publisher, follow=False) as consumer:
-        consumer.run_by_key(handle, key=entity, threads=4)
-    assert len(names) == 4
-
-
-def test_one_thread_is_the_calling_one(publisher: Publisher) -> None:
-    fill(publisher, 10)
-    seen: set[int] = set()
-    with consume(publisher, follow=False) as consumer:
-        consumer.run_by_key(lambda event: seen.add(threading.get_ident()), key=entity, threads=1)
-    assert seen == {threading.get_ident()}
-
-
 def test_r05_a_handler_that_raises_ends_it_and_the_others_finish(
     publisher: Publisher, store: RecordingStore
 ) -> None:
@@ -111,75 +85,6 @@ def test_r05_a_handler_that_raises_ends_it_and_the_others_finish(
         consumer.run_by_key(lambda event: again.append(number(event)), key=entity)
     assert 0 in again
     assert set(handled) | set(again) == set(range(40))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_failing_event_is_retried_and_then_quarantined(
-    publisher: Publisher, store: RecordingStore, threads: int
-) -> None:
-    fill(publisher, 20, entities=4)
-    quarantine = MemoryQuarantineStore()
-    handled: list[int] = []
-    attempts: list[int] = []
-
-    def handle(event: Event) -> None:
-        if number(event) == 6:
-            attempts.append(6)
-            raise ValueError("poison")
-        handled.append(number(event))
-
-    policy = Retry(attempts=3, base_delay=0.001, then=Quarantine(to=quarantine))
-    with consume(publisher, store=store, follow=False) as consumer:
-        consumer.run_by_key(handle, key=entity, threads=threads, on_failure=policy)
-    assert sorted(handled) == [n for n in range(20) if n != 6]
-    assert len(attempts) == 3
-    assert len(asyncio.run(quarantine.page())) == 1
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_handler_that_exits_ends_the_program(publisher: Publisher, threads: int) -> None:
-    numbers(publisher, 0, range(10))
-
-    def handle(event: Event) -> None:
-        raise SystemExit(3)
-
-    with consume(publisher) as consumer:
-        with pytest.raises(SystemExit) as raised:
-            consumer.run_by_key(handle, key=entity, threads=threads)
-        assert raised.value.code == 3
-        assert number(next(iter(consumer))) == 0
-
-
-def test_r20_ctrl_c_lets_threads_finish_and_saves_what_is_done(
-    publisher: Publisher, ctrl_c: CtrlC, store: RecordingStore
-) -> None:
-    fill(publisher, 40, entities=4)
-    started, go_on = threading.Semaphore(0), threading.Event()
-    handled: list[int] = []
-
-    def handle(event: Event) -> None:
-        started.release()
-        go_on.wait()
-        handled.append(number(event))
-
-    with consume(publisher, store=store) as consumer:
-        interrupting = ctrl_c(lambda: started.acquire() and started.acquire())
-
-        def let_go() -> None:
-            interrupting.join()
-            wait_until(lambda: "wait_for_end" in stack_of_main())
-            go_on.set()
-
-        thread = threading.Thread(target=let_go)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            consumer.run_by_key(handle, key=entity, threads=2)
-        thread.join()
-        assert sorted(handled) == [0, 1]
-    rest: list[int] = []
-    with consume(publisher, store=store, follow=False) as consumer:
-        consumer.run_by_key(lambda event: rest.append(number(event)), key=entity)
-    assert set(handled) | set(rest) == set(range(40))
 
 
 def test_after_the_grace_period_of_a_stop_a_handler_is_left_behind(

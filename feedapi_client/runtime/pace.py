@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from dataclasses import replace
 
 from feedapi_client.errors import FeedError, FeedUnavailableError
@@ -21,23 +20,14 @@ _DOUBLED_STARTS = 4
 """Requests in which the rate doubles while it is not known what is too much."""
 _DOUBLED_SECONDS = 1.0
 """Seconds for that, at least."""
-_OUTDATED = 2.0
-"""What was too much is forgotten when the rate has gone on rising for so many times the return."""
 _MOST_DOUBLINGS = 20
-_RAMP = 5
-"""After several refusals in a row the rate begins as low as half of what it was for each of them,
-for at most so many, and doubles with each request that passes."""
 _RETURN_STARTS = 20
 """Requests until the rate is again what it was before the decrease. The more, the fewer are
 refused."""
 _RETURN_SECONDS = 10.0
 """Seconds until then, at least. With many requests a second, that many would pass too soon."""
-_MEASURED_SECONDS = 2.0
-"""For how long the requests that pass are counted before the first one is refused."""
-_MEASURED = 256
-"""How many of them are remembered."""
-_UNMEASURED = 1.0
-"""Requests a second to begin with when none has passed."""
+_FIRST_RATE = 1.0
+"""Requests a second to begin with: it doubles until one is refused again."""
 _FEWEST = 2
 """Requests at once, at least: one that hangs must not stop the others."""
 _FREE = 1000.0
@@ -77,7 +67,6 @@ class Pace:
         self.free = True
         """Whether nothing is limited. To be looked at first: it takes the least time."""
         self.count = 0
-        """How many requests have passed."""
         self.since: float | None = None
         """The first refusal since the last request that passed; None if that one was the last."""
         self._slots = slots
@@ -89,11 +78,9 @@ class Pace:
         self._backoff = Backoff.of(waits, clock=lambda: self._now)
         self._window = float(slots)
         self._refused_rate = _FREE
-        self._ramp = math.inf
         self._slowed_at = -math.inf
         self._starts = 0
         self._opens = -math.inf
-        self._passed: deque[float] = deque(maxlen=_MEASURED)
 
     def __repr__(self) -> str:
         if self.free:
@@ -102,12 +89,10 @@ class Pace:
 
     @property
     def window(self) -> int:
-        """How many requests may be under way at once."""
         return int(self._window)
 
     @property
     def opens(self) -> float:
-        """When the next request may begin; -inf without a limit."""
         return -math.inf if self.free else self._opens
 
     def rate(self, now: float) -> float:
@@ -121,7 +106,7 @@ class Pace:
             rate *= math.pow(2.0, min(doublings, _MOST_DOUBLINGS))
         else:
             rate = self._refused_rate * (1.0 + _DECREASE * self._back(now) ** 3)
-        return max(self._slowest, min(rate, self._ramp, _FREE))
+        return max(self._slowest, min(rate, _FREE))
 
     def _back(self, now: float) -> float:
         """How far the rate has returned: -1 after a refusal, 0 where it was, then beyond."""
@@ -129,54 +114,34 @@ class Pace:
         return min(self._starts / _RETURN_STARTS, seconds) - 1.0
 
     def begin(self, now: float) -> None:
-        """Record that a request begins."""
         if self.free:
             return
         self._now = now
         # A feed that asks less often than it may has not tried whether it might more often.
         self._starts += now - self._opens <= _LATE
         rate = self.rate(now)
-        if not self._searching and self._back(now) > _OUTDATED:
-            self._search(rate / (1.0 - _DECREASE), now)
         self._opens = max(self._opens, now - min(_LATE, 0.1 / rate)) + 1.0 / rate
         if rate >= _FREE and self.window >= self._slots:
             self.free = True
 
-    def _search(self, rate: float, now: float) -> None:
-        """Begin to look for the rate that is too much."""
-        self._searching = True
-        self._refused_rate = rate
-        self._slowed_at, self._starts = now, 0
-
-    def passed(self, now: float, *, began: float) -> None:
-        """Record that a request was answered which began at some moment."""
+    def passed(self) -> None:
         self.count += 1
-        self._passed.append(now)
         if not self.free:
             self.since = None
-            self._ramp *= 2.0
-            if self._searching and began < self._slowed_at:
-                self._refused_rate = max(self._refused_rate, self._measured(now))
             self._backoff.reset()
             self._window = min(self._slots, self._window + 1.0 / self._window)
 
     def refused(
         self, error: FeedError, *, began: float, now: float, under_way: int, answering: int
     ) -> bool:
-        """Record that a request was refused, as `limits_requests` says.
+        """Record a refusal, as `limits_requests` says. Return whether the pace is slower since.
+
+        It is not for a request that began before it last became slower. Raises the error itself if
+        it is final, or if nothing has passed for `RetryPolicy.give_up_after`.
 
         Arguments:
-            began: when the request began.
             under_way: how many requests are under way beside it.
             answering: how many of these have passed, and are being answered.
-
-        Returns:
-            whether the pace has become slower. It does not for a request that began before it last
-            became slower.
-
-        Raises:
-            the error itself, if nothing has passed for `RetryPolicy.give_up_after`, or if
-            `RetryPolicy.decide` says so.
         """
         if self._policy.decide(error) != "retry":
             raise error
@@ -185,13 +150,10 @@ class Pace:
             self._hold(error, now)
             return False
         pause = self._backoff.pause(error)
-        if self.since is None:
+        if self.since is None:  # otherwise nothing says how many would pass: the pause grows
             self.since = now
             self._searching = self.free
-            self._refused_rate = self._measured(now) if self.free else self.rate(now)
-            self._ramp = math.inf
-        else:
-            self._ramp = self._refused_rate / 2.0 ** min(self._backoff.failures - 1, _RAMP)
+            self._refused_rate = _FIRST_RATE / (1.0 - _DECREASE) if self.free else self.rate(now)
         self.free = False
         self._slowed_at, self._starts = now, 0
         self._window = float(max(_FEWEST, answering, under_way // 2))
@@ -205,23 +167,12 @@ class Pace:
             self._opens = max(self._opens, until + self._floor(error))
 
     def own_pause(self, error: FeedError) -> float:
-        """Return for how many seconds the partition itself is not asked again.
-
-        That is what the Retry-After of a 503 asks for, and a random part more: those whom one
-        server sends away must not come back at once.
-        """
+        """Return for how many seconds the partition itself is not asked again."""
         if isinstance(error, FeedUnavailableError) and error.status == 429:
             return 0.0
+        # Those whom one server sends away must not come back at once.
         return self._floor(error) + random.uniform(0.0, 2.0 * self._policy.base_delay)
 
     def _floor(self, error: FeedError) -> float:
         seconds = error.retry_after if isinstance(error, FeedUnavailableError) else None
         return min(max(seconds or 0.0, 0.0), self._policy.max_retry_after)
-
-    def _measured(self, now: float) -> float:
-        """How many requests passed in a second of late, while there was no limit."""
-        since = now - _MEASURED_SECONDS
-        lately = sum(1 for when in self._passed if when > since)
-        if lately == _MEASURED:
-            return _MEASURED / max(now - self._passed[0], 0.001)
-        return max(lately / _MEASURED_SECONDS, _UNMEASURED)
