@@ -79,13 +79,7 @@ class AckError(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A decoded envelope.
-
-    Attributes:
-        type: its type; a `MsgType` where the number is known.
-        payload: the bytes behind the header.
-        crc: whether it has a checksum.
-    """
+    """A decoded envelope: its type (a `MsgType` where that is known), its payload, its checksum."""
 
     type: int
     payload: bytes

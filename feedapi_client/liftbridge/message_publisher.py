@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -87,8 +87,6 @@ class PublisherStats:
     """Counters since the publisher was opened.
 
     Attributes:
-        published: messages sent.
-        acked: messages that were acked; each is counted once.
         failed: messages that were refused, or had no ack before their deadline.
         unmatched: second acks, acks of other streams, and acks after the deadline.
         garbage: messages to the ack inbox that are no acks.
@@ -273,33 +271,12 @@ class _InFlight:
         self._timer, self._timer_at = loop.call_at(deadline, self._on_timer), deadline
 
 
-class LedgerPublisher(Protocol):
-    """What a ledger is written through: `LiftbridgePublisher`, or a command's single calls."""
-
-    @property
-    def message_limit(self) -> int: ...
-
-    async def publish_many(
-        self,
-        stream: Stream | str,
-        values: Sequence[BytesLike],
-        *,
-        keys: Sequence[bytes | None] | None = None,
-        partition: int | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        headers_each: Sequence[Mapping[str, bytes]] | None = None,
-        ack_policy: AckPolicy | None = None,
-        expected_offset: int = ANY_OFFSET,
-    ) -> list[Ack | None]: ...
-
-
 class LiftbridgePublisher:
     """Publishes messages in envelopes and waits for their acks. Use it in `async with`.
 
     Arguments:
         servers: NATS URLs.
-        max_in_flight: maximum number of messages that wait for their ack. Further ones wait
-            before they are sent.
+        max_in_flight: maximum number of messages that wait for their ack.
         ack_timeout: seconds from sending a message to its deadline.
         ack_policy: when the broker acks.
         crc: whether envelopes have a checksum.
@@ -408,7 +385,7 @@ class LiftbridgePublisher:
         """Publish one message and return its ack, or None with `AckPolicy.NONE`.
 
         Arguments:
-            partition: the partition to publish to; by default the one of the key.
+            partition: by default the one of the key.
             expected_offset: the offset that the message must get, on a stream with optimistic
                 concurrency control.
             timeout: replaces `ack_timeout`.
@@ -453,8 +430,7 @@ class LiftbridgePublisher:
         further is sent; the acks of what was sent are awaited before the error is raised.
 
         Arguments:
-            headers: headers of all messages.
-            headers_each: additional headers of each message.
+            headers, headers_each: headers of all messages, and additional ones of each.
             expected_offset: that of the first message; it counts up.
 
         Raises:

@@ -1,13 +1,4 @@
-"""Publishing a feed to Liftbridge, at least once or exactly once.
-
-At least once: any stream, any cursor store. A feed's cursor is committed when all events up to it
-are acked. After a crash the events of uncommitted batches are published again, in order, perhaps
-in other batches.
-
-Exactly once: a stream with optimistic concurrency control, and a consumer whose cursor store is
-that stream (`StreamCursorStore`). No state is kept elsewhere. A relay that starts reads the end of
-the stream and continues from there, and the broker refuses what a second relay writes.
-"""
+"""Publishing a feed to Liftbridge, at least once or exactly once."""
 
 from __future__ import annotations
 
@@ -23,14 +14,20 @@ from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.at_least_once import AcknowledgedPublishing
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.headers import CURSOR, PARTITION
 from feedapi_client.liftbridge.liftbridge_errors import (
     LiftbridgeError,
     MessageTooLargeError,
     RelayFencedError,
+    StreamError,
 )
 from feedapi_client.liftbridge.message_publisher import LiftbridgePublisher
-from feedapi_client.liftbridge.stream_format import MessageFormat, OutgoingBatch, message_bytes
+from feedapi_client.liftbridge.stream_format import (
+    CURSOR,
+    PARTITION,
+    MessageFormat,
+    OutgoingBatch,
+    message_bytes,
+)
 from feedapi_client.liftbridge.stream_model import Stream, check_publishable
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 from feedapi_client.model import Batch, Event
@@ -78,13 +75,15 @@ class Relay:
     (``feedapi-cursor``). In a stream with several partitions the key chooses the partition; without
     keys the feed's partition chooses it.
 
-    When the consumer's store is a `StreamCursorStore`, the relay is exactly once. Its format
+    When the consumer's store is a `StreamCursorStore`, the relay is exactly once. A relay that
+    starts goes on at the end of the stream, and the broker refuses what a second one writes. Format
     ``"batch"`` has no keys and no additional headers, and a batch of the consumer has to fit into a
     message (`Limits.max_batch_bytes`).
 
-    With any other store it is at least once. A batch whose acks do not all come is published again
-    from the first message that has none. Where the broker lost messages after it had acked them,
-    those of the last 30 seconds are published again.
+    With any other store it is at least once. A cursor is committed when all events up to it are
+    acked. A batch whose acks do not all come is published again from the first message that has
+    none. Where the broker lost messages after it had acked them, those of the last 30 seconds are
+    published again.
 
     A broker that is away is waited for as long as a feed that is away: for
     `RetryPolicy.give_up_after` of the consumer.
@@ -145,7 +144,8 @@ class Relay:
             self._quarantine = on_oversized
         # The bytes of the smallest message that the broker found too large.
         self._refused = math.inf
-        self._fenced: RelayFencedError | None = None
+        # What the look at the stream's end found out that ends the relay.
+        self._ended: LiftbridgeError | None = None
         self.progress = RelayProgress()
         self._publishing = AcknowledgedPublishing(
             publisher,
@@ -189,8 +189,8 @@ class Relay:
         else:
             look, handle = self._store.keep, self._relay_exactly_once
         await beside(partial(self._repeatedly, look), self._consumer.run(handle))
-        if self._fenced is not None:
-            raise self._fenced
+        if self._ended is not None:
+            raise self._ended
         return self.progress
 
     async def _repeatedly(self, look: Callable[[], Awaitable[object]]) -> None:
@@ -198,9 +198,9 @@ class Relay:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await look()
-            except RelayFencedError as error:
+            except (RelayFencedError, StreamError) as error:
                 # An idle relay would not meet it for a long time.
-                self._fenced = error
+                self._ended = error
                 return self._consumer.stop()
             except LiftbridgeError as error:
                 # The next batch, or the next turn, meets the same.

@@ -15,7 +15,6 @@ from feedapi_client.liftbridge import (
     StreamCursorStore,
     StreamError,
 )
-from feedapi_client.liftbridge.ledger import SnapshotPolicy, StreamState
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.testing import Publisher
 from tests.liftbridge.broker import Broker, open_broker
@@ -293,12 +292,16 @@ async def test_what_earlier_relays_wrote_counts_for_the_bytes_until_a_snapshot(
     assert snapshots == {0, 3}
 
 
-def test_a_snapshot_is_due_within_the_retention_however_many_positions_there_are() -> None:
-    policy = SnapshotPolicy(every=10_000, bytes=2**26, seconds=3600)
-    state = StreamState(9_999, positions=dict.fromkeys(range(32_768), Position("c")))
-    assert not policy.is_due(state)
-    state.next_offset = 10_000
-    assert policy.is_due(state)
+async def test_a_snapshot_is_due_within_the_retention_however_many_positions_there_are(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.stream_store.SNAPSHOT_MESSAGES", 4)
+    store = await open_ledger(broker, snapshot_every=1)
+    await store.save(KEY, {partition: counted("c", 1) for partition in range(20)})
+    for revision in range(2, 7):
+        await store.save(KEY, {0: counted("c", revision)}, transaction=outgoing(revision))
+    snapshots = [int(each.headers["feedapi-snapshot"]) for each in await broker.messages()]
+    assert snapshots == [0, 0, 0, 0, 4, 4, 4]
 
 
 # Streams of others, and messages of others
@@ -426,7 +429,7 @@ async def test_an_operator_who_looks_appends_nothing(broker: Broker) -> None:
 async def test_more_than_readers_keep_of_an_attempt_is_not_written(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedapi_client.liftbridge.ledger.MOST_BYTES", 8000)
+    monkeypatch.setattr("feedapi_client.liftbridge.stream_store.MOST_BYTES", 8000)
     store = await open_ledger(broker, "events")
     await store.save(KEY, {0: Position("b")}, transaction=outgoing(*range(4)))
     with pytest.raises(StreamError, match=r"a batch of 7 messages.*readers keep 8000 bytes"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedapi_client.liftbridge import Message, StreamError
-from feedapi_client.liftbridge.headers import row_id
-from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler
+from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, row_id
 
 
 def message(offset: int, attempt: str, index: int = 0, count: int = 1) -> Message:
