@@ -164,11 +164,11 @@ class LiftbridgeApi:
             created = False
         else:
             created = True
-        self._brokers.remember(target.name)
+        self._brokers.seen.add(target.name)
         return created
 
     async def delete_stream(self, stream: str) -> None:
-        self._brokers.forget(stream)
+        self._brokers.seen.discard(stream)
         request = api_pb2.DeleteStreamRequest(name=stream)
         await self._brokers.call_all(stream, "DeleteStream", request)
 
@@ -230,7 +230,7 @@ class LiftbridgeApi:
             async with asyncio.timeout(seconds):
                 return await partition_metadata(self._brokers, stream, partition)
         except StreamError as error:
-            if isinstance(error, StreamMissingError) and not self._brokers.has_seen(stream):
+            if isinstance(error, StreamMissingError) and stream not in self._brokers.seen:
                 raise
         except (TimeoutError, LiftbridgeError):
             pass

@@ -89,7 +89,7 @@ async def _partitions(brokers: Brokers) -> int:
     try:
         cluster = await brokers.metadata([_CURSORS])
     except StreamMissingError as error:
-        if brokers.has_seen(_CURSORS):
+        if _CURSORS in brokers.seen:
             raise
         raise LiftbridgeError(
             "the broker keeps no cursors: it needs the setting cursors.stream.partitions"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -107,42 +105,36 @@ class _Call:
     One future serves all messages, because a future for each costs more than sending it.
     """
 
-    __slots__ = ("acks", "done", "error", "failed", "stream", "waiting")
+    __slots__ = ("acks", "done", "error", "stream", "waiting")
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.acks: list[Ack | None] = []
         self.error: PublishError | None = None
-        self.failed = -1
         self.waiting = 0
         self.done: asyncio.Future[None] | None = None
 
-    def acked(self, index: int, ack: Ack) -> None:
-        self.acks[index] = ack
-        self._message_done()
-
-    def refused(self, index: int, error: PublishError) -> None:
-        self.fail(index, error)
-        self._message_done()
-
     def fail(self, index: int, error: PublishError) -> None:
-        if self.error is None or index < self.failed:
-            self.error, self.failed = error, index
+        if self.error is None or index < self.error.index:
+            self.error, error.index = error, index
+
+    def settle(self, index: int, result: Ack | PublishError) -> None:
+        if isinstance(result, PublishError):
+            self.fail(index, result)
+        else:
+            self.acks[index] = result
+        self.waiting -= 1
+        if not self.waiting and self.done is not None and not self.done.done():
+            self.done.set_result(None)
 
     async def wait(self) -> list[Ack | None]:
         if self.waiting:
             self.done = asyncio.get_running_loop().create_future()
             await self.done
         if self.error is not None:
-            self.error.index = self.failed
-            self.error.acks = self.acks[: self.failed]
+            self.error.acks = self.acks[: self.error.index]
             raise self.error
         return self.acks
-
-    def _message_done(self) -> None:
-        self.waiting -= 1
-        if not self.waiting and self.done is not None and not self.done.done():
-            self.done.set_result(None)
 
 
 class _InFlight:
@@ -154,9 +146,8 @@ class _InFlight:
         self._advice = advice
         # The call, the message's index in it, its deadline (loop time), and its subject.
         self._entries: dict[str, tuple[_Call, int, float, str]] = {}
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._has_room = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -170,20 +161,15 @@ class _InFlight:
 
     async def wait_for_room(self) -> None:
         while self.room <= 0:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if not waiter.done():
-                    self._waiters.remove(waiter)
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def add(self, correlation_id: str, call: _Call, deadline: float, subject: str) -> None:
         acks = call.acks
         self._entries[correlation_id] = (call, len(acks), deadline, subject)
         acks.append(None)
         call.waiting += 1
-        if deadline < self._timer_at:
+        if self._timer is None or deadline < self._timer.when():
             self._set_timer(deadline)
 
     def receive(self, ack: Ack) -> None:
@@ -193,18 +179,15 @@ class _InFlight:
         if entry is None or entry[0].stream != ack.stream:
             self._stats.unmatched += 1
             return
-        del self._entries[correlation_id]
-        call, index, _, _ = entry
         if ack.ackError:
             unknown = (PublishRefusedError, f"the broker refused the message ({ack.ackError})")
             kind, text = _REFUSED.get(ack.ackError, unknown)
-            self._stats.failed += 1
-            call.refused(index, kind(text, stream=ack.stream, correlation_id=correlation_id))
-        else:
-            self._stats.acked += 1
-            call.acked(index, ack)
-        if self._waiters:
-            self._wake_waiters()
+            self._fail([correlation_id], text, kind)
+            return
+        del self._entries[correlation_id]
+        self._stats.acked += 1
+        entry[0].settle(entry[1], ack)
+        self._make_room()
 
     def nobody_listens(self, correlation_id: str) -> None:
         """Fail a message, and those of its call to the same subject; other acks may still come."""
@@ -222,7 +205,7 @@ class _InFlight:
     def discard(self, call: _Call) -> None:
         for key in [key for key, entry in self._entries.items() if entry[0] is call]:
             del self._entries[key]
-        self._wake_waiters()
+        self._make_room()
 
     def expire(self, now: float) -> None:
         late = [key for key, entry in self._entries.items() if entry[2] <= now]
@@ -238,7 +221,7 @@ class _InFlight:
         self._fail(list(self._entries), text)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._timer_at = None, math.inf
+            self._timer = None
 
     def _fail(
         self, ids: Iterable[str], text: str, kind: type[PublishError] = AckTimeoutError
@@ -246,20 +229,16 @@ class _InFlight:
         for correlation_id in ids:
             call, index, _, _ = self._entries.pop(correlation_id)
             self._stats.failed += 1
-            call.refused(index, kind(text, stream=call.stream, correlation_id=correlation_id))
-        self._wake_waiters()
+            call.settle(index, kind(text, stream=call.stream, correlation_id=correlation_id))
+        self._make_room()
 
-    def _wake_waiters(self) -> None:
-        # Waits until a quarter of the room is free: a full pipeline would switch tasks at each ack.
-        if len(self._entries) > self._limit * 3 // 4:
-            return
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+    def _make_room(self) -> None:
+        # When a quarter of the room is free: a full pipeline would switch tasks at each ack.
+        if len(self._entries) <= self._limit * 3 // 4:
+            self._has_room.set()
 
     def _on_timer(self) -> None:
-        self._timer, self._timer_at = None, math.inf
+        self._timer = None
         self.expire(asyncio.get_running_loop().time())
         if self._entries:
             self._set_timer(min(entry[2] for entry in self._entries.values()))
@@ -267,8 +246,7 @@ class _InFlight:
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer, self._timer_at = loop.call_at(deadline, self._on_timer), deadline
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._on_timer)
 
 
 class LiftbridgePublisher:

@@ -216,7 +216,7 @@ class Relay:
                 published += len(outgoing.values)
                 break
             except MessageTooLargeError as error:
-                self._learn(outgoing.message_bytes(error.index))
+                self._refused = min(self._refused, outgoing.message_bytes(error.index))
                 published += error.index
                 rest = outgoing.starting_at(error.index)
                 outgoing = await self._without_oversized(batch, rest, error)
@@ -231,32 +231,26 @@ class Relay:
                 break
             except MessageTooLargeError as error:
                 # The broker takes less than was known.
-                if not await self._find_oversized(outgoing, error):
+                refused = await self._smallest_refused(outgoing, error)
+                if refused == math.inf:
                     raise self._batch_too_large(batch, error) from None
+                self._refused = min(self._refused, refused)
                 outgoing = await self._without_oversized(batch, outgoing, error)
         self._count(len(outgoing.values))
 
-    async def _find_oversized(self, outgoing: OutgoingBatch, error: MessageTooLargeError) -> bool:
-        """Learn which events of a refused batch are too large; False when each of them fits."""
-        if self._store is None or not outgoing.values:
-            return False
-        sizes = sorted({outgoing.message_bytes(index) for index in range(len(outgoing.values))})
-        if len(outgoing.values) == 1:
-            self._learn(sizes[0])
-            return True
-        if self._store.format is MessageFormat.EVENTS:
-            if error.index >= len(outgoing.values):
-                return False
-            self._learn(outgoing.message_bytes(error.index))
-            return True
+    async def _smallest_refused(
+        self, outgoing: OutgoingBatch, error: MessageTooLargeError
+    ) -> float:
+        """Return the bytes of an event of a refused batch that is too large; inf when each fits."""
+        assert self._store is not None
+        count, refused = len(outgoing.values), math.inf
+        if count == 1 or self._store.format is MessageFormat.EVENTS:
+            return outgoing.message_bytes(error.index) if error.index < count else refused
         # All are in one message: ask for each size, the largest first.
-        fits = list(sizes)
-        while fits and not await self._store.takes(fits[-1]):
-            self._learn(fits.pop())
-        return len(fits) < len(sizes)
-
-    def _learn(self, refused: int) -> None:
-        self._refused = min(self._refused, refused)
+        sizes = sorted({outgoing.message_bytes(index) for index in range(count)})
+        while sizes and not await self._store.takes(sizes[-1]):
+            refused = sizes.pop()
+        return refused
 
     def _outgoing(self, batch: Batch) -> OutgoingBatch:
         key, headers = self._key, self._headers

@@ -316,11 +316,13 @@ async def test_keys_and_headers_are_as_many_as_values(
 async def test_a_subject_or_partition_that_is_none_is_refused_before_anything_is_sent(
     broker: Broker,
 ) -> None:
+    unnamed = ("", "a b", "a\r\nPUB other 0\r\n", "orders.*", ">", "orders..eu", ".a", "a.")
     for stream, partition, said in (
         (Stream("s", partitions=2), 2, "0 to 1"),
-        ("", None, "name"),
-        ("a b", None, "name"),
-        ("a\r\nPUB other 0\r\n", None, "name"),
+        # A stream can collect what many publish.
+        (Stream("s", "orders.>"), None, "no subject that can be published to"),
+        (Stream("s", "*"), None, "no subject that can be published to"),
+        *((name, None, "name") for name in unnamed),
     ):
         with pytest.raises(ValueError, match=said):
             await broker.publisher.publish(stream, b"x", partition=partition)
