@@ -257,7 +257,6 @@ class LiftbridgePublisher:
         max_in_flight: maximum number of messages that wait for their ack.
         ack_timeout: seconds from sending a message to its deadline.
         ack_policy: when the broker acks.
-        crc: whether envelopes have a checksum.
         max_message_bytes: the largest message that the broker stores; None when it is unknown. A
             larger one, or one over NATS's own limit, is refused before it is sent.
         connect_timeout: seconds for the first connection.
@@ -279,7 +278,6 @@ class LiftbridgePublisher:
         max_in_flight: int = 8192,
         ack_timeout: float = 10.0,
         ack_policy: AckPolicy = AckPolicy.LEADER,
-        crc: bool = True,
         max_message_bytes: int | None = REPLICATION_LIMIT,
         connect_timeout: float = 10.0,
         options: Mapping[str, Any] | None = None,
@@ -293,7 +291,6 @@ class LiftbridgePublisher:
         self._acks = _InFlight(max_in_flight, self.stats, self._advice)
         self._ids = itertools.count(1)
         self._servers = servers
-        self._crc = crc
         self._connect_timeout = connect_timeout
         self._options = dict(options or {})
         self._nats: Client | None = None
@@ -436,7 +433,7 @@ class LiftbridgePublisher:
             ackInbox="" if policy is AckPolicy.NONE else self._inbox,
             ackPolicy=WireAckPolicy.Name(int(policy)),
         )
-        encode = MessageEncoder(shared, expected_offset, crc=self._crc)
+        encode = MessageEncoder(shared, expected_offset)
         subject_of = _subject_of(target, partition)
         try:
             await self._send(call, rows, encode, subject_of, policy is not AckPolicy.NONE, seconds)

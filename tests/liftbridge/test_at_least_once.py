@@ -15,6 +15,7 @@ from feedapi_client import FeedConsumer, Limits, MemoryCursorStore, RetryPolicy
 from feedapi_client.liftbridge import (
     AckPolicy,
     AckTimeoutError,
+    LiftbridgeApi,
     LiftbridgePublisher,
     Message,
     Relay,
@@ -301,8 +302,9 @@ async def test_a_stream_that_is_created_again_with_other_partitions_ends_the_rel
 
         async def replace() -> None:
             await eventually(lambda: relay.progress.events == 20)
-            await broker.api.delete_stream(broker.name)
-            await broker.create(partitions=4)
+            async with LiftbridgeApi(broker.address) as other:
+                await other.delete_stream(broker.name)
+                await other.create_stream(Stream(broker.name, partitions=4))
 
         with anyio.fail_after(SAFETY_NET):
             async with anyio.create_task_group() as tasks:
