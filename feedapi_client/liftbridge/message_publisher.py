@@ -355,7 +355,6 @@ class LiftbridgePublisher:
         headers: Mapping[str, bytes] | None = None,
         ack_policy: AckPolicy | None = None,
         expected_offset: int = ANY_OFFSET,
-        timeout: float | None = None,
     ) -> Ack | None:
         """Publish one message and return its ack, or None with `AckPolicy.NONE`.
 
@@ -363,13 +362,12 @@ class LiftbridgePublisher:
             partition: by default the one of the key.
             expected_offset: the offset that the message must get, on a stream with optimistic
                 concurrency control.
-            timeout: replaces `ack_timeout`.
 
         Raises:
             PublishError: one of its subclasses.
             BrokerUnavailableError: the connection to NATS is closed.
             ValueError: a header is named ``subject`` or ``reply``, which the broker overwrites; or
-                the subject, the partition or the timeout is not valid.
+                the subject or the partition is not valid.
             TypeError: the value is not bytes, a bytearray or a memoryview.
 
         Cancellation: the message may be stored or not.
@@ -382,7 +380,6 @@ class LiftbridgePublisher:
             headers=headers,
             ack_policy=ack_policy,
             expected_offset=expected_offset,
-            timeout=timeout,
         )
         return acks[0]
 
@@ -397,7 +394,6 @@ class LiftbridgePublisher:
         headers_each: Sequence[Mapping[str, bytes]] | None = None,
         ack_policy: AckPolicy | None = None,
         expected_offset: int = ANY_OFFSET,
-        timeout: float | None = None,
     ) -> list[Ack | None]:
         """Publish messages in order and return their acks in the same order.
 
@@ -413,9 +409,6 @@ class LiftbridgePublisher:
             ValueError, TypeError: as `publish`; or there are not as many of each.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
-        seconds = self.ack_timeout if timeout is None else timeout
-        if not seconds > 0:
-            raise ValueError(f"timeout must be positive, not {timeout}")
         check_headers(headers)
         count = len(values)
         if any(len(each) != count for each in (keys, headers_each) if each is not None):
@@ -436,7 +429,7 @@ class LiftbridgePublisher:
         encode = MessageEncoder(shared, expected_offset)
         subject_of = _subject_of(target, partition)
         try:
-            await self._send(call, rows, encode, subject_of, policy is not AckPolicy.NONE, seconds)
+            await self._send(call, rows, encode, subject_of, policy is not AckPolicy.NONE)
             return await call.wait()
         except BaseException:
             if call.waiting:
@@ -450,7 +443,6 @@ class LiftbridgePublisher:
         encode: MessageEncoder,
         subject_of: Callable[[bytes | None], str],
         acked: bool,
-        timeout: float,
     ) -> None:
         client, acks, now = self._client(), self._acks, asyncio.get_running_loop().time
         limit = min(self.max_message_bytes or client.max_payload, client.max_payload)
@@ -470,7 +462,7 @@ class LiftbridgePublisher:
                 await writer.flush()
                 await acks.wait_for_room()
                 if not client.is_connected and not await wait_until_connected(
-                    client, now() + timeout
+                    client, now() + self.ack_timeout
                 ):
                     raise AckTimeoutError(
                         f"NATS was not reachable before the deadline{cause(client)}: the message "
@@ -478,7 +470,8 @@ class LiftbridgePublisher:
                         stream=call.stream,
                         correlation_id=correlation_id,
                     )
-                room, deadline = min(acks.room, writer.batch_size), now() + timeout
+                room = min(acks.room, writer.batch_size)
+                deadline = now() + self.ack_timeout
             room -= 1
             subject = subject_of(key)
             if acked:

@@ -162,8 +162,10 @@ async def test_each_publish_has_its_own_deadline(broker: Broker, middle: Middle)
     middle.always = Fault.DROP_ACK
     async with LiftbridgePublisher(middle.url, ack_timeout=SAFETY_NET) as publisher:
         long = asyncio.create_task(publisher.publish(stream, b"x"))
+        await anyio.wait_all_tasks_blocked()
+        publisher.ack_timeout = 0.1
         with pytest.raises(AckTimeoutError):
-            await publisher.publish(stream, b"x", timeout=0.1)
+            await publisher.publish(stream, b"x")
         assert not long.done()
         assert publisher.in_flight == 1
         expire_acks(publisher)
@@ -208,10 +210,11 @@ async def test_acks_that_are_wrong_or_double_count_for_nothing(
 
 async def test_a_late_ack_is_not_counted(broker: Broker, middle: Middle) -> None:
     stream, publisher = await broker.create(), broker.publisher
-    middle.acks = anyio.Event()
+    middle.acks, publisher.ack_timeout = anyio.Event(), 0.1
     with pytest.raises(AckTimeoutError):
-        await publisher.publish(stream, b"x", timeout=0.1)
+        await publisher.publish(stream, b"x")
     middle.acks.set()
+    publisher.ack_timeout = SAFETY_NET
     assert await publisher.publish(stream, b"y")
     assert (publisher.stats.unmatched, publisher.stats.acked) == (1, 1)
 
@@ -245,16 +248,18 @@ async def test_a_stream_that_is_created_later_is_found_and_one_that_went_is_miss
         while True:
             publisher._asked.clear()  # as after some seconds
             with suppress(AckTimeoutError):
-                await publisher.publish(broker.name, b"y", timeout=0.2)
+                await publisher.publish(broker.name, b"y")
 
     with pytest.raises(NoStreamError):
         await publisher.publish(broker.name, b"x")
     await broker.create()
     await publisher.publish_many(broker.name, [b"x"] * 3)
     await broker.api.delete_stream(broker.name)
+    publisher.ack_timeout = 0.2
     with anyio.fail_after(SAFETY_NET), pytest.raises(NoStreamError):
         await publish_for_ever()  # NATS learns a moment later that nobody listens
     again = await broker.create(f"{broker.name}-again", subject=broker.name)
+    publisher.ack_timeout = SAFETY_NET
     await publisher.publish(again, b"z")
     assert await broker.values(again.name) == [b"z"]
 
