@@ -48,7 +48,7 @@ def _build(go: str, target: Path, console: Console) -> None:
     # No C compiler is needed, and none of the toolchains that go.mod may ask for.
     environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
     place = target.parent
-    console.print(f"building Liftbridge {LIFTBRIDGE_VERSION}, once, some minutes long, into {place}")
+    console.print(f"building Liftbridge {LIFTBRIDGE_VERSION}, once, into {place}")
 
     def run(what: str, *arguments: str, cwd: str | None = None) -> str:
         try:
