@@ -25,7 +25,7 @@ from tests.liftbridge.ledgers import (
     store_of,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.usefixtures("impatient")]
 
 
 async def collect(messages: AsyncGenerator[Message, None], offsets: list[int]) -> None:
