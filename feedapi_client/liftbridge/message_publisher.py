@@ -146,7 +146,8 @@ class _InFlight:
         self._advice = advice
         # The call, the message's index in it, its deadline (loop time), and its subject.
         self._entries: dict[str, tuple[_Call, int, float, str]] = {}
-        self._has_room = asyncio.Event()
+        # Is there while somebody waits for room.
+        self._has_room: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -161,7 +162,7 @@ class _InFlight:
 
     async def wait_for_room(self) -> None:
         while self.room <= 0:
-            self._has_room.clear()
+            self._has_room = self._has_room or asyncio.Event()
             await self._has_room.wait()
 
     def add(self, correlation_id: str, call: _Call, deadline: float, subject: str) -> None:
@@ -187,7 +188,8 @@ class _InFlight:
         del self._entries[correlation_id]
         self._stats.acked += 1
         entry[0].settle(entry[1], ack)
-        self._make_room()
+        if self._has_room is not None:
+            self._make_room()
 
     def nobody_listens(self, correlation_id: str) -> None:
         """Fail a message, and those of its call to the same subject; other acks may still come."""
@@ -234,8 +236,9 @@ class _InFlight:
 
     def _make_room(self) -> None:
         # When a quarter of the room is free: a full pipeline would switch tasks at each ack.
-        if len(self._entries) <= self._limit * 3 // 4:
+        if self._has_room is not None and len(self._entries) <= self._limit * 3 // 4:
             self._has_room.set()
+            self._has_room = None
 
     def _on_timer(self) -> None:
         self._timer = None
