@@ -25,7 +25,6 @@ from feedapi_client.liftbridge.envelope import (
     encode,
 )
 from feedapi_client.liftbridge.groups import GroupConsumer
-from feedapi_client.liftbridge.headers import RowId, row_id
 from feedapi_client.liftbridge.ledger import reveal_newest
 from feedapi_client.liftbridge.liftbridge_errors import (
     AckTimeoutError,
@@ -48,7 +47,7 @@ from feedapi_client.liftbridge.message_publisher import LiftbridgePublisher, Pub
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
 from feedapi_client.liftbridge.relay import OnOversized, Relay, RelayProgress
-from feedapi_client.liftbridge.stream_format import OutgoingBatch
+from feedapi_client.liftbridge.stream_format import OutgoingBatch, RowId, row_id
 from feedapi_client.liftbridge.stream_model import (
     ANY_OFFSET,
     ActivityEvent,

@@ -20,7 +20,12 @@ from gufo.liftbridge.api_pb2_grpc import APIStub
 
 from feedapi_client.liftbridge.brokers import AlreadyExistsError, Brokers, StreamMissingError
 from feedapi_client.liftbridge.envelope import AckPolicy, check_headers
-from feedapi_client.liftbridge.groups import ClusterCursors, GroupConsumer, GroupStart
+from feedapi_client.liftbridge.groups import (
+    GroupConsumer,
+    GroupStart,
+    fetch_cursor,
+    set_cursor,
+)
 from feedapi_client.liftbridge.liftbridge_errors import (
     AckTimeoutError,
     EncryptionError,
@@ -69,8 +74,7 @@ class LiftbridgeApi:
     Arguments:
         addresses: ``host:port`` of one or several brokers of the cluster.
         timeout: seconds in which an operation has to succeed, and a subscription to find a broker
-            again. The default outlasts a restart and the election of a leader. Also an attribute,
-            for later calls.
+            again; an attribute, too. The default outlasts a restart and the election of a leader.
         credentials: makes the channels secure.
         token: is sent with every call as ``authorization: Bearer``, for a proxy that asks for it.
 
@@ -105,7 +109,6 @@ class LiftbridgeApi:
 
     @property
     def timeout(self) -> float:
-        """Seconds in which an operation has to succeed."""
         return self._brokers.timeout
 
     @timeout.setter
@@ -126,19 +129,16 @@ class LiftbridgeApi:
         An existing stream is left as it is, also when its configuration is another one.
 
         Arguments:
-            concurrency_control: whether the broker checks the expected offset of each message. A
-                relay that is exactly once needs it, and that the stream is neither compacted nor
-                paused, and no message removed because of its age (the broker keeps 7 days): all
-                three are switched off, whatever the broker's default. Segments are made to fit to
-                a retention by count or bytes.
-            replication_factor: number of replicas.
+            concurrency_control: whether the broker checks the expected offset of each message, as a
+                relay needs that is exactly once. Compaction, pauses and retention by age (7 days by
+                default) are then off, and segments fit to a retention by count or bytes.
             min_isr: minimum number of in-sync replicas; by default the broker's.
             options: retention, compaction, encryption and so on; by default the broker's.
 
         Raises:
             ValueError: with `concurrency_control`, a relay's positions would be removed: by age, by
-                compaction, or because less than 40,000 messages or 256 MiB are kept. Or no message
-                would be acked, because there are fewer replicas than `min_isr`.
+                compaction, or because less than 40,000 messages or 256 MiB are kept. Or `min_isr`
+                is more than the replicas: no message would be acked.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
         if 0 < replication_factor < (min_isr or 0):
@@ -164,25 +164,21 @@ class LiftbridgeApi:
             created = False
         else:
             created = True
-        self._brokers.remember(target.name)
+        self._brokers.seen.add(target.name)
         return created
 
     async def delete_stream(self, stream: str) -> None:
-        """Delete the stream and all its messages."""
-        self._brokers.forget(stream)
+        self._brokers.seen.discard(stream)
         request = api_pb2.DeleteStreamRequest(name=stream)
         await self._brokers.call_all(stream, "DeleteStream", request)
 
     async def pause_stream(
         self, stream: str, partitions: Sequence[int] = (), *, resume_all: bool = False
     ) -> None:
-        """Pause partitions; all when none is named.
+        """Pause partitions; all when none is named. What wakes one wakes all with `resume_all`.
 
         Messages to them over NATS are lost without an ack. A message over gRPC, `resume_partition`
         or a subscription with ``resume=True`` wakes a partition.
-
-        Arguments:
-            resume_all: whether what wakes one partition wakes all.
         """
         request = api_pb2.PauseStreamRequest(
             name=stream, partitions=partitions, resumeAll=resume_all
@@ -214,10 +210,9 @@ class LiftbridgeApi:
         return await self._brokers.retry(lambda: self._brokers.metadata(groups=groups))
 
     async def partition_metadata(self, stream: str, partition: int = 0) -> PartitionMetadata:
-        """Return the state of a partition, including its offsets, from its leader.
+        """Return the state of a partition with its offsets, from its leader.
 
-        Raises:
-            StreamPausedError: it is paused. `metadata` tells its leader all the same.
+        Raises `StreamPausedError` when it is paused. `metadata` tells its leader all the same.
         """
         return await self._brokers.retry(
             lambda: partition_metadata(self._brokers, stream, partition)
@@ -228,16 +223,14 @@ class LiftbridgeApi:
     ) -> PartitionMetadata | None:
         """Return the state of a partition, or None where no broker tells it at once.
 
-        Nothing is repeated, and a paused partition is not woken.
-
-        Raises:
-            StreamError: the stream is missing, and was never there before.
+        Nothing is repeated, and a paused partition is not woken. Raises `StreamError` for a stream
+        that is missing and was never there.
         """
         try:
             async with asyncio.timeout(seconds):
                 return await partition_metadata(self._brokers, stream, partition)
         except StreamError as error:
-            if isinstance(error, StreamMissingError) and not self._brokers.has_seen(stream):
+            if isinstance(error, StreamMissingError) and stream not in self._brokers.seen:
                 raise
         except (TimeoutError, LiftbridgeError):
             pass
@@ -255,10 +248,8 @@ class LiftbridgeApi:
     ) -> AsyncGenerator[Message, None]:
         """Return the messages of a partition from `start` on, without end.
 
-        When the broker goes away or the leader changes, it continues with the next message. No
-        message before `start` is returned.
-        Of two messages with one offset, which a broker that was killed can leave, the second one
-        counts.
+        When the broker goes away or the leader changes, it continues with the next message. Of two
+        messages with one offset, which a broker that was killed can leave, the second one counts.
 
         Arguments:
             start: an offset; ``"earliest"``; ``"latest"``, the newest message that is stored;
@@ -282,10 +273,7 @@ class LiftbridgeApi:
     async def activity(self, start: Start = "earliest") -> AsyncGenerator[ActivityEvent, None]:
         """Return what happens to streams and consumer groups, without end.
 
-        The broker tells it when its setting ``activity.stream.enabled`` is on.
-
-        Raises:
-            StreamError: the cluster has no activity stream.
+        Raises `StreamError` where the brokers' setting ``activity.stream.enabled`` is off.
         """
         async with aclosing(self.subscribe(ACTIVITY_STREAM, start, resume=True)) as messages:
             async for message in messages:
@@ -404,20 +392,14 @@ class LiftbridgeApi:
     ) -> None:
         """Store an offset under a name in the cluster. The stream need not exist.
 
-        A broker that starts takes the largest offset that was ever stored under the name.
-
-        Raises:
-            LiftbridgeError: the cluster keeps no cursors, which is a setting of its brokers.
+        A broker that starts takes the largest offset that was ever stored under the name. Raises
+        `LiftbridgeError` where the cluster keeps no cursors, which is a setting of its brokers.
         """
-        await ClusterCursors(self._brokers).set(stream, cursor_id, offset, partition)
+        await set_cursor(self._brokers, stream, cursor_id, offset, partition)
 
     async def fetch_cursor(self, stream: str, cursor_id: str, *, partition: int = 0) -> int | None:
-        """Return the offset stored under a name; None when there is none.
-
-        Raises:
-            LiftbridgeError: as `set_cursor`.
-        """
-        return await ClusterCursors(self._brokers).fetch(stream, cursor_id, partition)
+        """Return the offset stored under a name; None when there is none."""
+        return await fetch_cursor(self._brokers, stream, cursor_id, partition)
 
     def group_consumer(
         self,
@@ -431,23 +413,12 @@ class LiftbridgeApi:
         """Return a new member of a consumer group, which joins when it is opened.
 
         Arguments:
-            group: the name of the group. The members of one group divide the partitions of their
-                streams, and go on where others of the group stopped.
-            streams: the streams to read.
+            group: the name of the group. Its members divide the partitions of their streams, and go
+                on where others of the group stopped.
             name: the beginning of the member's id in the logs of the brokers.
             start: where a partition begins that the group has no checkpoint of.
             checkpoint_seconds: how often a checkpoint is written; None: only when
                 `GroupConsumer.checkpoint` is called, at the end, and when a partition goes to
                 another member.
-
-        Raises:
-            ValueError: a name is missing.
         """
-        return GroupConsumer(
-            self._brokers,
-            group,
-            streams,
-            name=name,
-            start=start,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        return GroupConsumer(self._brokers, group, streams, name, start, checkpoint_seconds)

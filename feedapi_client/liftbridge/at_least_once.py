@@ -12,9 +12,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
@@ -38,16 +38,16 @@ _LOOKED_FOR = 10.0
 """Seconds for which a stream is looked for that never acked anything. A broker that starts needs a
 few; with the gRPC API it is known whether the stream is there."""
 _CHECKS_AT_ONCE = 32
-SECONDS = 30.0
+_KEPT_SECONDS = 30.0
 """How long what was acked is remembered. A follower loses what is above its high watermark, which
 is written down every 5 s."""
-_BYTES = 32 * 1024 * 1024
+_KEPT_BYTES = 32 * 1024 * 1024
 _OVERHEAD = 150
 """Bytes that a message takes beside its value and key, about."""
 
 
 @dataclass(slots=True, eq=False)
-class AckedBatch:
+class _Acked:
     """Messages of a batch of the feed, and their offsets by partition of the stream.
 
     One record serves a batch: an object for each message took a third of the time of a relay.
@@ -57,72 +57,8 @@ class AckedBatch:
     shared: Mapping[str, bytes]
     by_key: bool
     offsets: Mapping[int, Sequence[int]]
-    acked: float
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        values = self.batch.values
-        keys = sum(len(key or b"") for key in self.batch.keys)
-        self.size = sum(map(len, values)) + keys + _OVERHEAD * len(values)
-
-
-class RecentlyAcked:
-    """The newest batches that were acked: those of `SECONDS`, and of 32 MB; the newest one always.
-
-    `ends` is where each partition of the stream has to end, at least.
-    """
-
-    def __init__(self) -> None:
-        self.ends: dict[int, int] = {}
-        self._batches: deque[AckedBatch] = deque()
-        self._offsets: dict[int, set[int]] = defaultdict(set)
-        self._bytes = 0
-
-    def add(self, acked: AckedBatch) -> set[int]:
-        """Remember a batch, and return the partitions of the stream that lost messages before."""
-        lost = set()
-        for place, offsets in acked.offsets.items():
-            if not self._offsets[place].isdisjoint(offsets):
-                lost.add(place)
-            self._offsets[place].update(offsets)
-            self.ends[place] = max(max(offsets) + 1, self.ends.get(place, 0))
-        self._batches.append(acked)
-        self._bytes += acked.size
-        oldest = acked.acked - SECONDS
-        while len(self._batches) > 1 and (self._bytes > _BYTES or self._batches[0].acked < oldest):
-            self._forget(self._batches.popleft())
-        return lost
-
-    def begin_again(self) -> set[int]:
-        """Forget where messages were, and return the partitions of the feed that they are of."""
-        self._offsets.clear()
-        for each in self._batches:
-            each.offsets = {}
-        return {each.batch.partition for each in self._batches}
-
-    def shorten(self, lost: set[int]) -> None:
-        """Expect these partitions to end where what was published again ends."""
-        for place in lost:
-            found = [max(each.offsets[place]) for each in self._batches if place in each.offsets]
-            self.ends[place] = max(found, default=-1) + 1
-
-    def take(self, source: int) -> list[AckedBatch]:
-        """Forget and return what is remembered of a partition of the feed."""
-        taken = [each for each in self._batches if each.batch.partition == source]
-        self._batches = deque(each for each in self._batches if each.batch.partition != source)
-        for each in taken:
-            self._forget(each)
-        return taken
-
-    def put_back(self, batches: Iterable[AckedBatch]) -> None:
-        for each in batches:
-            self._batches.append(each)
-            self._bytes += each.size
-
-    def _forget(self, acked: AckedBatch) -> None:
-        self._bytes -= acked.size
-        for place, offsets in acked.offsets.items():
-            self._offsets[place].difference_update(offsets)
+    at: float
+    size: int
 
 
 class AcknowledgedPublishing:
@@ -149,12 +85,14 @@ class AcknowledgedPublishing:
         self._api = api
         self._on_retry = on_retry
         self._on_recovered = on_recovered
-        self._acked = False
-        # The stream is another one than it was: deleted, and perhaps created again.
-        self._replaced: StreamError | None = None
-        self._recent = RecentlyAcked()
+        # Where each partition of the stream has to end, at least.
+        self._ends: dict[int, int] = {}
+        # The newest batches that were acked, the newest one always; the bytes and offsets of them.
+        self._recent: deque[_Acked] = deque()
+        self._bytes = 0
+        self._offsets: defaultdict[int, set[int]] = defaultdict(set)
+        # Partitions of the stream of which what was lost could not be published again.
         self._lost: set[int] = set()
-        """Partitions of the stream of which what was lost could not be published again."""
         self._in_order: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def publish(
@@ -164,15 +102,13 @@ class AcknowledgedPublishing:
 
         A `MessageTooLargeError` names the event by its index; those before it are published.
         """
-        if self._replaced is not None:
-            raise self._replaced
         began = time.monotonic()
         retried = False
 
         def on_retry(error: Exception, attempt: int, pause: float) -> None:
             nonlocal retried
             retried = True
-            missing = isinstance(error, NoStreamError) and self._api is None and not self._acked
+            missing = isinstance(error, NoStreamError) and self._api is None and not self._ends
             if missing and time.monotonic() - began >= _LOOKED_FOR:
                 raise error  # likelier than that its broker is away for a moment
             self._on_retry(error, attempt, pause)
@@ -221,7 +157,6 @@ class AcknowledgedPublishing:
         found = [ack.offset for ack in acks if ack is not None]
         if not found:
             return set()
-        self._acked = True
         offsets: defaultdict[int, list[int]] = defaultdict(list)
         if by_key:
             for key, offset in zip(batch.keys, found, strict=False):
@@ -230,33 +165,47 @@ class AcknowledgedPublishing:
             offsets[batch.partition % self._stream.partitions] = found
         if len(found) < len(batch.values):
             batch = batch.without(range(len(found), len(batch.values)))
-        return self._recent.add(AckedBatch(batch, shared, by_key, offsets, time.monotonic()))
+        lost = set()
+        for place, given in offsets.items():
+            if not self._offsets[place].isdisjoint(given):
+                lost.add(place)
+            self._offsets[place].update(given)
+            self._ends[place] = max(max(given) + 1, self._ends.get(place, 0))
+        size = sum(map(len, batch.values)) + sum(len(key or b"") for key in batch.keys)
+        size += _OVERHEAD * len(batch.values)
+        now = time.monotonic()
+        self._recent.append(_Acked(batch, shared, by_key, offsets, now, size))
+        self._bytes += size
+        while len(self._recent) > 1 and (
+            self._bytes > _KEPT_BYTES or self._recent[0].at < now - _KEPT_SECONDS
+        ):
+            self._forget(self._recent.popleft())
+        return lost
+
+    def _forget(self, acked: _Acked) -> None:
+        self._bytes -= acked.size
+        for place, offsets in acked.offsets.items():
+            self._offsets[place].difference_update(offsets)
 
     # ------------------------------------------------------------------ losses
 
     async def look_for_losses(self) -> None:
-        """Compare the ends of partitions with what was acked, where the API is known.
-
-        A `StreamError` is met by the next batch, too.
-        """
-        self._replaced = None
+        """Compare the ends of partitions with what was acked, where the API is known."""
         if self._api is None:
             return
-        # As they are now: what is acked meanwhile is behind what a broker tells.
-        ends = dict(self._recent.ends)
+        ends = dict(self._ends)  # what is acked meanwhile is behind what a broker tells
         found = await asyncio.gather(
             *(self._api.glance(self._stream.name, partition) for partition in ends)
         )
         # A broker that starts may think that it still leads a partition, and have fewer messages.
         # Messages are then published once more than needed.
-        short = {
-            each.id for each in found if each is not None and each.newest_offset + 1 < ends[each.id]
-        }
-        try:
-            await self._recover(short)
-        except StreamError as error:
-            self._replaced = error
-            raise
+        await self._recover(
+            {
+                each.id
+                for each in found
+                if each is not None and each.newest_offset + 1 < ends.get(each.id, 0)
+            }
+        )
 
     async def _recover(self, lost: set[int]) -> None:
         """Publish again what was acked lately, until the broker loses nothing meanwhile."""
@@ -270,13 +219,20 @@ class AcknowledgedPublishing:
                     "Those of the last %d seconds are published again",
                     self._stream.name,
                     ", ".join(map(str, sorted(lost))),
-                    SECONDS,
+                    _KEPT_SECONDS,
                     extra={"stream": self._stream.name},
                 )
+                self._offsets.clear()
+                for each in self._recent:
+                    each.offsets = {}
                 again: set[int] = set()
-                for source in self._recent.begin_again():
+                for source in {each.batch.partition for each in self._recent}:
                     again |= await self._publish_again(source)
-                self._recent.shorten(lost)
+                for place in lost:  # ends where what was published again ends
+                    found = [
+                        max(each.offsets[place]) for each in self._recent if place in each.offsets
+                    ]
+                    self._ends[place] = max(found, default=-1) + 1
                 lost = again
         except BaseException:
             self._lost |= lost
@@ -285,7 +241,10 @@ class AcknowledgedPublishing:
     async def _publish_again(self, source: int) -> set[int]:
         lost: set[int] = set()
         async with self._in_order[source]:
-            left = deque(self._recent.take(source))
+            left = deque(each for each in self._recent if each.batch.partition == source)
+            self._recent = deque(each for each in self._recent if each.batch.partition != source)
+            for each in left:
+                self._forget(each)
             try:
                 while left:
                     each = left[0]
@@ -293,9 +252,9 @@ class AcknowledgedPublishing:
                         each.batch, each.shared, each.by_key, self._on_retry
                     )
                     self._on_recovered(len(left.popleft().batch.values))
-            except BaseException:
-                self._recent.put_back(left)
-                raise
+            finally:
+                self._recent.extend(left)
+                self._bytes += sum(each.size for each in left)
         return lost
 
     # ------------------------------------------------------------------ the stream

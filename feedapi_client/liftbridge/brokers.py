@@ -94,7 +94,7 @@ class Brokers:
         self.call_metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()
 
     @property
     def call_timeout(self) -> float:
@@ -164,7 +164,7 @@ class Brokers:
             retry_if=lambda error: (
                 isinstance(error, BrokerUnavailableError | StreamMissingError)
                 and not isinstance(error, NoMessageError)
-                and not (isinstance(error, StreamMissingError) and error.stream not in self._seen)
+                and not (isinstance(error, StreamMissingError) and error.stream not in self.seen)
             ),
         )
 
@@ -177,7 +177,7 @@ class Brokers:
         for stream in streams:
             if stream not in cluster.streams:
                 raise StreamMissingError("there is no such stream: create it first", stream=stream)
-            self.remember(stream)
+            self.seen.add(stream)
         return cluster
 
     async def find(self, stream: str, partition: int) -> tuple[PartitionMetadata, ClusterMetadata]:
@@ -193,22 +193,13 @@ class Brokers:
             raise BrokerUnavailableError(f"stream {stream}: partition {partition} has no leader")
         return cluster.brokers[found.leader].address
 
-    def remember(self, stream: str) -> None:
-        self._seen.add(stream)
-
-    def has_seen(self, stream: str) -> bool:
-        return stream in self._seen
-
-    def forget(self, stream: str) -> None:
-        self._seen.discard(stream)
-
     def translate(self, stream: str, error: grpc.aio.AioRpcError) -> LiftbridgeError:
         code, details = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.ALREADY_EXISTS:
             return AlreadyExistsError(details)
         if code is grpc.StatusCode.NOT_FOUND:
             if "deleted" in details:
-                self.forget(stream)
+                self.seen.discard(stream)
             return StreamMissingError(details, stream=stream)
         if _WRONG_CERTIFICATE in details:
             return LiftbridgeError(f"the certificate of the broker is not trusted ({details})")

@@ -79,13 +79,7 @@ class AckError(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A decoded envelope.
-
-    Attributes:
-        type: its type; a `MsgType` where the number is known.
-        payload: the bytes behind the header.
-        crc: whether it has a checksum.
-    """
+    """A decoded envelope: its type (a `MsgType` where that is known), its payload, its checksum."""
 
     type: int
     payload: bytes
@@ -212,13 +206,12 @@ class MessageEncoder:
     so each message is the shared bytes followed by its own fields. An expected offset counts up.
     """
 
-    def __init__(self, shared: Message, expected_offset: int, *, crc: bool) -> None:
+    def __init__(self, shared: Message, expected_offset: int) -> None:
         self._offset = expected_offset
         if expected_offset == ANY_OFFSET:
             shared.offset = ANY_OFFSET
         self._shared = shared.SerializeToString()
         self._own = Message()
-        self._crc = crc
         self._header = encode(b"", MsgType.PUBLISH)[: _HEADER.size]
 
     def __call__(
@@ -241,8 +234,6 @@ class MessageEncoder:
             own.offset = self._offset
             self._offset += 1
         payload = self._shared + own.SerializeToString()
-        if not self._crc:
-            return encode(payload, MsgType.PUBLISH, crc=False)
         return self._header + crc32c(payload).to_bytes(4, "big") + payload
 
 

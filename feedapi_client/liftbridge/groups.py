@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -47,66 +48,63 @@ _LONGEST_HEARTBEAT = 3.0
 # What a coordinator says to somebody whom it has thrown out.
 _EXPELLED = ("not a member", "group does not exist")
 
-_Queue = asyncio.Queue["tuple[_Reader, Message] | Exception"]
+
+async def set_cursor(
+    brokers: Brokers, stream: str, cursor_id: str, offset: int, partition: int
+) -> None:
+    """Keep a cursor in the stream that the cluster has for them, which has partitions."""
+
+    async def once() -> None:
+        kept_in = _kept_in(cursor_id, stream, partition, await _partitions(brokers))
+        await _set(brokers, kept_in, stream, cursor_id, offset, partition)
+
+    await brokers.retry(once)
 
 
-class ClusterCursors:
-    """The cursors of a cluster. They are messages in a stream of its own, which has partitions."""
+async def fetch_cursor(brokers: Brokers, stream: str, cursor_id: str, partition: int) -> int | None:
+    """Return the offset stored under a name; None when there is none.
 
-    def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
+    A broker that starts answers with a cursor from before its newest ones, or with none, until
+    something is appended to its stream of cursors, and remembers that answer. So that is looked at
+    first, and a cursor is stored that nobody uses.
+    """
+    request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
 
-    async def set(self, stream: str, cursor_id: str, offset: int, partition: int) -> None:
-        async def once() -> None:
-            kept_in = _kept_in(cursor_id, stream, partition, await self._partitions())
-            await self._set(kept_in, stream, cursor_id, offset, partition)
+    async def once() -> int | None:
+        count = await _partitions(brokers)
+        kept_in = _kept_in(cursor_id, stream, partition, count)
+        found = await partition_metadata(brokers, _CURSORS, kept_in, resume=True)
+        if found.high_watermark < found.newest_offset:
+            names = (f"feedapi-no-op-{n}" for n in itertools.count())
+            unused = next(each for each in names if _kept_in(each, _CURSORS, 0, count) == kept_in)
+            await _set(brokers, kept_in, _CURSORS, unused, 0, 0)
+        leader = await brokers.leader(_CURSORS, kept_in)
+        response = await brokers.call(stream, "FetchCursor", request, [leader])
+        return int(response.offset) if response.offset >= 0 else None
 
-        await self._brokers.retry(once)
+    return await brokers.retry(once)
 
-    async def fetch(self, stream: str, cursor_id: str, partition: int) -> int | None:
-        """Return the offset stored under a name; None when there is none.
 
-        A broker that starts answers with a cursor from before its newest ones, or with none, until
-        something is appended to its stream of cursors, and remembers that answer. So that is looked
-        at first, and a cursor is stored that nobody uses.
-        """
-        request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
+async def _partitions(brokers: Brokers) -> int:
+    try:
+        cluster = await brokers.metadata([_CURSORS])
+    except StreamMissingError as error:
+        if _CURSORS in brokers.seen:
+            raise
+        raise LiftbridgeError(
+            "the broker keeps no cursors: it needs the setting cursors.stream.partitions"
+        ) from error
+    return cluster.streams[_CURSORS].stream.partitions
 
-        async def once() -> int | None:
-            count = await self._partitions()
-            kept_in = _kept_in(cursor_id, stream, partition, count)
-            found = await partition_metadata(self._brokers, _CURSORS, kept_in, resume=True)
-            if found.high_watermark < found.newest_offset:
-                names = (f"feedapi-no-op-{n}" for n in itertools.count())
-                unused = next(
-                    each for each in names if _kept_in(each, _CURSORS, 0, count) == kept_in
-                )
-                await self._set(kept_in, _CURSORS, unused, 0, 0)
-            leader = await self._brokers.leader(_CURSORS, kept_in)
-            response = await self._brokers.call(stream, "FetchCursor", request, [leader])
-            return int(response.offset) if response.offset >= 0 else None
 
-        return await self._brokers.retry(once)
-
-    async def _partitions(self) -> int:
-        try:
-            cluster = await self._brokers.metadata([_CURSORS])
-        except StreamMissingError as error:
-            if self._brokers.has_seen(_CURSORS):
-                raise
-            raise LiftbridgeError(
-                "the broker keeps no cursors: it needs the setting cursors.stream.partitions"
-            ) from error
-        return cluster.streams[_CURSORS].stream.partitions
-
-    async def _set(
-        self, kept_in: int, stream: str, cursor_id: str, offset: int, partition: int
-    ) -> None:
-        request = api_pb2.SetCursorRequest(
-            stream=stream, partition=partition, cursorId=cursor_id, offset=offset
-        )
-        leader = await self._brokers.leader(_CURSORS, kept_in)
-        await self._brokers.call(stream, "SetCursor", request, [leader])
+async def _set(
+    brokers: Brokers, kept_in: int, stream: str, cursor_id: str, offset: int, partition: int
+) -> None:
+    request = api_pb2.SetCursorRequest(
+        stream=stream, partition=partition, cursorId=cursor_id, offset=offset
+    )
+    leader = await brokers.leader(_CURSORS, kept_in)
+    await brokers.call(stream, "SetCursor", request, [leader])
 
 
 def _kept_in(cursor_id: str, stream: str, partition: int, count: int) -> int:
@@ -204,6 +202,18 @@ class GroupMembership:
             self._coordinator, self.epoch = found.coordinator, found.epoch
 
 
+@dataclass(eq=False)
+class _Reader:
+    """One assigned partition. `handled` is the newest offset that the application has handled."""
+
+    stream: str
+    partition: int
+    handled: int | None = None
+    saved: int | None = None
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AHEAD))
+    task: asyncio.Task[None] = field(init=False)
+
+
 class GroupConsumer:
     """Reads what the group assigns to this member. Use it in `async with`, and iterate over it.
 
@@ -229,7 +239,6 @@ class GroupConsumer:
         brokers: Brokers,
         group: str,
         streams: Sequence[str],
-        *,
         name: str,
         start: GroupStart,
         checkpoint_seconds: float | None,
@@ -237,12 +246,12 @@ class GroupConsumer:
         if not group or not streams:
             raise ValueError("a consumer needs the name of its group, and streams")
         self._brokers = brokers
-        self._cursors = ClusterCursors(brokers)
         self._membership = GroupMembership(brokers, group, name, streams)
+        self._cursor_id = f"__group:{group}"
         self._start: GroupStart = start
         self._checkpoint_seconds = checkpoint_seconds
         self._readers: dict[tuple[str, int], _Reader] = {}
-        self._queue: _Queue = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[_Reader, Message] | Exception] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._saving = asyncio.Lock()
 
@@ -295,7 +304,7 @@ class GroupConsumer:
             reader, message = item
             reader.room.release()
             # What was read of a partition that another member has now is left to that member.
-            if self._readers.get(reader.key) is reader:
+            if self._readers.get((reader.stream, reader.partition)) is reader:
                 yield message
                 reader.handled = message.offset
 
@@ -310,7 +319,12 @@ class GroupConsumer:
     async def _save(self, readers: Iterable[_Reader]) -> None:
         async with self._saving:
             for reader in readers:
-                await reader.save()
+                offset = reader.handled
+                if offset is not None and offset >= 0 and offset != reader.saved:
+                    await set_cursor(
+                        self._brokers, reader.stream, self._cursor_id, offset, reader.partition
+                    )
+                    reader.saved = offset
 
     async def _save_often(self, seconds: float) -> None:
         while True:
@@ -324,19 +338,55 @@ class GroupConsumer:
 
     def _assign(self, assigned: set[tuple[str, int]]) -> None:
         # Without an await: no subscription may begin with the new epoch for an old assignment.
-        revoked = [self._readers.pop(key) for key in set(self._readers) - assigned]
-        for reader in revoked:
-            reader.task.cancel()
-        if revoked:
+        gone = set(self._readers) - assigned
+        if revoked := [self._readers.pop(key) for key in gone]:
+            for reader in revoked:
+                reader.task.cancel()
             logger.info(
                 "partitions went to other members of the group",
-                extra={"group": self._membership.group, "partitions": [r.key for r in revoked]},
+                extra={"group": self._membership.group, "partitions": sorted(gone)},
             )
             self._run(self._save(revoked))
         for key in sorted(assigned - set(self._readers)):
-            reader = _Reader(key, self._brokers, self._cursors, self._membership)
-            self._readers[key] = reader
-            reader.task = self._run(reader.run(self._start, self._queue))
+            reader = self._readers[key] = _Reader(*key)
+            reader.task = self._run(self._read(reader))
+
+    async def _read(self, reader: _Reader) -> None:
+        following = await self._first(reader)
+        while True:
+            subscription = StreamSubscription(
+                reader.stream, reader.partition, following, resume=True, member=self._membership
+            )
+            try:
+                async with aclosing(Subscriber(self._brokers, subscription).messages()) as messages:
+                    async for message in messages:
+                        await reader.room.acquire()
+                        self._queue.put_nowait((reader, message))
+                        following = message.offset + 1
+            except StreamReadonlyError:
+                await asyncio.sleep(_READONLY_AGAIN)
+
+    async def _first(self, reader: _Reader) -> GroupStart | int:
+        stream, partition = reader.stream, reader.partition
+        checkpoint = await fetch_cursor(self._brokers, stream, self._cursor_id, partition)
+        if checkpoint is None and self._start != "new":
+            return self._start
+        found = await self._brokers.retry(
+            lambda: partition_metadata(self._brokers, stream, partition, resume=True)
+        )
+        newest = found.newest_offset
+        if checkpoint is None:
+            # Another member that goes on before the first checkpoint must not skip anything.
+            checkpoint = reader.handled = newest
+            await self._save([reader])
+        if checkpoint > newest:
+            raise StreamError(
+                f"the checkpoint of the group {self._membership.group} is offset {checkpoint}, and "
+                f"the newest message of partition {partition} is {newest}: the stream was created "
+                "again, or lost messages. Read it with another group",
+                stream=stream,
+            )
+        return checkpoint + 1
 
     def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -349,70 +399,3 @@ class GroupConsumer:
         if not task.cancelled() and (error := task.exception()) is not None:
             assert isinstance(error, Exception)
             self._queue.put_nowait(error)
-
-
-class _Reader:
-    """One assigned partition. `handled` is the newest offset that the application has handled."""
-
-    task: asyncio.Task[None]
-
-    def __init__(
-        self,
-        key: tuple[str, int],
-        brokers: Brokers,
-        cursors: ClusterCursors,
-        membership: GroupMembership,
-    ) -> None:
-        self.key = key
-        self.handled: int | None = None
-        self.room = asyncio.Semaphore(_AHEAD)
-        self._saved: int | None = None
-        self._brokers = brokers
-        self._cursors = cursors
-        self._membership = membership
-        self._cursor_id = f"__group:{membership.group}"
-
-    async def run(self, start: GroupStart, queue: _Queue) -> None:
-        stream, partition = self.key
-        following = await self._first(start)
-        while True:
-            subscription = StreamSubscription(
-                stream, partition, following, resume=True, member=self._membership
-            )
-            try:
-                async with aclosing(Subscriber(self._brokers, subscription).messages()) as messages:
-                    async for message in messages:
-                        await self.room.acquire()
-                        queue.put_nowait((self, message))
-                        following = message.offset + 1
-            except StreamReadonlyError:
-                await asyncio.sleep(_READONLY_AGAIN)
-
-    async def _first(self, start: GroupStart) -> GroupStart | int:
-        stream, partition = self.key
-        checkpoint = await self._cursors.fetch(stream, self._cursor_id, partition)
-        if checkpoint is None and start != "new":
-            return start
-        found = await self._brokers.retry(
-            lambda: partition_metadata(self._brokers, stream, partition, resume=True)
-        )
-        newest = found.newest_offset
-        if checkpoint is None:
-            # Another member that goes on before the first checkpoint must not skip anything.
-            checkpoint = self.handled = newest
-            await self.save()
-        if checkpoint > newest:
-            raise StreamError(
-                f"the checkpoint of the group {self._membership.group} is offset {checkpoint}, and "
-                f"the newest message of partition {partition} is {newest}: the stream was created "
-                "again, or lost messages. Read it with another group",
-                stream=stream,
-            )
-        return checkpoint + 1
-
-    async def save(self) -> None:
-        stream, partition = self.key
-        offset = self.handled
-        if offset is not None and offset >= 0 and offset != self._saved:
-            await self._cursors.set(stream, self._cursor_id, offset, partition)
-            self._saved = offset

@@ -7,9 +7,8 @@ is the same over TLS. The query may hold ``partition``, ``replicas`` (of a new s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -17,9 +16,7 @@ import grpc
 
 from feedapi_client.arguments import environment_value
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.envelope import AckPolicy, BytesLike
-from feedapi_client.liftbridge.messages_pb2 import Ack
-from feedapi_client.liftbridge.stream_model import ANY_OFFSET, REPLICATION_LIMIT, Stream
+from feedapi_client.liftbridge.stream_model import Stream
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 
 # Messages leave out what looks like a URL: it may hold a password.
@@ -72,46 +69,8 @@ async def _open(
                 stream, concurrency_control=True, replication_factor=new_replicas
             )
         yield StreamCursorStore(
-            _SingleCalls(api),
-            api,
-            stream,
-            partition=partition,
-            give_up_after=_SECONDS,
-            look_only=True,
+            None, api, stream, partition=partition, give_up_after=_SECONDS, look_only=True
         )
-
-
-@dataclass(frozen=True)
-class _SingleCalls:
-    """Publishes with a call of the gRPC API for each message: commands write a few of them."""
-
-    api: LiftbridgeApi
-    message_limit: int = REPLICATION_LIMIT
-
-    async def publish_many(
-        self,
-        stream: Stream | str,
-        values: Sequence[BytesLike],
-        *,
-        keys: Sequence[bytes | None] | None = None,
-        partition: int | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        headers_each: Sequence[Mapping[str, bytes]] | None = None,
-        ack_policy: AckPolicy | None = None,  # noqa: ARG002 - always all
-        expected_offset: int = ANY_OFFSET,
-    ) -> list[Ack | None]:
-        return [
-            await self.api.publish(
-                stream if isinstance(stream, str) else stream.name,
-                bytes(value),
-                key=keys[i] if keys else None,
-                partition=partition or 0,
-                headers={**(headers or {}), **(headers_each[i] if headers_each else {})},
-                ack_policy=AckPolicy.ALL,
-                expected_offset=expected_offset + i,
-            )
-            for i, value in enumerate(values)
-        ]
 
 
 def content_of(file: str | None) -> bytes | None:

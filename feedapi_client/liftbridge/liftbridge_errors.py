@@ -87,7 +87,6 @@ class PublishError(LiftbridgeError):
     """A message was not stored, or it is unknown whether it was.
 
     Attributes:
-        stream: the stream's name.
         correlation_id: the id of the message, as in the log of the broker.
         index: the position of the message among those of one `publish_many` call.
         acks: the acks of the messages before it.
@@ -102,33 +101,22 @@ class PublishError(LiftbridgeError):
 
 
 class AckTimeoutError(PublishError):
-    """No ack came before the deadline: the message may be stored or not.
-
-    Publish it again if a duplicate is better than a loss.
-    """
+    """No ack before the deadline. Publish it again if a duplicate is better than a loss."""
 
 
 class NoStreamError(PublishError):
-    """Nobody is subscribed to the NATS subject of the stream: the message was not stored.
-
-    The stream is missing, is attached to another subject, or has fewer partitions; or its broker
-    does not run.
-    """
+    """The stream is missing, has another subject or fewer partitions; or its broker is down."""
 
 
 class IncorrectOffsetError(PublishError):
-    """The message was refused: its expected offset is not the stream's next one.
+    """The expected offset is not the stream's next one.
 
-    Happens on streams with optimistic concurrency control, when another writer published to the
-    stream, or when an earlier message was lost.
+    Another writer published to the stream, or an earlier message was lost.
     """
 
 
 class MessageTooLargeError(PublishError):
-    """The message is larger than the broker replicates or NATS carries.
-
-    Detected before sending where the limit is known.
-    """
+    """Over the broker's or NATS's limit: not sent where that is known."""
 
 
 class EncryptionError(PublishError):

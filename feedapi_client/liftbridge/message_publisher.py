@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -87,8 +85,6 @@ class PublisherStats:
     """Counters since the publisher was opened.
 
     Attributes:
-        published: messages sent.
-        acked: messages that were acked; each is counted once.
         failed: messages that were refused, or had no ack before their deadline.
         unmatched: second acks, acks of other streams, and acks after the deadline.
         garbage: messages to the ack inbox that are no acks.
@@ -109,42 +105,36 @@ class _Call:
     One future serves all messages, because a future for each costs more than sending it.
     """
 
-    __slots__ = ("acks", "done", "error", "failed", "stream", "waiting")
+    __slots__ = ("acks", "done", "error", "stream", "waiting")
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.acks: list[Ack | None] = []
         self.error: PublishError | None = None
-        self.failed = -1
         self.waiting = 0
         self.done: asyncio.Future[None] | None = None
 
-    def acked(self, index: int, ack: Ack) -> None:
-        self.acks[index] = ack
-        self._message_done()
-
-    def refused(self, index: int, error: PublishError) -> None:
-        self.fail(index, error)
-        self._message_done()
-
     def fail(self, index: int, error: PublishError) -> None:
-        if self.error is None or index < self.failed:
-            self.error, self.failed = error, index
+        if self.error is None or index < self.error.index:
+            self.error, error.index = error, index
+
+    def settle(self, index: int, result: Ack | PublishError) -> None:
+        if isinstance(result, PublishError):
+            self.fail(index, result)
+        else:
+            self.acks[index] = result
+        self.waiting -= 1
+        if not self.waiting and self.done is not None and not self.done.done():
+            self.done.set_result(None)
 
     async def wait(self) -> list[Ack | None]:
         if self.waiting:
             self.done = asyncio.get_running_loop().create_future()
             await self.done
         if self.error is not None:
-            self.error.index = self.failed
-            self.error.acks = self.acks[: self.failed]
+            self.error.acks = self.acks[: self.error.index]
             raise self.error
         return self.acks
-
-    def _message_done(self) -> None:
-        self.waiting -= 1
-        if not self.waiting and self.done is not None and not self.done.done():
-            self.done.set_result(None)
 
 
 class _InFlight:
@@ -156,9 +146,9 @@ class _InFlight:
         self._advice = advice
         # The call, the message's index in it, its deadline (loop time), and its subject.
         self._entries: dict[str, tuple[_Call, int, float, str]] = {}
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        # Is there while somebody waits for room.
+        self._has_room: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -172,20 +162,15 @@ class _InFlight:
 
     async def wait_for_room(self) -> None:
         while self.room <= 0:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if not waiter.done():
-                    self._waiters.remove(waiter)
+            self._has_room = self._has_room or asyncio.Event()
+            await self._has_room.wait()
 
     def add(self, correlation_id: str, call: _Call, deadline: float, subject: str) -> None:
         acks = call.acks
         self._entries[correlation_id] = (call, len(acks), deadline, subject)
         acks.append(None)
         call.waiting += 1
-        if deadline < self._timer_at:
+        if self._timer is None or deadline < self._timer.when():
             self._set_timer(deadline)
 
     def receive(self, ack: Ack) -> None:
@@ -195,18 +180,16 @@ class _InFlight:
         if entry is None or entry[0].stream != ack.stream:
             self._stats.unmatched += 1
             return
-        del self._entries[correlation_id]
-        call, index, _, _ = entry
         if ack.ackError:
             unknown = (PublishRefusedError, f"the broker refused the message ({ack.ackError})")
             kind, text = _REFUSED.get(ack.ackError, unknown)
-            self._stats.failed += 1
-            call.refused(index, kind(text, stream=ack.stream, correlation_id=correlation_id))
-        else:
-            self._stats.acked += 1
-            call.acked(index, ack)
-        if self._waiters:
-            self._wake_waiters()
+            self._fail([correlation_id], text, kind)
+            return
+        del self._entries[correlation_id]
+        self._stats.acked += 1
+        entry[0].settle(entry[1], ack)
+        if self._has_room is not None:
+            self._make_room()
 
     def nobody_listens(self, correlation_id: str) -> None:
         """Fail a message, and those of its call to the same subject; other acks may still come."""
@@ -224,7 +207,7 @@ class _InFlight:
     def discard(self, call: _Call) -> None:
         for key in [key for key, entry in self._entries.items() if entry[0] is call]:
             del self._entries[key]
-        self._wake_waiters()
+        self._make_room()
 
     def expire(self, now: float) -> None:
         late = [key for key, entry in self._entries.items() if entry[2] <= now]
@@ -240,7 +223,7 @@ class _InFlight:
         self._fail(list(self._entries), text)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._timer_at = None, math.inf
+            self._timer = None
 
     def _fail(
         self, ids: Iterable[str], text: str, kind: type[PublishError] = AckTimeoutError
@@ -248,20 +231,17 @@ class _InFlight:
         for correlation_id in ids:
             call, index, _, _ = self._entries.pop(correlation_id)
             self._stats.failed += 1
-            call.refused(index, kind(text, stream=call.stream, correlation_id=correlation_id))
-        self._wake_waiters()
+            call.settle(index, kind(text, stream=call.stream, correlation_id=correlation_id))
+        self._make_room()
 
-    def _wake_waiters(self) -> None:
-        # Waits until a quarter of the room is free: a full pipeline would switch tasks at each ack.
-        if len(self._entries) > self._limit * 3 // 4:
-            return
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+    def _make_room(self) -> None:
+        # When a quarter of the room is free: a full pipeline would switch tasks at each ack.
+        if self._has_room is not None and len(self._entries) <= self._limit * 3 // 4:
+            self._has_room.set()
+            self._has_room = None
 
     def _on_timer(self) -> None:
-        self._timer, self._timer_at = None, math.inf
+        self._timer = None
         self.expire(asyncio.get_running_loop().time())
         if self._entries:
             self._set_timer(min(entry[2] for entry in self._entries.values()))
@@ -269,28 +249,7 @@ class _InFlight:
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer, self._timer_at = loop.call_at(deadline, self._on_timer), deadline
-
-
-class LedgerPublisher(Protocol):
-    """What a ledger is written through: `LiftbridgePublisher`, or a command's single calls."""
-
-    @property
-    def message_limit(self) -> int: ...
-
-    async def publish_many(
-        self,
-        stream: Stream | str,
-        values: Sequence[BytesLike],
-        *,
-        keys: Sequence[bytes | None] | None = None,
-        partition: int | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        headers_each: Sequence[Mapping[str, bytes]] | None = None,
-        ack_policy: AckPolicy | None = None,
-        expected_offset: int = ANY_OFFSET,
-    ) -> list[Ack | None]: ...
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._on_timer)
 
 
 class LiftbridgePublisher:
@@ -298,11 +257,9 @@ class LiftbridgePublisher:
 
     Arguments:
         servers: NATS URLs.
-        max_in_flight: maximum number of messages that wait for their ack. Further ones wait
-            before they are sent.
+        max_in_flight: maximum number of messages that wait for their ack.
         ack_timeout: seconds from sending a message to its deadline.
         ack_policy: when the broker acks.
-        crc: whether envelopes have a checksum.
         max_message_bytes: the largest message that the broker stores; None when it is unknown. A
             larger one, or one over NATS's own limit, is refused before it is sent.
         connect_timeout: seconds for the first connection.
@@ -324,7 +281,6 @@ class LiftbridgePublisher:
         max_in_flight: int = 8192,
         ack_timeout: float = 10.0,
         ack_policy: AckPolicy = AckPolicy.LEADER,
-        crc: bool = True,
         max_message_bytes: int | None = REPLICATION_LIMIT,
         connect_timeout: float = 10.0,
         options: Mapping[str, Any] | None = None,
@@ -338,7 +294,6 @@ class LiftbridgePublisher:
         self._acks = _InFlight(max_in_flight, self.stats, self._advice)
         self._ids = itertools.count(1)
         self._servers = servers
-        self._crc = crc
         self._connect_timeout = connect_timeout
         self._options = dict(options or {})
         self._nats: Client | None = None
@@ -403,21 +358,19 @@ class LiftbridgePublisher:
         headers: Mapping[str, bytes] | None = None,
         ack_policy: AckPolicy | None = None,
         expected_offset: int = ANY_OFFSET,
-        timeout: float | None = None,
     ) -> Ack | None:
         """Publish one message and return its ack, or None with `AckPolicy.NONE`.
 
         Arguments:
-            partition: the partition to publish to; by default the one of the key.
+            partition: by default the one of the key.
             expected_offset: the offset that the message must get, on a stream with optimistic
                 concurrency control.
-            timeout: replaces `ack_timeout`.
 
         Raises:
             PublishError: one of its subclasses.
             BrokerUnavailableError: the connection to NATS is closed.
             ValueError: a header is named ``subject`` or ``reply``, which the broker overwrites; or
-                the subject, the partition or the timeout is not valid.
+                the subject or the partition is not valid.
             TypeError: the value is not bytes, a bytearray or a memoryview.
 
         Cancellation: the message may be stored or not.
@@ -430,7 +383,6 @@ class LiftbridgePublisher:
             headers=headers,
             ack_policy=ack_policy,
             expected_offset=expected_offset,
-            timeout=timeout,
         )
         return acks[0]
 
@@ -445,7 +397,6 @@ class LiftbridgePublisher:
         headers_each: Sequence[Mapping[str, bytes]] | None = None,
         ack_policy: AckPolicy | None = None,
         expected_offset: int = ANY_OFFSET,
-        timeout: float | None = None,
     ) -> list[Ack | None]:
         """Publish messages in order and return their acks in the same order.
 
@@ -453,8 +404,7 @@ class LiftbridgePublisher:
         further is sent; the acks of what was sent are awaited before the error is raised.
 
         Arguments:
-            headers: headers of all messages.
-            headers_each: additional headers of each message.
+            headers, headers_each: headers of all messages, and additional ones of each.
             expected_offset: that of the first message; it counts up.
 
         Raises:
@@ -462,9 +412,6 @@ class LiftbridgePublisher:
             ValueError, TypeError: as `publish`; or there are not as many of each.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
-        seconds = self.ack_timeout if timeout is None else timeout
-        if not seconds > 0:
-            raise ValueError(f"timeout must be positive, not {timeout}")
         check_headers(headers)
         count = len(values)
         if any(len(each) != count for each in (keys, headers_each) if each is not None):
@@ -482,10 +429,10 @@ class LiftbridgePublisher:
             ackInbox="" if policy is AckPolicy.NONE else self._inbox,
             ackPolicy=WireAckPolicy.Name(int(policy)),
         )
-        encode = MessageEncoder(shared, expected_offset, crc=self._crc)
+        encode = MessageEncoder(shared, expected_offset)
         subject_of = _subject_of(target, partition)
         try:
-            await self._send(call, rows, encode, subject_of, policy is not AckPolicy.NONE, seconds)
+            await self._send(call, rows, encode, subject_of, policy is not AckPolicy.NONE)
             return await call.wait()
         except BaseException:
             if call.waiting:
@@ -499,7 +446,6 @@ class LiftbridgePublisher:
         encode: MessageEncoder,
         subject_of: Callable[[bytes | None], str],
         acked: bool,
-        timeout: float,
     ) -> None:
         client, acks, now = self._client(), self._acks, asyncio.get_running_loop().time
         limit = min(self.max_message_bytes or client.max_payload, client.max_payload)
@@ -519,7 +465,7 @@ class LiftbridgePublisher:
                 await writer.flush()
                 await acks.wait_for_room()
                 if not client.is_connected and not await wait_until_connected(
-                    client, now() + timeout
+                    client, now() + self.ack_timeout
                 ):
                     raise AckTimeoutError(
                         f"NATS was not reachable before the deadline{cause(client)}: the message "
@@ -527,7 +473,8 @@ class LiftbridgePublisher:
                         stream=call.stream,
                         correlation_id=correlation_id,
                     )
-                room, deadline = min(acks.room, writer.batch_size), now() + timeout
+                room = min(acks.room, writer.batch_size)
+                deadline = now() + self.ack_timeout
             room -= 1
             subject = subject_of(key)
             if acked:

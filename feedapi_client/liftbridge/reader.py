@@ -6,12 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.headers import CURSOR, FORMAT, PARTITION, number_header, text_header
 from feedapi_client.liftbridge.liftbridge_errors import StreamError, StreamGapError
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, MessageFormat
+from feedapi_client.liftbridge.stream_format import (
+    CURSOR,
+    FORMAT,
+    PARTITION,
+    Attempt,
+    AttemptAssembler,
+    MessageFormat,
+    number_header,
+    text_header,
+)
 from feedapi_client.liftbridge.subscription import Start, Until
 from feedapi_client.model import Event, make_event
 from feedapi_client.protocol.text import printable
@@ -44,9 +53,8 @@ class RelayReader:
     """Reads the batches of a stream's partition that a relay writes exactly once, in any format.
 
     Iterate over it, or over `batches`. A batch is returned when its last message was read, and the
-    next message or a short pause (50 ms) shows that no broker takes it back. What
-    belongs to no complete batch is left out: attempts that a crash interrupted, messages that only
-    save positions, and messages of other publishers.
+    next message or a short pause (50 ms) shows that no broker takes it back. What belongs to no
+    complete batch is left out: interrupted attempts, saved positions, messages of others.
 
     Arguments:
         start: an offset where a batch begins, such as `RelayedBatch.next_offset`, or a `Start`.
@@ -74,12 +82,11 @@ class RelayReader:
         until: Until | None = None,
         resume: bool = True,
     ) -> None:
-        self._api = api
         self._stream = stream
-        self._partition = partition
-        self._start: Start = start
-        self._until: Until | None = until
-        self._resume = resume
+        self._first = start if isinstance(start, int) else None
+        self._messages = partial(
+            api.subscribe, stream, start, partition=partition, until=until, resume=resume
+        )
 
     def __aiter__(self) -> AsyncIterator[RelayedBatch]:
         return self.batches()
@@ -87,47 +94,33 @@ class RelayReader:
     async def batches(self) -> AsyncGenerator[RelayedBatch, None]:
         """Return the batches from the start on."""
         attempts = AttemptAssembler()
-        following = self._start if isinstance(self._start, int) else None
-        returned_to = 0
+        following, returned_to = self._first, 0
         async with aclosing(_with_pauses(self._messages(), attempts)) as messages:
             async for message in messages:
                 attempt = attempts.settle() if message is None else attempts.feed(message)
                 if attempt is not None and (batch := _batch_of(attempt, self._stream)) is not None:
                     returned_to = batch.next_offset
                     yield batch
-                if message is not None:
-                    self._check_complete(following, message)
-                    following = message.offset + 1
-                    if message.offset < returned_to and not attempts.repeats(message):
-                        raise self._lost(message.offset)
-
-    def _messages(self) -> AsyncGenerator[Message, None]:
-        return self._api.subscribe(
-            self._stream,
-            self._start,
-            partition=self._partition,
-            until=self._until,
-            resume=self._resume,
-        )
-
-    def _check_complete(self, following: int | None, message: Message) -> None:
-        if following is not None and message.offset > following:
-            raise StreamGapError(
-                f"the messages from offset {following} to {message.offset - 1} are missing: "
-                "retention or compaction removed them. A stream that a relay writes exactly once "
-                "must not be compacted",
-                stream=self._stream,
-                offset=following,
-            )
-
-    def _lost(self, offset: int) -> StreamGapError:
-        return StreamGapError(
-            f"the broker lost messages of batches that were read, from offset {offset} on, whose "
-            "events come again, perhaps in other batches: undo each batch with a `next_offset` "
-            "above that, and start a reader there",
-            stream=self._stream,
-            offset=offset,
-        )
+                if message is None:
+                    continue
+                offset = message.offset
+                if following is not None and offset > following:
+                    raise StreamGapError(
+                        f"the messages from offset {following} to {offset - 1} are missing: "
+                        "retention or compaction removed them. A stream that a relay writes "
+                        "exactly once must not be compacted",
+                        stream=self._stream,
+                        offset=following,
+                    )
+                following = offset + 1
+                if offset < returned_to and not attempts.repeats(message):
+                    raise StreamGapError(
+                        f"the broker lost messages of batches that were read, from offset {offset} "
+                        "on, whose events come again, perhaps in other batches: undo each batch "
+                        "with a `next_offset` above that, and start a reader there",
+                        stream=self._stream,
+                        offset=offset,
+                    )
 
 
 async def _with_pauses(

@@ -1,13 +1,4 @@
-"""Publishing a feed to Liftbridge, at least once or exactly once.
-
-At least once: any stream, any cursor store. A feed's cursor is committed when all events up to it
-are acked. After a crash the events of uncommitted batches are published again, in order, perhaps
-in other batches.
-
-Exactly once: a stream with optimistic concurrency control, and a consumer whose cursor store is
-that stream (`StreamCursorStore`). No state is kept elsewhere. A relay that starts reads the end of
-the stream and continues from there, and the broker refuses what a second relay writes.
-"""
+"""Publishing a feed to Liftbridge, at least once or exactly once."""
 
 from __future__ import annotations
 
@@ -23,14 +14,20 @@ from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.at_least_once import AcknowledgedPublishing
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.headers import CURSOR, PARTITION
 from feedapi_client.liftbridge.liftbridge_errors import (
     LiftbridgeError,
     MessageTooLargeError,
     RelayFencedError,
+    StreamError,
 )
 from feedapi_client.liftbridge.message_publisher import LiftbridgePublisher
-from feedapi_client.liftbridge.stream_format import MessageFormat, OutgoingBatch, message_bytes
+from feedapi_client.liftbridge.stream_format import (
+    CURSOR,
+    PARTITION,
+    MessageFormat,
+    OutgoingBatch,
+    message_bytes,
+)
 from feedapi_client.liftbridge.stream_model import Stream, check_publishable
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 from feedapi_client.model import Batch, Event
@@ -78,13 +75,15 @@ class Relay:
     (``feedapi-cursor``). In a stream with several partitions the key chooses the partition; without
     keys the feed's partition chooses it.
 
-    When the consumer's store is a `StreamCursorStore`, the relay is exactly once. Its format
+    When the consumer's store is a `StreamCursorStore`, the relay is exactly once. A relay that
+    starts goes on at the end of the stream, and the broker refuses what a second one writes. Format
     ``"batch"`` has no keys and no additional headers, and a batch of the consumer has to fit into a
     message (`Limits.max_batch_bytes`).
 
-    With any other store it is at least once. A batch whose acks do not all come is published again
-    from the first message that has none. Where the broker lost messages after it had acked them,
-    those of the last 30 seconds are published again.
+    With any other store it is at least once. A cursor is committed when all events up to it are
+    acked. A batch whose acks do not all come is published again from the first message that has
+    none. Where the broker lost messages after it had acked them, those of the last 30 seconds are
+    published again.
 
     A broker that is away is waited for as long as a feed that is away: for
     `RetryPolicy.give_up_after` of the consumer.
@@ -145,7 +144,8 @@ class Relay:
             self._quarantine = on_oversized
         # The bytes of the smallest message that the broker found too large.
         self._refused = math.inf
-        self._fenced: RelayFencedError | None = None
+        # What the look at the stream's end found out that ends the relay.
+        self._ended: LiftbridgeError | None = None
         self.progress = RelayProgress()
         self._publishing = AcknowledgedPublishing(
             publisher,
@@ -189,8 +189,8 @@ class Relay:
         else:
             look, handle = self._store.keep, self._relay_exactly_once
         await beside(partial(self._repeatedly, look), self._consumer.run(handle))
-        if self._fenced is not None:
-            raise self._fenced
+        if self._ended is not None:
+            raise self._ended
         return self.progress
 
     async def _repeatedly(self, look: Callable[[], Awaitable[object]]) -> None:
@@ -198,9 +198,9 @@ class Relay:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await look()
-            except RelayFencedError as error:
+            except (RelayFencedError, StreamError) as error:
                 # An idle relay would not meet it for a long time.
-                self._fenced = error
+                self._ended = error
                 return self._consumer.stop()
             except LiftbridgeError as error:
                 # The next batch, or the next turn, meets the same.
@@ -216,7 +216,7 @@ class Relay:
                 published += len(outgoing.values)
                 break
             except MessageTooLargeError as error:
-                self._learn(outgoing.message_bytes(error.index))
+                self._refused = min(self._refused, outgoing.message_bytes(error.index))
                 published += error.index
                 rest = outgoing.starting_at(error.index)
                 outgoing = await self._without_oversized(batch, rest, error)
@@ -231,32 +231,26 @@ class Relay:
                 break
             except MessageTooLargeError as error:
                 # The broker takes less than was known.
-                if not await self._find_oversized(outgoing, error):
+                refused = await self._smallest_refused(outgoing, error)
+                if refused == math.inf:
                     raise self._batch_too_large(batch, error) from None
+                self._refused = min(self._refused, refused)
                 outgoing = await self._without_oversized(batch, outgoing, error)
         self._count(len(outgoing.values))
 
-    async def _find_oversized(self, outgoing: OutgoingBatch, error: MessageTooLargeError) -> bool:
-        """Learn which events of a refused batch are too large; False when each of them fits."""
-        if self._store is None or not outgoing.values:
-            return False
-        sizes = sorted({outgoing.message_bytes(index) for index in range(len(outgoing.values))})
-        if len(outgoing.values) == 1:
-            self._learn(sizes[0])
-            return True
-        if self._store.format is MessageFormat.EVENTS:
-            if error.index >= len(outgoing.values):
-                return False
-            self._learn(outgoing.message_bytes(error.index))
-            return True
+    async def _smallest_refused(
+        self, outgoing: OutgoingBatch, error: MessageTooLargeError
+    ) -> float:
+        """Return the bytes of an event of a refused batch that is too large; inf when each fits."""
+        assert self._store is not None
+        count, refused = len(outgoing.values), math.inf
+        if count == 1 or self._store.format is MessageFormat.EVENTS:
+            return outgoing.message_bytes(error.index) if error.index < count else refused
         # All are in one message: ask for each size, the largest first.
-        fits = list(sizes)
-        while fits and not await self._store.takes(fits[-1]):
-            self._learn(fits.pop())
-        return len(fits) < len(sizes)
-
-    def _learn(self, refused: int) -> None:
-        self._refused = min(self._refused, refused)
+        sizes = sorted({outgoing.message_bytes(index) for index in range(count)})
+        while sizes and not await self._store.takes(sizes[-1]):
+            refused = sizes.pop()
+        return refused
 
     def _outgoing(self, batch: Batch) -> OutgoingBatch:
         key, headers = self._key, self._headers

@@ -46,24 +46,15 @@ _SMALLEST_MESSAGE = 128
 
 
 def key_partition(key: bytes, partitions: int) -> int:
-    """Return the partition that Liftbridge clients usually choose for a key.
-
-    It is the CRC-32 (IEEE) of the key modulo the number of partitions.
-    """
+    """Return the usual partition of a key: its CRC-32 (IEEE) modulo their number."""
     return zlib.crc32(key) % partitions
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream by name.
+    """A stream by name, on a NATS subject (by default its name), with so many partitions.
 
-    Attributes:
-        name: the stream's name.
-        subject: the NATS subject that the stream is attached to; by default its name.
-        partitions: the number of its partitions.
-
-    Raises:
-        ValueError: no broker can have a stream of that name or subject, or there is no partition.
+    Raises ValueError when no broker can have a stream of that name or subject.
     """
 
     name: str
@@ -129,7 +120,7 @@ class StreamOptions:
     """What a new stream does with its messages. None leaves an option to the broker's settings.
 
     Attributes:
-        group: the NATS queue group of the stream; a message goes to one stream of the group.
+        group: the NATS queue group; a message goes to one stream of the group.
         retention_bytes, retention_messages, retention_seconds: the oldest segments are removed
             when a partition has more. 0: no limit.
         cleaner_seconds: the interval of removing and compacting.
@@ -139,9 +130,6 @@ class StreamOptions:
         auto_pause_seconds: pause a partition that got no message for so long. 0: never.
         auto_pause_unless_subscribed: do not pause while somebody is subscribed.
         encryption: encrypt values; the broker needs a key.
-
-    Raises:
-        ValueError: a number is negative, or the group has spaces.
     """
 
     group: str = ""
@@ -233,14 +221,7 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerMetadata:
-    """A broker of the cluster.
-
-    Attributes:
-        id: its id, as in `PartitionMetadata.leader`.
-        address: its gRPC API as ``host:port``.
-        partitions: how many partitions it has a replica of.
-        leaders: how many partitions it leads.
-    """
+    """A broker: its gRPC API, and how many partitions it has a replica of, or leads."""
 
     id: str
     address: str
@@ -261,14 +242,12 @@ class PartitionMetadata:
     """The state of a partition of a stream.
 
     Attributes:
-        id: the partition.
         leader, replicas, isr: ids of brokers; `isr` are the in-sync replicas.
         high_watermark: the offset up to which readers see messages; -1 while it is empty. After a
             restart of the broker it can be below `newest_offset` until something is published.
-        newest_offset: the offset of the newest message; -1 while it is empty.
-        paused: whether the broker paused it. Without offsets, in `StreamMetadata`, whether it was
-            ever paused: the broker does not take that back.
-        readonly: whether it takes no messages.
+        newest_offset: -1 while it is empty.
+        paused: whether the broker paused it; in `StreamMetadata` whether it ever was: the broker
+            does not take that back.
         messages_received: when its leader received messages, since it leads.
         pauses: when it was paused or resumed, since its broker runs.
         readonly_changes: when it was made read-only, or writable again.
@@ -391,10 +370,7 @@ class ActivityEvent:
     Attributes:
         offset: its offset in the activity stream.
         id: the index of the change in the log of the cluster. The broker may tell one twice.
-        kind: what happened.
-        streams: the streams that it is about.
-        partitions: the partitions; empty where all are meant.
-        group, consumer: the consumer group, and its member.
+        partitions: empty where all are meant.
         readonly: whether the partitions became read-only, or writable again.
         resume_all: whether what wakes one of the paused partitions wakes all.
         expired: whether the member did not leave by itself.

@@ -124,16 +124,15 @@ class Subscriber:
 
     def __init__(self, brokers: Brokers, wanted: StreamSubscription) -> None:
         self._brokers = brokers
-        self._first = self._wanted = wanted
+        self._wanted = wanted
         self._confirmed_at = math.inf
         # Offset and time of the newest messages that were returned, in their order.
         self._returned: dict[tuple[int, int], None] = {}
         self._forgot_some = False
-        self._ended = False
 
     async def messages(self) -> AsyncGenerator[Message, None]:
         backoff = self._brokers.backoff(give_up_after=self._brokers.timeout)
-        self._first = self._wanted = await self._brokers.retry(self._resolve)
+        self._wanted = await self._brokers.retry(self._resolve)
         while not self._wanted.is_over():
             try:
                 async with aclosing(self._new_messages()) as messages:
@@ -146,16 +145,13 @@ class Subscriber:
                 if isinstance(error, NotServedError) and not self._wanted.resume:
                     await self._brokers.retry(self._raise_if_paused)
                 await asyncio.sleep(backoff.pause(error))
-            else:
-                if self._ended:
-                    return
 
     async def _new_messages(self) -> AsyncGenerator[Message, None]:
         """Return the messages of one call that were not returned before.
 
         It ends where the subscription does, or where the last message has to be asked for alone.
         """
-        wanted, self._ended, before = self._wanted, True, None
+        wanted, before = self._wanted, None
         # A broker that is killed between its write to the log and the one to its index hands out
         # the offset of the last message a second time. Whoever reads on gets both. Only the second
         # one was acked, and a call that starts at the offset gets that one alone.
@@ -169,10 +165,10 @@ class Subscriber:
                 is_second, before = offset == before, offset
                 if wanted.precedes(message) if alone else self._is_old(message, is_second):
                     continue
-                if isinstance(wanted.until, int) and offset > wanted.until:
-                    return
-                if offset == wanted.until and not alone:
-                    self._wanted, self._ended = replace(wanted, start=offset), False
+                is_last = isinstance(wanted.until, int) and offset >= wanted.until
+                if is_last and not (alone and offset == wanted.until):
+                    # Over, or to be asked for alone.
+                    self._wanted = replace(wanted, start=offset)
                     return
                 self._remember(message)
                 self._wanted = replace(wanted, start=offset + 1)
@@ -183,7 +179,7 @@ class Subscriber:
     def _is_old(self, message: Message, is_second: bool) -> bool:
         """Whether the message was returned before, or comes before the start."""
         if not self._returned:
-            return self._first.precedes(message)
+            return self._wanted.precedes(message)
         oldest, newest = next(iter(self._returned))[0], next(reversed(self._returned))[0]
         if message.offset > newest:
             return False
@@ -242,7 +238,9 @@ class Subscriber:
             while True:
                 yield await _read(self._brokers, wanted.stream, call, wanted.idle_timeout)
         except _EndError as end:
-            if not isinstance(wanted.until, datetime):
+            if isinstance(wanted.until, datetime):
+                self._wanted = replace(wanted, until=-1)  # over
+            else:
                 raise StreamReadonlyError(
                     f"partition {wanted.partition} is read-only, and all its messages were read: "
                     "no further one comes until it is made writable",

@@ -33,8 +33,8 @@ from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
-from feedapi_client.liftbridge.headers import BATCH, QUERY, ROW
 from feedapi_client.liftbridge.message_publisher import publish_until_acked
+from feedapi_client.liftbridge.stream_format import BATCH, QUERY, ROW
 from feedapi_client.liftbridge.stream_model import check_publishable
 from feedapi_client.spark.source_options import OptionError
 

@@ -118,16 +118,12 @@ class LiftbridgeServer:
     """One or several liftbridge processes that form a cluster. Use it in `with`.
 
     Nodes are numbered from 0. They keep their ports and data when they are stopped and started
-    again. All data is removed at the end. A node that panics while it starts is started again;
-    `panics` says how often that happened.
-
-    A node that ends by itself later is started again, too, as by the supervisor of a deployment:
-    Liftbridge 1.9.0 crashes at times where two of its threads end a segment at once. `crashes` has
-    the end of the log of each of these. One that was stopped stays so until `start`.
+    again. All data is removed at the end. A node that ends by itself is started again: Liftbridge
+    1.9.0 panics at times while it starts (`panics` counts it), and crashes where two of its threads
+    end a segment at once (`crashes` has the end of each log). One that was stopped stays so.
 
     Arguments:
         nats_url: where NATS listens, as `NatsServer.url`.
-        nodes: the number of brokers.
         settings: further settings of the broker, by their names in its configuration file.
         credentials: how to connect to it, where the settings ask for TLS.
     """

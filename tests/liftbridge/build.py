@@ -10,10 +10,8 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import IO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from feedapi_client.testing.liftbridge import (
     LIFTBRIDGE_FOLDER,
@@ -49,64 +47,37 @@ def build(go: str, console: Console | None = None) -> Path:
 def _build(go: str, target: Path, console: Console) -> None:
     # No C compiler is needed, and none of the toolchains that go.mod may ask for.
     environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
-    console.print(f"building Liftbridge {LIFTBRIDGE_VERSION}, once, into {target.parent}")
+    place = target.parent
+    console.print(f"building Liftbridge {LIFTBRIDGE_VERSION}, once, into {place}")
+
+    def run(what: str, *arguments: str, cwd: str | None = None) -> str:
+        try:
+            done = subprocess.run(
+                [go, *arguments],
+                cwd=cwd,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise components.MissingError(f"{what} in {SECONDS} s") from error
+        except subprocess.CalledProcessError as error:
+            said = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
+            raise components.MissingError(f"{what}: {said[-1][:300]}") from error
+        return done.stdout
+
     # Not by "go install", which asks for the list of all versions: not every proxy has it.
-    source = json.loads(
-        _run(go, environment, None, "mod", "download", "-json", f"{MODULE}@{LIFTBRIDGE_VERSION}")
-    )["Dir"]
-    # In the module's folder, so that its own go.mod and go.sum count.
-    packages = _run(go, environment, source, "list", "-mod=readonly", "-deps", ".").splitlines()
+    module = f"{MODULE}@{LIFTBRIDGE_VERSION}"
+    found = run("the Go module of Liftbridge can't be had", "mod", "download", "-json", module)
     with tempfile.TemporaryDirectory(dir=target.parent) as new:
         program = Path(new, "liftbridge")
-        command = [go, "build", "-v", "-mod=readonly", "-trimpath", "-ldflags", "-s -w"]
-        with subprocess.Popen(
-            [*command, "-o", str(program), "."],
-            cwd=source,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stderr is not None
-            last = _show(process.stderr, len(packages), console)
-        if process.returncode:
-            raise components.MissingError(f"Liftbridge {LIFTBRIDGE_VERSION} did not build: {last}")
+        options = ["-mod=readonly", "-trimpath", "-ldflags", "-s -w", "-o", str(program)]
+        # In the module's folder, so that its own go.mod and go.sum count.
+        source = json.loads(found)["Dir"]
+        run(f"Liftbridge {LIFTBRIDGE_VERSION} did not build", "build", *options, ".", cwd=source)
         program.replace(target)
-
-
-def _show(lines: IO[str], total: int, console: Console) -> str:
-    """Show a bar over the packages that the compiler names. Return its last lines."""
-    columns = (TextColumn("packages"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    last: list[str] = []
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=total)
-        for line in lines:
-            last = [*last[-4:], line.strip()]
-            progress.advance(task)
-        progress.update(task, completed=total)
-    return " | ".join(last)
-
-
-def _run(go: str, environment: dict[str, str], cwd: str | None, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            [go, *arguments],
-            cwd=cwd,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise components.MissingError(
-            "the Go modules of Liftbridge did not arrive in time"
-        ) from error
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
-        raise components.MissingError(
-            f"the Go module of Liftbridge can't be had: {said[-1][:300]}"
-        ) from error
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -269,7 +269,10 @@ class GrpcMiddle:
             if self._token and metadata.get("authorization") != f"Bearer {self._token}":
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
             method = call.method.rpartition("/")[2]
-            answers = self._channel.stream_stream(call.method)(self._noted(method, requests))
+            # Without a deadline the broker does not wait for the ack of a message.
+            answers = self._channel.stream_stream(call.method)(
+                self._noted(method, requests), timeout=context.time_remaining()
+            )
             try:
                 async for answer in answers:
                     yield self._moved(answer) if method == "FetchMetadata" else answer

@@ -166,27 +166,6 @@ async def test_a_subscription_ends_after_the_given_offset(broker: Broker) -> Non
     assert [message async for message in broker.api.subscribe(broker.name, 7, until=6)] == []
 
 
-async def test_a_subscription_continues_with_later_messages(broker: Broker) -> None:
-    stream = await broker.create(partitions=2)
-    seen: list[bytes] = []
-
-    async def follow() -> None:
-        found = await read(broker.api.subscribe(broker.name, 0, partition=1), 20)
-        seen.extend(message.value for message in found)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(follow)
-        for i in range(20):
-            await broker.publisher.publish(stream, b"%d" % i, partition=1)
-    assert seen == [b"%d" % i for i in range(20)]
-
-
-async def test_a_subscription_without_messages_ends_after_its_idle_timeout(broker: Broker) -> None:
-    await broker.create()
-    with pytest.raises(BrokerUnavailableError, match="no message"):
-        await read(broker.api.subscribe(broker.name, idle_timeout=0.1), 1)
-
-
 async def test_deleting_a_stream_ends_its_subscriptions(broker: Broker) -> None:
     await broker.create()
     await broker.publisher.publish(broker.name, b"x")

@@ -15,7 +15,6 @@ from feedapi_client.liftbridge import (
     StreamCursorStore,
     StreamError,
 )
-from feedapi_client.liftbridge.ledger import SnapshotPolicy, StreamState
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.testing import Publisher
 from tests.liftbridge.broker import Broker, open_broker
@@ -23,7 +22,6 @@ from tests.liftbridge.helpers import eventually
 from tests.liftbridge.ledgers import (
     FORMATS,
     KEY,
-    batches,
     events,
     loaded,
     open_ledger,
@@ -293,12 +291,16 @@ async def test_what_earlier_relays_wrote_counts_for_the_bytes_until_a_snapshot(
     assert snapshots == {0, 3}
 
 
-def test_a_snapshot_is_due_within_the_retention_however_many_positions_there_are() -> None:
-    policy = SnapshotPolicy(every=10_000, bytes=2**26, seconds=3600)
-    state = StreamState(9_999, positions=dict.fromkeys(range(32_768), Position("c")))
-    assert not policy.is_due(state)
-    state.next_offset = 10_000
-    assert policy.is_due(state)
+async def test_a_snapshot_is_due_within_the_retention_however_many_positions_there_are(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.stream_store.SNAPSHOT_MESSAGES", 4)
+    store = await open_ledger(broker, snapshot_every=1)
+    await store.save(KEY, {partition: counted("c", 1) for partition in range(20)})
+    for revision in range(2, 7):
+        await store.save(KEY, {0: counted("c", revision)}, transaction=outgoing(revision))
+    snapshots = [int(each.headers["feedapi-snapshot"]) for each in await broker.messages()]
+    assert snapshots == [0, 0, 0, 0, 4, 4, 4]
 
 
 # Streams of others, and messages of others
@@ -342,52 +344,40 @@ async def test_messages_of_other_publishers_in_the_stream_are_ignored(broker: Br
     assert await relayed(broker) == [1]
 
 
+_PART: dict[str, bytes | None] = {"count": b"2", "positions": None}
+
+
 @pytest.mark.parametrize(
-    "snapshot", [b"0", b"%d", b"1000000", b"9223372036854775807", b"9" * 19], ids=str
+    "changes",
+    [
+        # One message of two, or one that belongs to no attempt.
+        *({"snapshot": at, **_PART} for at in (b"0", b"1", b"1000000", b"%d" % (2**63 - 1))),
+        *({"snapshot": at, **_PART, "count": None} for at in (b"0", b"1", b"9" * 19)),
+        # Complete, and behind its own snapshot.
+        *({"snapshot": at} for at in (b"2", b"1000000", b"9" * 19)),
+        # Complete, and of no partition.
+        *(
+            {"format": format.encode(), "partition": partition, "positions": None}
+            for format in FORMATS
+            for partition in (None, b"", b"x", b"-1", b"9" * 19, b"9" * 5000)
+        ),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("part", [{}, {"feedapi-index": b"0", "feedapi-count": b"2"}], ids=str)
-async def test_positions_are_where_a_relay_says_and_nobody_else(
-    broker: Broker, snapshot: bytes, part: dict[str, bytes]
+async def test_what_looks_like_a_relays_message_and_is_none_changes_nothing(
+    broker: Broker, changes: dict[str, bytes | None]
 ) -> None:
-    store = await open_ledger(broker, "events")
-    await store.save(KEY, {0: Position("b")}, transaction=outgoing(1, 2))
-    at = snapshot.replace(b"%d", b"%d" % (await broker.newest() + 1))
-    headers = {"feedapi-attempt": b"x", "feedapi-format": b"events", "feedapi-snapshot": at}
-    await broker.publisher.publish(broker.name, b"x", headers={**headers, **part})
+    store = await open_ledger(broker)
+    await store.save(KEY, {0: Position("b")}, transaction=outgoing(1))
+    changed = {f"feedapi-{name}": value for name, value in changes.items()}
+    headers = {**await own_headers(broker), "feedapi-attempt": b"x", **changed}
+    forged = {name: value for name, value in headers.items() if value is not None}
+    await broker.publisher.publish(broker.name, b'{"n":2}', headers=forged)
     store = store_of(broker)
     assert await store.load(KEY) == {0: Position("b")}
     await store.save(KEY, {0: counted("c", 2)}, transaction=outgoing(3))
     assert await positions(broker) == {0: counted("c", 2)}
-    assert await relayed(broker) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("snapshot", [b"2", b"1000000", b"9" * 19])
-async def test_an_attempt_behind_its_own_snapshot_is_of_no_relay(
-    broker: Broker, snapshot: bytes
-) -> None:
-    store = await open_ledger(broker)
-    await store.save(KEY, {0: Position("b")}, transaction=outgoing(1))
-    forged = {**await own_headers(broker), "feedapi-attempt": b"x", "feedapi-snapshot": snapshot}
-    await broker.publisher.publish(broker.name, b'{"n":2}', headers=forged)
-    assert await positions(broker) == {0: Position("b")}
-    assert await relayed(broker) == [1]
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("partition", [None, b"", b"x", b"-1", b"9" * 19, b"9" * 5000])
-async def test_a_batch_of_no_partition_is_of_no_relay(
-    broker: Broker, format: str, partition: bytes | None
-) -> None:
-    store = await open_ledger(broker)
-    await store.save(KEY, {0: counted("b", 1)}, transaction=outgoing(1))
-    forged = {**await own_headers(broker), "feedapi-attempt": b"x"}
-    del forged["feedapi-partition"], forged["feedapi-positions"]
-    if partition is not None:
-        forged["feedapi-partition"] = partition
-    forged["feedapi-format"] = format.encode()
-    await broker.publisher.publish(broker.name, b"{}", headers=forged)
-    assert [event.raw for batch in await batches(broker) for event in batch.events] == [b'{"n":1}']
-    assert await positions(broker) == {0: counted("b", 1)}
+    assert await relayed(broker) == [1, 3]
 
 
 async def test_a_stream_of_others_is_refused_and_nothing_is_appended(broker: Broker) -> None:
@@ -426,7 +416,7 @@ async def test_an_operator_who_looks_appends_nothing(broker: Broker) -> None:
 async def test_more_than_readers_keep_of_an_attempt_is_not_written(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedapi_client.liftbridge.ledger.MOST_BYTES", 8000)
+    monkeypatch.setattr("feedapi_client.liftbridge.stream_store.MOST_BYTES", 8000)
     store = await open_ledger(broker, "events")
     await store.save(KEY, {0: Position("b")}, transaction=outgoing(*range(4)))
     with pytest.raises(StreamError, match=r"a batch of 7 messages.*readers keep 8000 bytes"):

@@ -35,7 +35,7 @@ async def write(store: StreamCursorStore, key: FeedKey = KEY) -> None:
 
 def of_one_writer(messages: Any, store: StreamCursorStore) -> list[dict[str, Any]]:
     """The messages as JSON, with a fixed id of their writer."""
-    writer = store._ledger._writer_id
+    writer = store._writer_id
     return [
         {
             "key": base64.b64encode(message.key).decode(),

@@ -71,7 +71,7 @@ async def test_a_subscription_that_read_too_many_lost_messages_says_so(
 async def test_a_relay_says_that_its_messages_are_lost_and_the_next_one_writes_them_again(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
-    monkeypatch.setattr("feedapi_client.liftbridge.ledger._LOST_AFTER", 1.0)
+    monkeypatch.setattr("feedapi_client.liftbridge.stream_store._LOST_AFTER", 1.0)
     store = await open_ledger(broker, format)
     for n in range(1, 4):
         await save(store, n, n)

@@ -25,7 +25,7 @@ from tests.liftbridge.ledgers import (
     store_of,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.usefixtures("impatient")]
 
 
 async def collect(messages: AsyncGenerator[Message, None], offsets: list[int]) -> None:
@@ -44,8 +44,9 @@ async def test_a_paused_partition_has_an_error_of_its_own_and_a_subscription_can
         await broker.api.partition_metadata(broker.name)
     with pytest.raises(StreamPausedError, match="paused partition 0"):
         await offsets(broker.api.subscribe(broker.name), 1)
+    broker.publisher.ack_timeout = 0.2
     with pytest.raises(AckTimeoutError):
-        await broker.publisher.publish(broker.name, b"lost", timeout=0.2)
+        await broker.publisher.publish(broker.name, b"lost")
     assert await offsets(broker.api.subscribe(broker.name, resume=True), 3) == [0, 1, 2]
     assert await broker.newest() == 2
 

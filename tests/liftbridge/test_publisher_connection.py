@@ -108,11 +108,11 @@ async def test_publishing_while_nats_is_away_waits_and_continues(broker: Broker)
 
 async def test_a_timeout_while_nats_is_away_says_that_the_message_was_not_sent() -> None:
     with NatsServer() as server:
-        async with LiftbridgePublisher(server.url) as publisher:
+        async with LiftbridgePublisher(server.url, ack_timeout=0.1) as publisher:
             server.stop()
             await eventually(lambda: not publisher._client().is_connected)
             with pytest.raises(AckTimeoutError, match="not sent"):
-                await publisher.publish("s", b"x", timeout=0.1)
+                await publisher.publish("s", b"x")
 
 
 async def test_a_failed_connection_is_an_error_without_credentials(

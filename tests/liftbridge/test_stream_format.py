@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedapi_client.liftbridge import Message, StreamError
-from feedapi_client.liftbridge.headers import row_id
-from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler
+from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, row_id
 
 
 def message(offset: int, attempt: str, index: int = 0, count: int = 1) -> Message:
@@ -29,6 +28,29 @@ def settled(*messages: Message) -> list[tuple[str, list[int]]]:
     return [(a.id, [m.offset for m in a.messages]) for a in found if a is not None]
 
 
+def part(id: str, start: int, count: int, written: int | None = None) -> list[Message]:
+    """The messages of an attempt from an offset on, of which only the first ones may be there."""
+    shown = count if written is None else written
+    return [message(start + n, id, n, count) for n in range(shown)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "counts"),
+    [
+        # One with the same offset takes an attempt back, also where that is a part of it.
+        ([message(0, "a"), message(1, "b"), message(1, "c")], [("a", [0]), ("c", [1])]),
+        ([*part("a", 0, 2), *part("b", 1, 2)], [("b", [1, 2])]),
+        ([*part("a", 0, 3), *part("b", 0, 3)], [("b", [0, 1, 2])]),
+        # One that is written again under its id counts once.
+        ([message(0, "a"), message(1, "a"), message(2, "b")], [("a", [0]), ("b", [2])]),
+        ([message(0, "a"), message(0, "a"), message(1, "b")], [("a", [0]), ("b", [1])]),
+        ([*part("a", 0, 3, 2), *part("a", 2, 3)], [("a", [2, 3, 4])]),
+    ],
+)
+def test_which_attempts_count(messages: list[Message], counts: list[tuple[str, list[int]]]) -> None:
+    assert settled(*messages) == counts
+
+
 def test_a_complete_attempt_counts_once_the_next_message_is_there() -> None:
     attempts = AttemptAssembler()
     assert attempts.feed(message(0, "a")) is None
@@ -36,37 +58,6 @@ def test_a_complete_attempt_counts_once_the_next_message_is_there() -> None:
     settled_attempt = attempts.feed(message(1, "b"))
     assert settled_attempt is not None
     assert settled_attempt.id == "a"
-
-
-def test_a_message_with_the_same_offset_takes_an_attempt_back() -> None:
-    assert settled(message(0, "a"), message(1, "b"), message(1, "c"), message(2, "d")) == [
-        ("a", [0]),
-        ("c", [1]),
-        ("d", [2]),
-    ]
-
-
-def test_an_attempt_of_which_a_part_is_taken_back_does_not_count() -> None:
-    first = [message(0, "a", 0, 2), message(1, "a", 1, 2)]
-    again = [message(1, "b", 0, 2), message(2, "b", 1, 2)]
-    assert settled(*first, *again) == [("b", [1, 2])]
-
-
-def test_several_messages_that_are_taken_back_leave_what_follows() -> None:
-    lost = [message(n, "a", n, 3) for n in range(3)]
-    kept = [message(n, "b", n, 3) for n in range(3)]
-    assert settled(*lost, *kept) == [("b", [0, 1, 2])]
-
-
-def test_an_attempt_that_is_written_again_under_its_id_counts_once() -> None:
-    assert settled(message(0, "a"), message(1, "a"), message(2, "b")) == [("a", [0]), ("b", [2])]
-    assert settled(message(0, "a"), message(0, "a"), message(1, "b")) == [("a", [0]), ("b", [1])]
-
-
-def test_an_incomplete_attempt_that_is_written_again_under_its_id_counts_once() -> None:
-    part = [message(n, "a", n, 3) for n in range(2)]
-    whole = [message(n + 2, "a", n, 3) for n in range(3)]
-    assert settled(*part, *whole) == [("a", [2, 3, 4])]
 
 
 def hostile(**headers: bytes) -> Message:
@@ -102,7 +93,7 @@ def test_an_attempt_of_more_bytes_than_a_relay_writes_is_not_kept(
     monkeypatch.setattr("feedapi_client.liftbridge.stream_format.MOST_BYTES", 10_000)
 
     def attempt(id: str, count: int) -> list[Message]:
-        messages = [message(n, id, n, count) for n in range(count)]
+        messages = part(id, 0, count)
         for each in messages:
             each.value = value
         return messages
@@ -112,17 +103,15 @@ def test_an_attempt_of_more_bytes_than_a_relay_writes_is_not_kept(
     assert settled(*dropped, message(count, "c")) == [("c", [count])]
 
 
-@pytest.mark.parametrize("partition", [b"x", b"9" * 5000, b""])
-def test_positions_of_no_partition_are_an_error_of_the_stream(partition: bytes) -> None:
-    positions = b'{"feed":"f","positions":{"%s":["c","open",1]}}' % partition
-    attempt = Attempt("a", (hostile(positions=positions),), 0)
-    with pytest.raises(StreamError, match="can't be decoded"):
-        attempt.saved_positions("stream")
-
-
-@pytest.mark.parametrize("position", ['["c","nonsense",1]', '["c","open","1"]', '["c"]', "1"])
-def test_positions_that_are_none_are_an_error_of_the_stream(position: str) -> None:
-    positions = f'{{"feed":"f","positions":{{"0":{position}}}}}'.encode()
-    attempt = Attempt("a", (hostile(positions=positions),), 0)
+@pytest.mark.parametrize(
+    "positions",
+    [
+        *(f'{{"{partition}":["c","open",1]}}' for partition in ("x", "9" * 5000, "")),
+        *(f'{{"0":{each}}}' for each in ('["c","no",1]', '["c","open","1"]', '["c"]', "1")),
+    ],
+)
+def test_positions_that_are_none_are_an_error_of_the_stream(positions: str) -> None:
+    header = f'{{"feed":"f","positions":{positions}}}'.encode()
+    attempt = Attempt("a", (hostile(positions=header),), 0)
     with pytest.raises(StreamError, match="can't be decoded"):
         attempt.saved_positions("stream")
