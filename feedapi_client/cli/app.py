@@ -18,7 +18,6 @@ COMMANDS = {
     "cursors": ("Operate", "cursors"),
     "leases": ("Operate", "cursors"),
     "quarantine": ("Operate", "quarantine"),
-    "status": ("Operate", "status"),
     "doctor": ("Operate", "doctor.command"),
     "demo": ("Try", "demo"),
     "serve": ("Try", "serve"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from feedapi_client.cli import options
-from feedapi_client.cli.command import REMOVED, Stopping, command, flag, option, stopping
+from feedapi_client.cli.command import Stopping, command, flag, option, stopping
 from feedapi_client.cli.terminal import Output, OutputClosedError, progress, say
 from feedapi_client.options import Limits
 
@@ -113,8 +113,7 @@ class _Cat:
             return "last" if special[1] == "last" else "first"
         if self.partitions is None or len(self.partitions) != 1:
             raise ValueError(
-                "--from CURSOR needs one --partition: a cursor belongs to one partition. "
-                f"--from TIME is gone: {REMOVED['cat --from TIME']}"
+                "--from CURSOR needs one --partition: a cursor belongs to one partition"
             )
         return {self.partitions[0]: options.cursor(self.start)}
 
@@ -235,8 +234,6 @@ def _by_template(template: str) -> Form:
 
 def _part(found: re.Match[str]) -> Printed:
     if (verb := found["verb"]) is not None:
-        if (successor := REMOVED.get(f"cat --format %{verb}")) is not None:
-            raise ValueError(f"%{verb} is gone: {successor}")
         if verb not in VERBS:
             raise ValueError(f"--format: there is no verb %{verb}; there are: {_MEANINGS}")
         return VERBS[verb][1]

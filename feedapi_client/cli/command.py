@@ -55,45 +55,6 @@ EXIT_CODES = {
     "130, 143": "ended by Ctrl-C or SIGTERM; of run: what was in flight was cancelled after "
     "--grace, and is read again",
 }
-_STREAM_OPTIONS = (
-    *("group", "retention_bytes", "retention_messages", "retention_seconds", "cleaner_seconds"),
-    *("segment_bytes", "segment_seconds", "compact", "compact_goroutines", "encryption"),
-    *("auto_pause_seconds", "auto_pause_unless_subscribed"),
-)
-REMOVED = {
-    "cat --checkpoints": "--format with %c prints the cursor behind each event",
-    "cat --format %k": "give %s to jq, which finds a field of a payload",
-    "cat --format %K": "give %s to jq, which finds a field of a payload",
-    "cat --from TIME": "'cursors rewind --to TIME' takes back a copy of the store, for cat --store",
-    "cat --journal": "feedapi run --journal DAYS keeps a history, cat goes on with one",
-    "cat --key": "jq finds a field of a payload; the key of --cert is --cert-key",
-    "cursors ls --url": "give the feed's URL as an argument, and --lag",
-    "cursors upgrade": "'cursors move' moves what is stored under another key",
-    "cursors export --output": "stdout goes to a file by > FILE",
-    "cursors export -o": "stdout goes to a file by > FILE",
-    "demo --plain": "the demo prints lines of text only",
-    "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
-    **{
-        f"{group} --feed": "give the feed as an argument, without --feed"
-        for group in ("cursors", "leases", "quarantine")
-    },
-    **{
-        f"relay --{name.replace('_', '-')}": f"it is --stream-option {name}=VALUE"
-        for name in _STREAM_OPTIONS
-    },
-    "relay --no-compact": "it is --stream-option compact=false",
-    "relay --no-encryption": "it is --stream-option encryption=false",
-    "relay --auto-pause-always": "it is --stream-option auto_pause_unless_subscribed=false",
-    "run --start": "it is --from, as in every command",
-    "run --workers": "start each process by itself, with --share",
-    "serve --entities": "Publisher of feedapi_client.testing publishes events of your own",
-    "serve --max-events": "--rate 0 publishes no more than the history",
-    "status --name": "a monitor shows the consumers of its process",
-    "status --store": "'cursors ls URL --lag --store STORE' shows how far a consumer came",
-    "status --v1-partitions": "'cursors ls URL --lag --store STORE' asks such a feed",
-}
-"""What does the work of commands and options that are gone."""
-
 HELP = {"help_option_names": ["-h", "--help"]}
 _LOG_FORMAT = re.compile(r"--log-format[= ](\w+)")
 _PARAGRAPH = re.compile(r"(?<!\n)\n(?!\n)")
@@ -431,11 +392,6 @@ def _report_usage_error(error: Any) -> int:
         return USAGE  # with rich, the help is printed when this error is made
     path = "feedapi" if getattr(error, "ctx", None) is None else error.ctx.command_path
     text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
-    gone = getattr(error, "option_name", None) or text.removeprefix("No such command ").strip("'")
-    words = path.partition(" ")[2]
-    for place in (words, words.partition(" ")[0]):
-        if (successor := REMOVED.get(f"{place} {gone}")) is not None:
-            text = f"{gone} is gone: {successor}"
     text = _URL.sub(r"\1...", text)
     say(f"{text} ({path} --help says more)", logging.ERROR)
     return int(error.exit_code)

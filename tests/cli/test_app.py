@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from feedapi_client import RetryPolicy, __version__
-from feedapi_client.cli.command import EXIT_CODES, REMOVED
+from feedapi_client.cli.command import EXIT_CODES
 from feedapi_client.cli.options import Connection
 from feedapi_client.cli.options import time as parse_time
 from feedapi_client.client import FeedClient
@@ -181,7 +181,6 @@ WRONG = [
     ),
     Row(f"discover {NOBODY} --give-up-after 0", 1, f"feedapi: feed {NOBODY}: "),
     Row(f"doctor {NOBODY}", 69, f"feed {NOBODY}: "),
-    Row("status 127.0.0.1:1/app", 1, "no monitor answers at 127.0.0.1:1: "),
 ]
 
 
@@ -191,24 +190,6 @@ def test_what_is_wrong_is_reported_on_one_line_with_its_exit_code(
 ) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
     play([row._replace(words=row.words.replace("FOLDER", str(tmp_path)))], FOLDER=tmp_path)
-
-
-USED = {
-    "cat --format %k": f"cat {NOBODY} --format %k",
-    "cat --format %K": f"cat {NOBODY} --format %K",
-    "cat --from TIME": f"cat {NOBODY} --store c.db --from 14:30",
-    "cursors --feed": "cursors reset --store c.db --feed http://h/f",
-    "cursors upgrade": "cursors upgrade --store c.db",
-    "leases --feed": "leases ls --store c.db --feed http://h/f",
-    "quarantine --feed": "quarantine drop --all --store c.db --feed http://h/f",
-    "run --start": "run --start first",
-}
-
-
-@pytest.mark.parametrize("option", REMOVED)
-def test_an_option_that_is_gone_names_its_successor(option: str) -> None:
-    gone = option.rpartition(" ")[2]
-    play([Row(USED.get(option, option), 2, f"{gone} is gone: {REMOVED[option]} (feedapi ")])
 
 
 SECRETS = [
@@ -367,7 +348,7 @@ def test_every_command_that_asks_a_feed_takes_all_credentials() -> None:
     known = {field.name for field in fields(Connection)}
     asks = {words for words, leaf in LEAVES.items() if known <= {p.name for p in leaf.params}}
     cursors = {f"cursors {command}" for command in ("ls", "skip", "drain", "restore")}
-    assert asks == {"discover", "doctor", "cat", "run", "relay", "status"} | cursors
+    assert asks == {"discover", "doctor", "cat", "run", "relay"} | cursors
 
 
 @pytest.fixture
