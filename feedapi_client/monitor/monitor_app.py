@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from ipaddress import ip_address
 from typing import Any
 
 import orjson
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.monitor.exposition import Exposition, media_type
+from feedapi_client.monitor.exposition import Exposition
 from feedapi_client.monitor.snapshots import Snapshots
 from feedapi_client.monitor.status_json import Quarantined, health_json, status_json
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
@@ -49,24 +49,16 @@ class Monitor:
     Arguments:
         consumers: one or more.
         quarantine: where quarantined events are; None for beside the cursors of each consumer.
-        hosts: names that requests may be made to, in their Host header, beside addresses; None for
-            any. `serve` takes ``localhost`` and the machine's own name, so that no page of another
-            site can read the monitor by a name that resolves to this machine.
     """
 
     def __init__(
         self,
         *consumers: FeedConsumer,
         quarantine: QuarantineStore | None = None,
-        hosts: Collection[str] | None = None,
         _snapshots: Snapshots | None = None,
     ) -> None:
-        if not consumers:
-            raise TypeError("a Monitor needs a consumer")
         self._snapshots = _snapshots or Snapshots(consumers, quarantine)
-        self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._exposition = Exposition(consumers)
-        self._texts: dict[str, tuple[float, bytes]] = {}
         self._app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -86,23 +78,7 @@ class Monitor:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        if scope["type"] == "http" and not self._is_own(Headers(scope=scope).get("host", "")):
-            refused = Response("this monitor has another name: see hosts=", 421)
-            await refused(scope, receive, send_with_headers)
-        else:
-            await self._app(scope, receive, send_with_headers)
-
-    def _is_own(self, host: str) -> bool:
-        """Whether a Host header names this monitor: by an address, or by one of its names."""
-        if self._hosts is None:
-            return True
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0]
-        name = name or host
-        try:
-            ip_address(name)
-        except ValueError:
-            return name.lower() in self._hosts
-        return True
+        await self._app(scope, receive, send_with_headers)
 
     def close(self) -> None:
         """Stop observing the consumers. `serve` calls it."""
@@ -122,25 +98,17 @@ class Monitor:
     async def _status(self, _: Request) -> Response:
         seen = await self._snapshots.look()
         quarantined: Sequence[Quarantined] = [None] * len(seen.snapshots)
-        if seen.blocked is not None:
-            return Response(orjson.dumps(status_json(seen, quarantined)), media_type=_JSON)
-        quarantined = await self._snapshots.quarantined()
-        return self._kept(_JSON, seen.taken, lambda: orjson.dumps(status_json(seen, quarantined)))
+        if seen.blocked is None:
+            quarantined = await self._snapshots.quarantined()
+        return Response(orjson.dumps(status_json(seen, quarantined)), media_type=_JSON)
 
     async def _metrics(self, request: Request) -> Response:
-        seen, accept = await self._snapshots.look(), request.headers.get("accept", "")
+        seen = await self._snapshots.look()
         if seen.blocked is not None:
             return Response("the event loop does not answer", 503)
-        return self._kept(
-            media_type(accept), seen.taken, lambda: self._exposition.render(accept, seen.snapshots)
-        )
-
-    def _kept(self, media_type: str, taken: float, render: Callable[[], bytes]) -> Response:
-        """Render a text once for each snapshot, whoever asks for it."""
-        found = self._texts.get(media_type)
-        if found is None or found[0] < taken:
-            found = self._texts[media_type] = taken, render()
-        return Response(found[1], media_type=media_type)
+        accept = request.headers.get("accept", "")
+        text = self._exposition.render(accept, seen.snapshots)
+        return Response(text, media_type=choose_encoder(accept)[1])
 
 
 @cache

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,10 +17,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-import feedapi_client.monitor.monitor_app
 from feedapi_client import Batch, FeedConsumer, PartitionState, PartitionStatus, Quarantine
 from feedapi_client.monitor import Monitor, serve
-from feedapi_client.monitor.exposition import Exposition
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import SAFETY_LIMIT, consume, limits, numbers, wait_until
 from tests.monitor.conftest import get
@@ -288,135 +285,9 @@ async def test_a_monitor_needs_a_consumer() -> None:
         serve()
 
 
-@pytest.mark.parametrize(
-    ("host", "hosts", "status"),
-    [
-        ("127.0.0.1:9464", None, 200),
-        ("localhost:9464", None, 200),
-        ("LOCALHOST", None, 200),
-        ("[::1]:9464", None, 200),
-        ("evil.example", None, 421),
-        ("evil.example:9464", None, 421),
-        ("monitor.internal", ("monitor.internal",), 200),
-        ("localhost", ("monitor.internal",), 421),
-    ],
-)
-async def test_a_page_of_another_site_can_not_read_it_by_a_name_of_its_own(
-    publisher: Publisher, host: str, hosts: tuple[str, ...] | None, status: int
-) -> None:
-    consumer = FeedConsumer(str(publisher.url))
-    async with serve(consumer, port=0, hosts=hosts) as monitor, httpx.AsyncClient() as http:
-        answer = await http.get(f"{monitor.url}status", headers={"host": host})
-    assert answer.status_code == status
-    assert answer.headers["cache-control"] == "no-store"
-
-
 async def test_what_is_read_no_more_is_not_behind() -> None:
     long_ago = datetime(2026, 1, 1, tzinfo=UTC)
     for state in PartitionState:
         status = PartitionStatus(0, state, "c", caught_up_at=long_ago)
         ended = state.value in ("drained", "superseded", "vanished", "elsewhere")
         assert (status.behind_seconds is None) == ended, state
-
-
-async def test_idle_connections_are_few_and_closed(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedapi_client.monitor.serving._SILENT_SECONDS", 0.05)
-    async with serve(consume(publisher), port=0) as server:
-        port = int(server.url.rpartition(":")[2].strip("/"))
-        streams = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(100)]
-        with anyio.fail_after(SAFETY_LIMIT):
-            for number, stream in enumerate(streams):
-                if number % 2 and number < 50:  # which sends the beginning of a request
-                    with suppress(anyio.BrokenResourceError):
-                        await stream.send(b"GET /healthz HTTP/1.1\r\n")
-                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-                    while await stream.receive():
-                        pass
-                await stream.aclose()
-        assert (await get(server.url, "healthz")).status_code == 200
-
-
-async def test_silent_connections_do_not_keep_a_probe_out(publisher: Publisher) -> None:
-    async with serve(consume(publisher), port=0) as server:
-        port = int(server.url.rpartition(":")[2].strip("/"))
-        streams = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(64)]
-        for _ in range(3):
-            streams.append(await anyio.connect_tcp("127.0.0.1", port))
-            assert (await get(server.url, "healthz")).status_code == 200
-        with anyio.fail_after(SAFETY_LIMIT):  # the oldest gave way
-            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                await streams[0].receive()
-        await streams[-1].send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert (await streams[-1].receive()).startswith(b"HTTP/1.1 200")
-        for stream in streams:
-            await stream.aclose()
-
-
-async def test_a_connection_that_does_not_read_its_answers_is_closed(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedapi_client.monitor.serving._SILENT_SECONDS", 0.05)
-    async with serve(consume(publisher), port=0) as server:
-        port = int(server.url.rpartition(":")[2].strip("/"))
-        requests = b"GET /main.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000_000
-        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-            with anyio.fail_after(SAFETY_LIMIT), pytest.raises(anyio.BrokenResourceError):
-                await stream.send(requests)
-
-
-async def test_what_is_no_request_is_not_logged(
-    publisher: Publisher, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serve(consume(publisher), port=0) as server:
-        port = int(server.url.rpartition(":")[2].strip("/"))
-        upgrade = (
-            b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
-        )
-        for bytes, status in ((b"\x16\x03\n\n", b"HTTP/1.1 400"), (upgrade, b"HTTP/1.1 200")):
-            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-                await stream.send(bytes)
-                assert (await stream.receive()).startswith(status)
-    assert not [record for record in caplog.records if record.levelname != "INFO"]
-
-
-@pytest.mark.parametrize(
-    ("path", "module", "name"),
-    [
-        ("metrics", Exposition, "render"),
-        ("status", feedapi_client.monitor.monitor_app, "status_json"),
-    ],
-)
-async def test_what_costs_much_is_rendered_at_most_twice_a_second(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, path: str, module: Any, name: str
-) -> None:
-    rendered = 0
-    render = getattr(module, name)
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal rendered
-        rendered += 1
-        return render(*arguments)
-
-    monkeypatch.setattr(module, name, counted)
-    monkeypatch.setattr("feedapi_client.monitor.snapshots._MAX_AGE", SAFETY_LIMIT)
-    async with serve(consume(publisher), port=0) as server:
-        answers = [await get(server.url, path) for _ in range(5)]
-    assert [answer.status_code for answer in answers] == [200] * 5
-    assert len({answer.content for answer in answers}) == rendered == 1
-
-
-async def test_a_foreign_name_is_refused_at_every_address(publisher: Publisher) -> None:
-    async with serve(consume(publisher), host="0.0.0.0", port=0) as server:
-        port = server.url.rpartition(":")[2].strip("/")
-        url = f"http://127.0.0.1:{port}/healthz"
-        async with httpx.AsyncClient() as client:
-            for host, status in (
-                ("rebound.example", 421),
-                (f"rebound.example:{port}", 421),
-                ("10.1.2.3", 200),
-                ("localhost", 200),
-                (socket.gethostname(), 200),
-            ):
-                assert (await client.get(url, headers={"Host": host})).status_code == status
