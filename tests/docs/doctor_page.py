@@ -25,11 +25,11 @@ def _lines() -> Iterator[str]:
         yield "| check | level | required | what it costs a consumer | where it stands |"
         yield "| --- | --- | --- | --- | --- |"
         for check in section:
-            anchors = "".join(f'<a id="{id}"></a>' for id in (check.id, *check.was))
+            anchor = f'<a id="{check.id}"></a>'
             rules = ", ".join(f"[{rule}](rules.md#{rule.lower()})" for rule in check.rules)
             said = (check.level, check.source) == (DEVIATION, FIELD)  # by the word "deviation"
             source = "; ".join(filter(None, ("" if said else check.source, rules)))
-            cells = (f"{anchors}`{check.id}`", check.level, check.requirement, check.cost, source)
+            cells = (f"{anchor}`{check.id}`", check.level, check.requirement, check.cost, source)
             yield f"| {' | '.join(cells)} |"
         yield ""
 

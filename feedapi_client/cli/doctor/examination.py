@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -24,9 +23,6 @@ _POLLS = 2
 _FILTERS = 2
 _TOPOLOGIES = 3
 """Times that a new topology is looked for behind a refusal."""
-_COUNTS = 16
-"""Numbers of partitions that are tried of a feed of dialect v1."""
-_WRONG_COUNT = re.compile(r"partition count (mismatch|does ?n.t match)", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -100,18 +96,14 @@ class Examination:
         probes: single requests, by name.
         current_token_refused: the number of fetches that were refused with 409 although the token
             was that of the discoveries before and behind them.
-        wrong_count: how it shows that `v1_partitions` is wrong; "" if it does not.
     """
 
-    def __init__(
-        self, prober: Prober, *, v1_partitions: int | None = None, only: Collection[int] = ()
-    ) -> None:
-        self.prober, self._v1_partitions, self._only = prober, v1_partitions, only
+    def __init__(self, prober: Prober, v1_partitions: int | None) -> None:
+        self.prober, self._v1_partitions = prober, v1_partitions
         self.discoveries: list[Discovery] = []
         self.visits: dict[int, Visit] = {}
         self.probes: dict[str, Page] = {}
         self.current_token_refused = 0
-        self.wrong_count = ""
 
     @property
     def info(self) -> FeedInfo | None:
@@ -139,17 +131,15 @@ class Examination:
             self.probes["anonymous"] = Page(await self.prober.ask(question))
         if first.info is None:
             return
-        await self._discover(identity=True)
+        await self._discover()
         await self._visit_all(first.info)
         await self._discover()
-        if first.info.dialect == "v1":
-            self.wrong_count = await self._count_problem(len(first.info.partitions))
         for name in dict(self._probes()):
             await self._probe(name)
         await self._discover()
 
-    async def _discover(self, *, identity: bool = False) -> Discovery:
-        answer = await self.prober.ask(Question("a discovery", identity=identity))
+    async def _discover(self) -> Discovery:
+        answer = await self.prober.ask(Question("a discovery"))
         found = Discovery.read(answer, self.prober.feed, self._v1_partitions)
         if answer.asked:
             self.discoveries.append(found)
@@ -159,7 +149,7 @@ class Examination:
         """Read partitions, and others in place of those that are replaced meanwhile."""
         size, replaced = self.prober.bounds.partitions, False
         for _ in range(_TOPOLOGIES):
-            found = [p for p in sample(info, size, self._only) if p.id not in self.visits]
+            found = [p for p in sample(info, size) if p.id not in self.visits]
             for partition in found[: size - len(self.visits)]:
                 visit = self.visits[partition.id] = Visit(partition)
                 try:
@@ -259,20 +249,6 @@ class Examination:
         what = f"a fetch from {cursor if cursor in (FIRST, LAST) else 'a cursor'}{what}"
         return Question(what, id, cursor, dialect.suffix, params, **settings)
 
-    async def _count_problem(self, given: int) -> str:
-        """Return how it shows that the caller's number of partitions is wrong (dialect v1)."""
-        firsts = {id: visit.pages[0].answer for id, visit in self.visits.items()}
-        refused = {id: answer for id, answer in firsts.items() if answer.refused}
-        if not refused:
-            return ""
-        if len(refused) < len(firsts):
-            return f"it does not know partition {min(refused)}: {refused[min(refused)]}"
-        first = next(iter(refused.values()))
-        for count in (str(count) for count in range(1, _COUNTS + 1) if count != given):
-            if (await self._ask(self._question(0, FIRST, more={"n": count}))).answer.ok:
-                return f"{first}; it answers requests with n={count}"
-        return str(first) if _WRONG_COUNT.search(first.detail) else ""
-
     async def _probe(self, name: str) -> None:
         for _ in range(_TOPOLOGIES):
             question = dict(self._probes()).get(name)
@@ -297,7 +273,6 @@ class Examination:
         dialect = DIALECTS[info.dialect]
         most = max(counts, key=counts.__getitem__)  # shows whether a page size counts
         first = partial(self._question, most, FIRST)
-        yield "identity", first(identity=True)
         yield "page-size", first(" with a page size", {dialect.page_size: str(HINT)})
         for id in [id for id in range(MAX_PARTITION, -1, -1) if id not in info.partitions][:1]:
             yield "unknown-partition", self._question(id, FIRST, ", of no listed partition")
@@ -344,13 +319,8 @@ def _without(events: list[bytes], some: list[bytes]) -> list[bytes]:
     return rest
 
 
-def sample(info: FeedInfo, size: int, only: Collection[int] = ()) -> list[Partition]:
-    """Return partitions of each kind: closed, of either split method, and open roots.
-
-    With `only`, those of them that are listed.
-    """
-    if only:
-        return [p for id, p in sorted(info.partitions.items()) if id in only][:size]
+def sample(info: FeedInfo, size: int) -> list[Partition]:
+    """Return partitions of each kind: closed, of either split method, and open roots."""
     kinds: dict[object, list[Partition]] = defaultdict(list)
     for p in info.partitions.values():
         kinds[p.closed, p.starts_after is not None, bool(p.cursor_from)].append(p)

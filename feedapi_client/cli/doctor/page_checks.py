@@ -22,7 +22,7 @@ from feedapi_client.cli.doctor.feed_checks import (
 )
 from feedapi_client.cli.doctor.prober import Problem
 from feedapi_client.cli.doctor.wire import Page
-from feedapi_client.model import FIRST
+from feedapi_client.model import FIRST, LAST
 from feedapi_client.protocol.text import counted
 
 PAGES = Section("Pages and cursors")
@@ -33,19 +33,15 @@ _RESPONSE = "specification, Fetch call, response"
 _CHECKPOINT = "specification, Fetch call, checkpoint command"
 _FLAGS = "specification, Discovery call, flags"
 _LONG_LINE = 64 * 1024
-_EMPTY_PAGES = 3
 
 READ = need("no partition was read", lambda e: any(page.answer.ok for page in e.pages()))
 EVENTS = need("no event was read", lambda e: any(page.payloads for page in e.pages()))
 VISITS = need("no partition was asked", lambda e: e.visits)
-LAST = need("no end was asked for", lambda e: any(v.last for v in e.visits.values()))
-POLLED = need("no end was polled", lambda e: any(v.polls for v in e.visits.values()))
-FOLLOWED = need("no second page was read", lambda e: any(v.pages[1:] for v in e.visits.values()))
 RESUMED = need("no event came behind a cursor", lambda e: any(v.resumes for v in e.visits.values()))
 EXACTLY_ONCE = need("the feed does not say exactlyOnce", lambda e: e.info and e.info.exactly_once)
 
 
-@PAGES.check(MUST, FETCH, "R7 R10", VISITS, was="fetch-first fetch-last cursor-accepted")
+@PAGES.check(MUST, FETCH, "R7 R10", VISITS)
 def fetch_accepted(e: Examination) -> Findings:
     """Each listed partition can be fetched from `_first`, from `_last`, and from each cursor that
     the publisher gives, percent-encoded.
@@ -65,10 +61,7 @@ def _faults(e: Examination, check: str) -> Findings:
             yield about(page.answer, f"{times}{text}", said)
 
 
-_LINES = "line-json payload-type line-partition cursor-text cursor-special"
-
-
-@PAGES.check(MUST, _RESPONSE, "R3 R13 R14 R18", READ, was=_LINES)
+@PAGES.check(MUST, _RESPONSE, "R3 R13 R14 R18", READ)
 def line_sound(e: Examination) -> Findings:
     r"""A page is NDJSON: each line, up to `\n`, is a JSON object. The payload of an event is an
     object or a string. A cursor is a string of printable ASCII, not empty, of at most 16 KiB, and
@@ -79,7 +72,7 @@ def line_sound(e: Examination) -> Findings:
     return _faults(e, "line-sound")
 
 
-@PAGES.check(MUST, _RESPONSE, "R3", READ, was="key-case")
+@PAGES.check(MUST, _RESPONSE, "R3", READ)
 def payload_key(e: Examination) -> Findings:
     """Events are under `event` in a draft feed, and under `data` in the others. The keys of a line
     are in lower case.
@@ -88,24 +81,24 @@ def payload_key(e: Examination) -> Findings:
     return _faults(e, "payload-key")
 
 
-def _without_cursor(e: Examination, *, closed: bool) -> Iterator[Page]:
-    """Yield pages that should have a cursor: the empty ones of closed partitions, or the others."""
-    ended = {p.id for info in e.infos for p in info.partitions.values() if p.closed}
-    for id, visit in e.visits.items():
-        for page in visit.all_pages():
-            missing = page.whole and not page.checkpoints and not page.echoes
-            end = id in ended and not page.payloads
-            if missing and page is not visit.last and end is closed:
-                yield page
-
-
-@PAGES.check(MUST, _CHECKPOINT, "R3 R13", READ)
+@PAGES.check(MUST, _CHECKPOINT, "R3 R6 R7 R13 R16", READ)
 def page_cursor(e: Examination) -> Findings:
-    """Every response has at least one cursor, also without an event.
-    Its events come again: `NoProgressError` after a few attempts."""
-    for page in _without_cursor(e, closed=False):
-        events = counted(len(page.payloads), "event") if page.payloads else "no event"
-        yield about(page.answer, f"{events} and no cursor")
+    """Every response has at least one cursor, also without an event (a deviation: none in the
+    answer to `_last`, at the end of a closed partition, or within the megabyte that is read of a
+    page; on an empty page, one that is only the `_first` or `_last` asked with).
+    Its events come again: `NoProgressError` after a few attempts. A consumer can't start at such an
+    end (`feedapi cursors skip` reads up to it), or asks again for `Limits.settle_time`."""
+    closed = {p.id for info in e.infos for p in info.partitions.values() if p.closed}
+    for page in [page for page in e.pages() if not page.checkpoints]:
+        answer, count = page.answer, len(page.payloads)
+        if page.echoes:
+            yield about(answer, f"no event, and {page.asked} as the cursor", level=DEVIATION)
+        elif answer.cut and answer.status == 200:
+            yield about(answer, f"no cursor within {len(answer.body)} bytes", level=DEVIATION)
+        elif page.whole:
+            at_end = page.asked == LAST or (not count and answer.question.partition in closed)
+            text = f"{counted(count, 'event') if count else 'no event'} and no cursor"
+            yield about(answer, text, level=DEVIATION if at_end else "")
 
 
 def _back(visit: Visit) -> Iterator[Page]:
@@ -122,7 +115,7 @@ def _back(visit: Visit) -> Iterator[Page]:
                 yield page
 
 
-@PAGES.check(MUST, _CHECKPOINT, "R13", READ, was="cursor-onwards")
+@PAGES.check(MUST, _CHECKPOINT, "R13", READ)
 def cursor_progress(e: Examination) -> Findings:
     """Behind events comes a cursor that leads on, and an empty page leads to no place before the
     one that was asked for.
@@ -139,7 +132,7 @@ def cursor_progress(e: Examination) -> Findings:
             yield about(page.answer, "no event, and a cursor behind which events come again")
 
 
-@PAGES.check(MUST, FIELD, "R3 R6", READ, was="page-discovery")
+@PAGES.check(MUST, FIELD, "R3 R6", READ)
 def page_meaning(e: Examination) -> Findings:
     """A page that has lines has an event or a cursor, and is not the discovery document.
     It is no evidence of an end: a consumer asks again, and reports it. Usually it is a gateway, a
@@ -152,7 +145,7 @@ def page_meaning(e: Examination) -> Findings:
             yield about(page.answer, "lines without an event or a cursor: ", repr(shown))
 
 
-@PAGES.check(MUST, CLOSING, "R6", CLOSED, READ, was="closed-end-reached")
+@PAGES.check(MUST, CLOSING, "R6", CLOSED, READ)
 def closed_end(e: Examination) -> Findings:
     """Reading a closed partition ends at its `lastCursor`, and nothing comes behind it.
     Events behind it are never read. Where it is not reached, the partition is never drained and its
@@ -185,33 +178,6 @@ def exactly_once(e: Examination) -> Findings:
                     seen.add(content)
 
 
-@PAGES.check(DEVIATION, FIELD, "R7", LAST)
-def last_cursor_given(e: Examination) -> Findings:
-    """The answer to `_last` has a cursor.
-    A consumer can't start at the end: `feedapi cursors skip` has to read all events."""
-    for page in [visit.last for visit in e.visits.values() if visit.last is not None]:
-        if page.whole and not page.checkpoints and not page.echoes:
-            yield about(page.answer, "no cursor")
-
-
-@PAGES.check(DEVIATION, FIELD, "R3 R7", READ)
-def cursor_echo(e: Examination) -> Findings:
-    """An empty page has a cursor of its own, not the `_first` or `_last` that was asked with.
-    It counts as no cursor. With `start="last"` a consumer can't start: `feedapi cursors skip` has
-    to read all events."""
-    for page in e.pages():
-        if page.echoes:
-            yield about(page.answer, f"no event, and {page.asked} as the cursor")
-
-
-@PAGES.check(DEVIATION, FIELD, "R6", CLOSED, READ)
-def closed_end_cursor(e: Examination) -> Findings:
-    """The end of a closed partition is answered with a cursor.
-    It can't be told from a fault on the way: a consumer asks again, for `Limits.settle_time`."""
-    for page in _without_cursor(e, closed=True):
-        yield about(page.answer, "no event and no cursor")
-
-
 @PAGES.check(DEVIATION, FIELD, "R3", READ)
 def final_newline(e: Examination) -> Findings:
     r"""The last line ends in `\n` too.
@@ -229,35 +195,6 @@ def line_length(e: Examination) -> Findings:
         longest = max(map(len, page.answer.body.split(b"\n")))
         if longest > _LONG_LINE:
             yield about(page.answer, f"a line of {longest} bytes or more")
-
-
-@PAGES.check(DEVIATION, FIELD, "R16", READ)
-def cursor_distance(e: Examination) -> Findings:
-    """A cursor comes within the megabyte that is read of a page.
-    A consumer keeps all of it in memory: `BufferLimitError` at `Limits.max_buffered_bytes`."""
-    for page in e.pages():
-        if page.answer.cut and not page.checkpoints and page.answer.status == 200:
-            yield about(page.answer, f"no cursor within {len(page.answer.body)} bytes")
-
-
-@PAGES.check(DEVIATION, FIELD, "R6 R15", FOLLOWED)
-def empty_pages(e: Examination) -> Findings:
-    """Pages that move the cursor without an event are rare.
-    Many requests for nothing. The specification allows it, for events that are internal to the
-    publisher."""
-    for id, visit in e.visits.items():
-        count = len(visit.pages)
-        if count >= _EMPTY_PAGES and all(p.moved_to and not p.payloads for p in visit.pages):
-            yield Finding(f"{count} pages from _first on move the cursor and hold no event", id)
-
-
-@PAGES.check(DEVIATION, FIELD, "R13 R15", POLLED)
-def end_stable(e: Examination) -> Findings:
-    """A poll at the end of a partition gets the cursor back that it asked with.
-    Each poll is a save in the consumer's database, and the end is hard to tell."""
-    for id, visit in e.visits.items():
-        if len(visit.polls) > 1 and all(p.moved_to and not p.payloads for p in visit.polls):
-            yield Finding("polls at the end hold no event, and each moves the cursor", id)
 
 
 # Only the order of an entity's events is fixed: a publisher may interleave entities anew each time,
@@ -278,8 +215,11 @@ def _lost(resume: Resume, missing: Counter[bytes]) -> int:
     return sum(event in missing for event in resume.expected[: len(resume.expected) - behind])
 
 
-def _differences(resume: Resume) -> Iterator[tuple[str, str]]:
-    """Yield checks, and how what came behind a cursor differs from what came there before."""
+def _differences(resume: Resume) -> Iterator[tuple[str, str, str]]:
+    """Yield how what came behind a cursor differs from what came there before.
+
+    That is the check, a text, and the level where it is not the check's.
+    """
     expected, got = resume.expected, resume.events
     length = min(len(expected), len(got))
     asked, came = Counter(expected[:length]), Counter(got)
@@ -291,31 +231,33 @@ def _differences(resume: Resume) -> Iterator[tuple[str, str]]:
         again = sum(count for event, count in fresh.items() if event in once)
         changed = sum(one != other for one, other in zip(expected, got, strict=False))
         if not again and fresh and changed == (asked - came).total():  # each event is in its place
-            yield "event-stable", f"{counted(changed, 'event')} with another content than before"
+            text = f"{counted(changed, 'event')} with another content than before"
+            yield "cursor-resumes", text, DEVIATION
             return
         lost = _lost(resume, Counter(expected) - came)
         if not lost and not again and resume.repeatable and asked == Counter(got[:length]):
-            yield "event-order", "the same events as before, in another order"
+            yield "event-order", "the same events as before, in another order", ""
     if lost:
         some = f"without {counted(lost, 'event')} that came there before"
         nothing = "nothing, although events came behind this cursor before"
-        yield "cursor-resumes", nothing if lost == len(expected) else some
+        yield "cursor-resumes", nothing if lost == len(expected) else some, ""
     if again:
-        yield "cursor-repeats", f"{counted(again, 'event')} that came before this cursor"
+        yield "cursor-repeats", f"{counted(again, 'event')} that came before this cursor", ""
 
 
 def _found(e: Examination, check: str) -> Findings:
     for resume in [resume for visit in e.visits.values() for resume in visit.resumes]:
         if all(page.whole for page in resume.pages):
-            for id, text in _differences(resume):
+            for id, text, level in _differences(resume):
                 if id == check:
-                    yield about(resume.pages[0].answer, text)
+                    yield about(resume.pages[0].answer, text, level=level)
 
 
 @AGAIN.check(MUST, _CHECKPOINT, "R5", RESUMED)
 def cursor_resumes(e: Examination) -> Findings:
-    """Events that came behind a cursor come again when it is asked for.
-    A consumer that is restarted there loses them."""
+    """Events that came behind a cursor come again when it is asked for (with another content, it is
+    a deviation).
+    A consumer that is restarted there loses them, or handles other data than the one before it."""
     return _found(e, "cursor-resumes")
 
 
@@ -350,10 +292,3 @@ def event_order(e: Examination) -> Findings:
     resumes = [resume for visit in e.visits.values() for resume in visit.resumes]
     anew = any(resume.repeatable is False for resume in resumes)
     return iter(()) if anew else _found(e, "event-order")
-
-
-@AGAIN.check(DEVIATION, FIELD, "", RESUMED)
-def event_stable(e: Examination) -> Findings:
-    """An event has the same content each time it is read.
-    A consumer that is restarted may handle other data than the one before it."""
-    return _found(e, "event-stable")

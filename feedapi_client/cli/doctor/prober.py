@@ -51,7 +51,6 @@ class Question:
     suffix: str = ""
     params: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-    identity: bool = False  # no content coding is accepted
     anonymous: bool = False
 
 
@@ -69,7 +68,6 @@ class Answer:
     ended: bool = False
     seconds: float = 0.0
     first_byte: float = 0.0  # seconds until then
-    redirects: int = 0
 
     @property
     def ok(self) -> bool:
@@ -189,13 +187,13 @@ class Prober:
         known = (self._anonymous, None) if question.anonymous else (self._client, self._auth)
         client, auth = known
         target = self._url.target(question.suffix, list(question.params.items()))
-        coding = "identity" if question.identity else ACCEPT_ENCODING
-        headers = {"Accept-Encoding": coding, "User-Agent": f"feedapi-client/{__version__}"}
+        agent = f"feedapi-client/{__version__}"
+        headers = {"Accept-Encoding": ACCEPT_ENCODING, "User-Agent": agent}
         if question.partition is None:
             headers["Cache-Control"] = "no-cache"
         client.cookies.clear()  # one of a load balancer would keep asking the same replica
         request = client.build_request("GET", self._url.request_url(target), headers=headers)
-        while answer.redirects <= _MAX_REDIRECTS:
+        for _ in range(_MAX_REDIRECTS + 1):
             self.requests += 1
             try:
                 response = await client.send(request, stream=True, auth=auth)
@@ -210,7 +208,6 @@ class Prober:
                 origin = FeedURL.parse(str(request.url)).origin
             if origin != self._url.origin:
                 raise _RedirectError("to another origin")
-            answer.redirects += 1
         raise _RedirectError(f"more than {_MAX_REDIRECTS} times")
 
     async def _read(self, answer: Answer, response: httpx.Response, started: float) -> None:

@@ -18,10 +18,10 @@ Fault = Callable[[Response, Request, Any], Response]
 
 # Of a doctor that waits no longer than it has to, and of one to whom no answer is late.
 HURRIED = partial(Bounds, pauses=0.02, stream_milliseconds=50)
+FAST = partial(HURRIED, timeout=0.3)
 PATIENT = partial(Bounds, stream_milliseconds=20_000)
 V1, DRAFT, TOKEN = ("v1",), ("v2-draft",), ("v2-token",)
 V2, ALL = (*DRAFT, *TOKEN), (*V1, *DRAFT, *TOKEN)
-FAST = ("--timeout", "0.3")
 CURSOR = rb'"cursor":"[^"]*"'
 ELSEWHERE = faults.Redirect("https://elsewhere.example/feed")
 
@@ -284,7 +284,7 @@ ROWS = [
     Row("id-text", "padded", listed(0, id="00"), V2),
     Row("id-text", "integer lineage", quirk(integer_lineage=True), V2),
     Row("last-cursor-listed", "none", quirk(last_cursor="never"), DRAFT),
-    Row("last-cursor-useful", "none", quirk(last_cursor=None), TOKEN),
+    Row("last-cursor-listed", "none there", quirk(last_cursor=None), TOKEN),
     Row("partitions-listed", "null", discovery(faults.NoPartitions()), V2),
     Row("partitions-listed", "none later", discovery(faults.NoPartitions(null=False), after=1), V2),
     Row("partition-stays", "rolled back", rolls_back, V2),
@@ -316,10 +316,10 @@ ROWS = [
     Row("token-current", "refused", fetch(409), TOKEN),
     Row("auth-status", "404 for strangers", needs_bearer(404), V2, ("--auth-env", "WHO")),
     # Each takes seconds, and no dialect has a part in it.
-    Row("http-time", "hang", fetch(faults.Hang()), V1, FAST),
-    Row("http-time", "hang within a page", fetch(faults.Hang(after_lines=1)), DRAFT, FAST),
-    Row("http-time", "delay", fetch(faults.Delay(5)), TOKEN, FAST),
-    Row("http-time", "trickle", fetch(faults.Trickle(1, 0.1)), TOKEN, FAST),
+    Row("fetch-accepted", "hang", fetch(faults.Hang()), V1, bounds=FAST),
+    Row("fetch-accepted", "hang in a page", fetch(faults.Hang(after_lines=1)), DRAFT, bounds=FAST),
+    Row("fetch-accepted", "delay", fetch(faults.Delay(5)), TOKEN, bounds=FAST),
+    Row("fetch-accepted", "trickle", fetch(faults.Trickle(1, 0.1)), TOKEN, bounds=FAST),
     Row("http-stable", "503 once", lambda publisher: publisher.fail(503)),
     Row("http-stable", "reset once", lambda publisher: publisher.fail(faults.Reset())),
     Row(
@@ -331,8 +331,7 @@ ROWS = [
     ),
     Row("http-stable", "429 at times", refused_at_times(429)),
     Row("http-stable", "503 with Retry-After at times", refused_at_times(503)),
-    Row("http-redirect", "away", fetch(ELSEWHERE)),
-    Row("http-coding", "gzip unasked", fetch(faults.Gzip())),
+    Row("fetch-accepted", "redirected away", fetch(ELSEWHERE)),
     Row("http-status", "206", fetch(status_206)),
     Row("http-status", "204", where(has_cursor, 204)),
     Row("http-status", "204 at the end", quirk(empty_page="204")),
@@ -375,16 +374,14 @@ ROWS = [
         DRAFT,
     ),
     Row("exactly-once", "twice", appended(*[{"id": "order-1", "entity": "again"}] * 2), V2),
-    Row("last-cursor-given", "nothing", where(from_last, faults.Empty())),
-    Row("cursor-echo", "echo", quirk(empty_page="echo")),
-    Row("cursor-echo", "_first is the end", fetch(faults.EmptyPage(moving=False))),
-    Row("closed-end-cursor", "silent end", fetch(silent_end), V2),
+    Row("page-cursor", "none for _last", where(from_last, faults.Empty())),
+    Row("page-cursor", "echo", quirk(empty_page="echo")),
+    Row("page-cursor", "_first is the end", fetch(faults.EmptyPage(moving=False))),
+    Row("page-cursor", "none at the end", fetch(silent_end), V2),
     Row("final-newline", "none", fetch(faults.NoFinalNewline())),
     Row("line-length", "long", appended({"entity": "x" * 70_000})),
     Row("line-length", "endless", fetch(faults.EndlessLine())),
-    Row("cursor-distance", "endless run", fetch(faults.EndlessRun())),
-    Row("empty-pages", "empty", fetch(faults.EmptyPage())),
-    Row("end-stable", "moving", fetch(faults.EmptyPage())),
+    Row("page-cursor", "endless run", fetch(faults.EndlessRun())),
     # Cursors asked for again
     Row("cursor-resumes", "nothing", where(has_cursor, faults.EmptyPage(moving=False))),
     Row("cursor-resumes", "off by one", lines(lambda found: found[1:])),
@@ -397,7 +394,7 @@ ROWS = [
     Row("cursor-repeats", "each page one early", each_page(one_early)),
     Row("cursor-repeats", "each page one early, own size", each_page(one_early, hint=False)),
     Row("event-order", "two exchanged", lines(lambda found: [found[1], found[0], *found[2:]])),
-    Row("event-stable", "a counter", fetch(counted)),
+    Row("cursor-resumes", "a counter", fetch(counted)),
     # Arguments
     Row("argument-accepted", "page size", where(has("pagesizehint"), 400)),
     Row("argument-accepted", "filter", where(has("filter-entity"), 404), DRAFT),
@@ -412,7 +409,7 @@ ROWS = [
         TOKEN,
     ),
     Row("stream-sound", "no cursor", stream(body=b""), V2),
-    Row("stream-sound", "no end", stream(seconds=None), V2, ("--timeout", "1")),
+    Row("stream-sound", "no end", stream(seconds=None), V2, bounds=partial(HURRIED, timeout=1.0)),
     Row(
         "page-size-honoured",
         "ignored",
