@@ -125,7 +125,10 @@ async def ls(
                 url=url, v1_partitions=v1_partitions, retry=options.one_shot(), http=http
             )
             feeds = [each for each in feeds if each.key.url == exact.url]
-            feeds = [await operations.with_lag(asked, each) for each in feeds]
+            feeds = [
+                replace(each, lag=await operations.lag(asked, each.key, each.positions))
+                for each in feeds
+            ]
     _print(feeds, json=json, only=partitions)
 
 
@@ -291,27 +294,20 @@ async def import_(
     *,
     source: str = argument("FILE", "What 'export' printed; - for stdin."),
     partitions: list[int] | None = some_partitions(),
-    how: _Asking,
+    how: _Changing,
 ) -> None:
     """Make exported positions the current ones. Those of other partitions stay.
 
     A store that does not exist is created.
     """
-    stdin = source == "-"
     # The file is small: no task waits for it for long.
-    text = sys.stdin.buffer.read() if stdin else Path(source).read_bytes()  # noqa: ASYNC240
+    text = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()  # noqa: ASYNC240
     with refused():
         feeds = operations.parse_export(text)
     if partitions is not None:
         chosen = set(partitions)
         feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
     async with how.place.open(create=not how.dry_run) as store:
-        count = 0
-        for key, positions in {} if how.yes or stdin else feeds.items():
-            with suppress(*_gaps()):
-                count += await operations.count_replaced(store, {key: positions})
-        if count:
-            how.agreed(f"Replace {counted(count, 'position')}, which the store has already?")
         done = await operations.import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
     how.tell("imported", *done)
 
@@ -397,7 +393,6 @@ async def skip(
             force=how.force,
             dry_run=how.dry_run,
             progress=lambda *look: seen.append(look),
-            report=terminal.say,
         )
     saved = counted(len(skipped.positions), "position")
     text = f"{counted(skipped.events, 'event')} skipped, {saved} saved"
@@ -474,6 +469,7 @@ def _feed(text: str) -> str:
 @_command(
     f"cursors move https://old/feed {_URL} --store cursors.db",
     f"cursors move {_URL} feed:payments --store liftbridge://broker:9292/orders",
+    f"cursors move {_URL} {_URL} --name default --new-name app --store cursors.db",
     f"cursors move {_URL} {_URL} --selection '{{}}' '{{\"event-types\":\"a\"}}' --store c.db",
 )
 async def move(
@@ -481,6 +477,7 @@ async def move(
     old_url: str = argument("OLD_URL", "The feed's former URL, as 'ls' shows it.", parse=_feed),
     new_url: str = argument("NEW_URL", "The URL that consumers use from now on.", parse=_feed),
     name: str | None = options.of_consumer("Only the cursors of this consumer."),
+    new_name: str | None = option("NAME", "Its name from now on. The URLs may be the same."),
     partitions: list[int] | None = some_partitions(),
     selection: tuple[str, str] | None = option(
         "OLD NEW",
@@ -505,6 +502,7 @@ async def move(
                 old_url,
                 new_url,
                 name=name,
+                new_name=new_name,
                 selection=before_and_after,
                 partitions=partitions,
                 overwrite=overwrite,
@@ -523,28 +521,6 @@ def _selection(text: str) -> dict[str, str]:
         """--selection takes two JSON objects of texts, such as '{}' '{"event-types":"a;b"}'""",
         USAGE,
     )
-
-
-@_command("cursors rename default orders --store cursors.db")
-async def rename(
-    *,
-    old: str = argument("OLD", "The name so far."),
-    new: str = argument("NEW", "The name from now on.", parse=options.not_empty),
-    feed: str | None = argument(
-        "FEED", "Only of this feed: its URL or a part of it.", default=None, envvar="FEEDAPI_URL"
-    ),
-    partitions: list[int] | None = some_partitions(),
-    how: _Changing,
-) -> None:
-    """Keep the cursors of a consumer that gets another name. Stop it first.
-
-    Of all its feeds, or of one, in one step or not at all.
-    """
-    given: Any = {"partitions": partitions, "force": how.force, "dry_run": how.dry_run}
-    async with how.place.open() as store:
-        with refused():
-            renamed = await operations.rename(store, old, new, feed=feed, **given)
-    how.tell("renamed", *renamed)
 
 
 # ---------------------------------------------------------------------- leases

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feedapi_client.operations.exported import (
-        count_replaced,
         export_positions,
         import_positions,
         parse_export,
@@ -44,10 +43,8 @@ if TYPE_CHECKING:
         list_leases,
         list_positions,
         move,
-        rename,
         reset,
         set_position,
-        with_lag,
     )
 
 __all__ = [
@@ -61,7 +58,6 @@ __all__ = [
     "Skipped",
     "apply_change",
     "check_unused",
-    "count_replaced",
     "drain",
     "export_positions",
     "import_positions",
@@ -71,13 +67,11 @@ __all__ = [
     "move",
     "parse_export",
     "positions_of_time",
-    "rename",
     "reset",
     "restore",
     "rewind",
     "set_position",
     "skip",
-    "with_lag",
 ]
 
 _MODULES = ("stored_positions", "exported", "feed_access", "feed_lag", "repair", "skip_to_end")

@@ -73,7 +73,22 @@ async def drain(
     reason = f"{_state(listed)}; {_cursor(found)} is stored"
     if found is not None and found.status == "drained":
         return Change(feed.key, stored, {}, reason)
-    _check_drain(f"{feed.key}: partition {partition}", listed, found, force=force)
+    where = f"{feed.key}: partition {partition}"
+    if found is not None and found.status == "superseded":
+        raise OperationError(
+            f"{where} is superseded: its successors took over its cursor, nobody waits for it"
+        )
+    if listed is not None and not listed.closed and not force:
+        raise OperationError(
+            f"{where} is open: the feed may add events to it, and its children would start before "
+            "those. If the feed's answer lags behind and the partition is closed, give --force "
+            "(force=True)"
+        )
+    if listed is None and found is None and not force:
+        raise OperationError(
+            f"{where} is neither listed by the feed nor stored. If a child waits for it all the "
+            "same, give --force (force=True)"
+        )
     if found is not None:
         drained = found.advance(status="drained")
     else:
@@ -83,28 +98,6 @@ async def drain(
     if not dry_run:
         await apply_change(store, change, force=force)
     return change
-
-
-def _check_drain(
-    where: str, listed: Partition | None, stored: Position | None, *, force: bool
-) -> None:
-    if stored is not None and stored.status == "superseded":
-        raise OperationError(
-            f"{where} is superseded: its successors took over its cursor, nobody waits for it"
-        )
-    if force:
-        return
-    if listed is not None and not listed.closed:
-        raise OperationError(
-            f"{where} is open: the feed may add events to it, and its children would start before "
-            "those. A consumer reads an open partition on, drained or not. If the feed's answer "
-            "lags behind and the partition is closed, give --force (force=True)"
-        )
-    if listed is None and stored is None:
-        raise OperationError(
-            f"{where} is neither listed by the feed nor stored. If a child waits for it all the "
-            "same, give --force (force=True)"
-        )
 
 
 def _state(listed: Partition | None) -> str:
@@ -151,33 +144,24 @@ async def restore(
         check_cursor(cursor)
     stored = await _stored(store, feed.key, force=force)
     info = await feed.discover()
-    if not force:
-        _check_rolled_back(feed.key, info, partitions)
-    url = feed.key.url
-    if successors is None and all(_is_drained(stored.get(id)) for id in partitions):
-        successors = []  # it has children, which keep their cursors
-    elif successors is None:
-        successors = presumed_successors(stored, info, partitions, feed=url)
+    for partition in () if force else sorted(partitions):
+        listed = info.partitions.get(partition)
+        if listed is None or listed.closed:
+            state = "does not list it" if listed is None else "lists it as closed"
+            raise OperationError(
+                f"{feed.key}: partition {partition} was not rolled back: the feed {state}. If its "
+                "answer lags behind, give --force (force=True)"
+            )
+    url, over = feed.key.url, {stored[id].status for id in stored.keys() & set(partitions)}
+    if successors is None:
+        # What is drained has children, which keep their cursors.
+        drained = over == {"drained"}
+        successors = [] if drained else presumed_successors(stored, info, partitions, feed=url)
     after = restored_positions(stored, partitions, set(successors), cursor, feed=url)
     change = Change(feed.key, stored, after)
     if not dry_run:
         await apply_change(store, change, force=force)
     return change
-
-
-def _check_rolled_back(key: FeedKey, info: FeedInfo, partitions: Collection[int]) -> None:
-    for partition in sorted(partitions):
-        listed = info.partitions.get(partition)
-        if listed is None or listed.closed:
-            state = "does not list it" if listed is None else "lists it as closed"
-            raise OperationError(
-                f"{key}: partition {partition} was not rolled back: the feed {state}. If its "
-                "answer lags behind, give --force (force=True)"
-            )
-
-
-def _is_drained(stored: Position | None) -> bool:
-    return stored is not None and stored.status == "drained"
 
 
 async def _stored(store: CursorStore, key: FeedKey, *, force: bool) -> dict[int, Position]:
@@ -192,38 +176,18 @@ async def _stored(store: CursorStore, key: FeedKey, *, force: bool) -> dict[int,
 
 
 def presumed_successors(
-    stored: Mapping[int, Position], info: FeedInfo, partitions: Collection[int], *, feed: str
+    stored: Positions, info: FeedInfo, partitions: Collection[int], *, feed: str
 ) -> list[int]:
-    """Return the partitions that hold the cursors of rolled back ones, as far as that is certain.
+    """Return the partitions that were read and are not listed any more.
 
-    These are the ones that were read and are not listed any more. The store does not keep whose
-    successors they are.
-
-    Arguments:
-        stored: all positions of the consumer.
-        info: what the feed lists, after its rollback.
-        partitions: to be restored.
-        feed: for messages.
-
-    Raises:
-        LineageError: one of the partitions has no position or is not over.
-        AmbiguousLineageError: other partitions were rolled back, too.
+    They hold the cursors of those that were rolled back: the store does not keep whose successors
+    they are. Raises `AmbiguousLineageError` where other partitions were rolled back, too.
     """
-    _check_over(stored, partitions, feed)
-    candidates = sorted(
-        id
-        for id, position in stored.items()
-        if position.status == "open" and id not in info.partitions
-    )
-    others = [
-        id
-        for id, position in stored.items()
-        if position.status == "superseded"
-        and id in info.partitions
-        and not info.partitions[id].closed
-        and id not in partitions
-    ]
-    if candidates and others:
+    gone = stored.keys() - info.partitions.keys()
+    candidates = sorted(id for id in gone if stored[id].status == "open")
+    listed = [id for id, partition in info.partitions.items() if not partition.closed]
+    again = {id for id in listed if id in stored and stored[id].status == "superseded"}
+    if candidates and (others := sorted(again.difference(partitions))):
         raise AmbiguousLineageError(
             f"{names(others)} {'is' if len(others) == 1 else 'are'} listed as open again, too, and "
             f"{names(candidates)} may be successors of each: name those of this partition",
@@ -234,7 +198,7 @@ def presumed_successors(
 
 
 def restored_positions(
-    stored: Mapping[int, Position],
+    stored: Positions,
     partitions: Collection[int],
     successors: Collection[int],
     cursor: str | None = None,
@@ -243,50 +207,22 @@ def restored_positions(
 ) -> dict[int, Position]:
     """Return what has to be saved, in one save, to move cursors back to partitions.
 
-    Arguments:
-        stored: all positions of the consumer.
-        partitions: those that are listed as open again. Several if they were merged.
-        successors: those that hold their cursors now.
-        cursor: where the partitions go on; None for the cursor of the successors.
-        feed: for messages.
-
-    Raises:
-        LineageError: a partition has no position or is not over, or a successor has no position or
-            is superseded itself.
-        AmbiguousLineageError: the successors stand at different cursors, and no `cursor` is given.
+    Raises `LineageError`, or `AmbiguousLineageError` where the successors stand at different
+    cursors and none is given.
     """
-    _check_over(stored, partitions, feed)
+    for partition in sorted(partitions):
+        at = stored.get(partition)
+        if at is None or at.status == "open":
+            why = "has no stored position" if at is None else "is not superseded or drained"
+            raise LineageError(f"{why}: nothing to restore", feed=feed, partition=partition)
     for successor in successors:
-        position = stored.get(successor)
-        if successor in partitions or position is None or position.status == "superseded":
+        at = stored.get(successor)
+        if successor in partitions or at is None or at.status == "superseded":
             raise LineageError(
                 "holds no cursor that could be moved back", feed=feed, partition=successor
             )
-    target = cursor if cursor is not None else _common_cursor(stored, successors, feed, partitions)
-    restored = {
-        p: stored[p].advance(stored[p].cursor if target is None else target, "open")
-        for p in partitions
-    }
-    return restored | {s: stored[s].advance(status="superseded") for s in successors}
-
-
-def _check_over(stored: Mapping[int, Position], partitions: Collection[int], feed: str) -> None:
-    for partition in sorted(partitions):
-        position = stored.get(partition)
-        if position is None or position.status == "open":
-            why = "has no stored position" if position is None else "is not superseded or drained"
-            raise LineageError(f"{why}: nothing to restore", feed=feed, partition=partition)
-
-
-def _common_cursor(
-    stored: Mapping[int, Position],
-    successors: Collection[int],
-    feed: str,
-    partitions: Collection[int],
-) -> str | None:
-    """Return the one cursor of the successors; None without any."""
-    cursors = {stored[s].cursor for s in successors}
-    if len(cursors) > 1:
+    ends = {stored[successor].cursor for successor in successors}
+    if cursor is None and len(ends) > 1:
         stand = ", ".join(f"{s} at {shown(stored[s].cursor)}" for s in sorted(successors)[:_SHOWN])
         raise AmbiguousLineageError(
             f"its successors stand at different cursors: {stand}. Give the cursor to go on from: "
@@ -294,13 +230,18 @@ def _common_cursor(
             feed=feed,
             partition=min(partitions),
         )
-    if not cursors and any(stored[p].status == "superseded" for p in partitions):
+    cursor = next(iter(ends), None) if cursor is None else cursor
+    if cursor is None and any(stored[p].status == "superseded" for p in partitions):
         raise LineageError(
             "its successors are not known: name them, or give the cursor to go on from",
             feed=feed,
             partition=min(partitions),
         )
-    return cursors.pop() if cursors else None
+    restored = {
+        p: stored[p].advance(stored[p].cursor if cursor is None else cursor, "open")
+        for p in partitions
+    }
+    return restored | {s: stored[s].advance(status="superseded") for s in successors}
 
 
 async def rewind(

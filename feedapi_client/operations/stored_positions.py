@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import LAST, FeedKey, Position
-from feedapi_client.operations.feed_access import FeedAccess
-from feedapi_client.operations.feed_lag import PartitionLag, lag
-from feedapi_client.protocol.text import MAX_CURSOR, are_valid, counted, names
+from feedapi_client.operations.feed_lag import PartitionLag
+from feedapi_client.protocol.text import MAX_CURSOR, are_valid, counted
 from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.done import DoneStore
@@ -73,11 +72,6 @@ async def list_positions(
                 await check_key_format(store, key)
             found.append(FeedPositions(key, positions))
     return found
-
-
-async def with_lag(feed: FeedAccess, found: FeedPositions) -> FeedPositions:
-    """Return the positions with how far behind they are. See `lag`."""
-    return FeedPositions(found.key, found.positions, await lag(feed, found.key, found.positions))
 
 
 async def list_leases(
@@ -167,8 +161,7 @@ async def reset(
     Returns what was deleted.
 
     Raises:
-        OperationError: nothing is stored for any of `partitions`, or all of them are superseded,
-            so that nothing would be read again.
+        OperationError: nothing is stored for any of `partitions`.
     """
     if not force:
         await check_unused(store, [key])
@@ -177,12 +170,6 @@ async def reset(
     if partitions is not None and not chosen:
         raise OperationError(
             f"{key}: nothing is stored for partition {', '.join(map(str, partitions))}"
-        )
-    superseded = all(stored[id].status == "superseded" for id in chosen)
-    if partitions is not None and superseded and not force:
-        raise OperationError(
-            f"{key}: a reset of superseded {names(chosen)} alone reads nothing again: the "
-            "successors went on from there. Give them, too, or --force (force=True)"
         )
     if not dry_run:
         await store.delete(key, None if partitions is None else chosen)
@@ -195,13 +182,14 @@ async def move(
     new: str,
     *,
     name: str | None = None,
+    new_name: str | None = None,
     selection: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
     partitions: Collection[int] | None = None,
     overwrite: bool = False,
     force: bool = False,
     dry_run: bool = False,
 ) -> list[FeedPositions]:
-    """Move the positions of a feed's consumers to another URL, all of them or none.
+    """Move the positions of a feed's consumers to another URL or name, all of them or none.
 
     Their quarantined events in the same database are moved with them, and what is done ahead. With
     `dry_run` nothing is moved.
@@ -210,6 +198,7 @@ async def move(
         old: the former URL, or ``feed:NAME`` for a feed with a `feed_name`.
         new: the URL from now on, or ``feed:NAME``.
         name: only of this consumer.
+        new_name: the name that this consumer has from now on. The URLs may be the same then.
         selection: only those of the first of these selections of events, which become those of the
             second one; as `FetchOptions.selection` returns them. The URLs may be the same then.
         partitions: only those of these partitions. They are saved under `new`, then deleted under
@@ -229,13 +218,15 @@ async def move(
         if selection is None
         else (FeedKey(new, filters=each).filters for each in selection)
     )
-    if FeedKey(old).url == FeedKey(new).url and before == after:
+    if new_name is not None and not (name and new_name):
+        raise ValueError("a new name goes with the name so far, and is not empty")
+    if FeedKey(old).url == FeedKey(new).url and before == after and new_name in (None, name):
         raise ValueError("OLD_URL and NEW_URL have the same cursors")
     stored = await store.feeds()
     # As it is given, or as messages show it: with a digest of its query.
     found = {old, FeedKey(old).url}
     keys = {
-        key: FeedKey(new, key.name, key.filters if after is None else after)
+        key: FeedKey(new, new_name or key.name, key.filters if after is None else after)
         for key in stored
         if key.url in found and name in (None, key.name) and before in (None, key.filters)
     }
@@ -245,48 +236,6 @@ async def move(
         )
     return await _move(
         store, keys, stored, partitions, overwrite=overwrite, force=force, dry_run=dry_run
-    )
-
-
-async def rename(
-    store: AdministrableStore,
-    old: str,
-    new: str,
-    *,
-    feed: str | None = None,
-    partitions: Collection[int] | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-) -> list[FeedPositions]:
-    """Give the positions of the consumer `old` to the name `new`, all of them or none.
-
-    With `dry_run` nothing is renamed.
-
-    Arguments:
-        feed: only of the feeds whose URL holds this text.
-        partitions: only those of these partitions, as in `move`.
-
-    Returns the positions as saved.
-
-    Raises:
-        OperationError: nothing is stored under `old`, or something under `new`.
-        ValueError: `new` is empty, or the same name.
-    """
-    if not new or old == new:
-        raise ValueError("NEW must be another name, and not empty")
-    stored = await store.feeds()
-    keys = {
-        key: FeedKey(key.url, new, key.filters)
-        for key in stored
-        if key.name == old and (feed is None or feed in key.url)
-    }
-    if not keys:
-        of = "" if feed is None else f" of {feed}"
-        raise OperationError(
-            f"the store holds no cursors{of} of a consumer {old}: see 'feedapi cursors ls'"
-        )
-    return await _move(
-        store, keys, stored, partitions, overwrite=False, force=force, dry_run=dry_run
     )
 
 

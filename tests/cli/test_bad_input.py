@@ -98,7 +98,7 @@ def test_an_export_with_another_value_is_imported_or_a_usage_error(
     source, store = tmp_path / "cursors.json", tmp_path / "cursors.db"
     changes = {field: value} if field in FEED else {"positions": [{**ROW, field: value}]}
     source.write_bytes(_export(**changes))
-    result = feedapi("cursors", "import", source, "--store", store, "--yes")
+    result = feedapi("cursors", "import", source, "--store", store)
     if result.exit_code != 0:
         assert_usage_error(result)
 
@@ -113,7 +113,7 @@ def test_r21_names_from_a_file_are_printed_escaped_once(
     source, store = tmp_path / "cursors.json", tmp_path / "cursors.db"
     source.write_bytes(_export(name=text, filters={text: text}, positions=[ROW]))
     commands = [
-        ("import", source, "--yes"),
+        ("import", source),
         ("ls",),
         ("ls", "--json"),
         ("set", 0, "c"),

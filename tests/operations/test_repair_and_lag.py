@@ -11,7 +11,6 @@ import pytest
 from feedapi_client import FeedConsumer, FeedKey, FencedError, FetchOptions, Position
 from feedapi_client.operations import (
     FeedAccess,
-    FeedPositions,
     LagState,
     OperationError,
     PartitionLag,
@@ -22,7 +21,6 @@ from feedapi_client.operations import (
     restore,
     rewind,
     skip,
-    with_lag,
 )
 from feedapi_client.stores import AdministrableStore, JournalledStore, MemoryCursorStore
 from feedapi_client.testing import Publisher
@@ -61,9 +59,8 @@ async def test_lag_says_where_each_cursor_stands(
         8: Position("x", "superseded"),
         9: Position("x"),
     }
-    found = await with_lag(access(publisher), FeedPositions(key, positions))
-    assert found.lag is not None
-    states = {id: each.state for id, each in found.lag.items()}
+    found = await lag(access(publisher), key, positions)
+    states = {id: each.state for id, each in found.items()}
     assert states == {
         0: LagState.BEHIND,
         1: LagState.CAUGHT_UP,
@@ -74,8 +71,7 @@ async def test_lag_says_where_each_cursor_stands(
         8: LagState.SUPERSEDED,
         9: LagState.NOT_LISTED,
     }
-    assert str(found.lag[5]) == "not begun, starts after 2"
-    assert found.partitions() == sorted(states)
+    assert str(found[5]) == "not begun, starts after 2"
 
 
 async def test_lag_of_a_partition_that_can_t_be_asked_is_unknown(publisher: Publisher) -> None:
@@ -114,16 +110,6 @@ async def test_skip_goes_by_the_name_of_the_feed_and_by_its_selection(
     assert await store.feeds() == [FeedKey.named("payments", "app")] == [feed.key]
     selected = access(publisher, fetch=FetchOptions(event_types=["a"]))
     assert selected.key == FeedKey(str(publisher.url), "default", {"event-types": "a"})
-
-
-async def test_skip_says_which_partitions_start_at_their_beginning_before_it_reads(
-    store: AdministrableStore, publisher: Publisher
-) -> None:
-    publisher.append(0, {"n": 1})
-    reports: list[str] = []
-    await skip(store, access(publisher), [0], report=reports.append)
-    (report,) = reports
-    assert "start at their beginning" in report
 
 
 async def test_r17_skip_changes_nothing_where_a_consumer_went_on_meanwhile(

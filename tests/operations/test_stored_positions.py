@@ -1,4 +1,4 @@
-"""What is stored: listed, set, reset, moved, renamed, exported and imported."""
+"""What is stored: listed, set, reset, moved, exported and imported."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from feedapi_client.model import make_event
 from feedapi_client.operations import (
     FeedPositions,
     OperationError,
-    count_replaced,
     export_positions,
     import_positions,
     list_leases,
     list_positions,
     move,
     parse_export,
-    rename,
     reset,
     set_position,
 )
@@ -111,8 +109,6 @@ async def test_some_partitions_are_moved_and_the_others_stay(store: Administrabl
     assert [stand(each.positions) for each in (*planned, *done)] == [{1: ("b", "drained")}] * 2
     assert stand(await store.load(HERE)) == {0: ("a", "open")}
     assert stand(await store.load(THERE)) == {0: ("there", "open"), 1: ("b", "drained")}
-    (renamed,) = await rename(store, "default", "new", feed=HERE.url, partitions=[0])
-    assert renamed.key == FeedKey(HERE.url, "new")
 
 
 async def test_r07_partitions_with_more_than_cursors_are_moved_with_all_the_others(
@@ -146,24 +142,22 @@ async def test_r07_partitions_with_quarantined_events_are_moved_with_all_the_oth
                 await move(store, HERE.url, THERE.url, partitions=[0], dry_run=dry_run)
         await move(store, HERE.url, THERE.url, partitions=[1])
         assert stand(await store.load(HERE)) == {0: ("a", "open")}
-        await rename(store, "default", "new", feed=HERE.url)
+        await move(store, HERE.url, HERE.url, name="default", new_name="new")
         (kept,) = await quarantine.page(FeedKey(HERE.url, "new"))
         assert kept.raw == b"{}"
 
 
-async def test_a_consumer_is_renamed_in_one_feed_or_in_all(store: AdministrableStore) -> None:
+async def test_a_consumer_gets_another_name(store: AdministrableStore) -> None:
     await store.save(HERE, STORED)
     await store.save(THERE, STORED)
-    renamed = await rename(store, "default", "new", feed="//here")
-    assert [feed.key for feed in renamed] == [FeedKey(HERE.url, "new")]
+    (renamed,) = await move(store, HERE.url, HERE.url, name="default", new_name="new")
+    assert renamed.key == FeedKey(HERE.url, "new")
     assert set(await store.feeds()) == {FeedKey(HERE.url, "new"), THERE}
-    await rename(store, "default", "new")
-    assert {key.name for key in await store.feeds()} == {"new"}
-    for old, new in (("new", ""), ("new", "new")):
-        with pytest.raises(ValueError, match="another name"):
-            await rename(store, old, new)
-    with pytest.raises(OperationError, match="consumer default"):
-        await rename(store, "default", "x")
+    for old, new in (("new", ""), ("new", "new"), (None, "other")):
+        with pytest.raises(ValueError, match=r"new name|same cursors"):
+            await move(store, HERE.url, HERE.url, name=old, new_name=new)
+    with pytest.raises(OperationError, match="no cursors"):
+        await move(store, HERE.url, HERE.url, name="default", new_name="x")
 
 
 async def test_an_export_is_imported_into_another_consumer_s_store(
@@ -179,7 +173,6 @@ async def test_an_export_is_imported_into_another_consumer_s_store(
     }
     del feeds[HERE][2]
     await store.replace(HERE, {0: Position("later")})
-    assert await count_replaced(store, feeds) == 2
     (imported,) = await import_positions(store, feeds)
     assert imported.positions[0].cursor == "a"
     assert (await store.load(HERE))[2].cursor == "kept"
@@ -217,7 +210,7 @@ async def test_leases_are_listed_and_protect_positions(store: AdministrableStore
         lambda force: set_position(store, HERE, 0, Position("c"), force=force),
         lambda force: reset(store, HERE, [1], force=force),
         lambda force: import_positions(store, {HERE: {0: Position("d")}}, force=force),
-        lambda force: rename(store, "default", "new", force=force),
+        lambda force: move(store, HERE.url, HERE.url, name="default", new_name="new", force=force),
         lambda force: move(store, HERE.url, THERE.url, name="new", force=force),
     ]
     for change in refused[:-1]:
