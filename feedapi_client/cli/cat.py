@@ -14,34 +14,20 @@ import orjson
 
 from feedapi_client.cli import options
 from feedapi_client.cli.command import Stopping, command, flag, option, stopping
-from feedapi_client.cli.terminal import Output, OutputClosedError, progress, say
+from feedapi_client.cli.terminal import progress, say, write_bytes
 from feedapi_client.options import Limits
 
 if TYPE_CHECKING:
     from feedapi_client.model import Batch, Event
     from feedapi_client.stores.base import CursorStore
 
-_PART = re.compile(r"%(?P<verb>.)|\\(?P<escape>.)|(?P<text>[^%\\]+)|(?P<odd>[%\\])", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 # The fields behind the properties `raw` and `headers` of an event: reading them takes 0.2 µs less
 # for each event, a fifth of the CPU time of the whole command.
 _payload = attrgetter("_payload")
 _headers = attrgetter("_headers")
 
-Printed = Callable[["Batch", "Event", int], bytes]
-"""What a part of a template prints for an event, the so many-th one of the run."""
-Form = Callable[["Batch", "Sequence[Event]", int], bytes]
-"""What is printed for some events of a batch, before which so many were printed."""
-VERBS: dict[str, tuple[str, Printed]] = {
-    "p": ("partition", lambda batch, _event, _number: b"%d" % batch.partition),
-    "s": ("payload, as sent", lambda _batch, event, _number: event.raw),
-    "S": ("its bytes", lambda _batch, event, _number: b"%d" % len(event.raw)),
-    "h": ("headers", lambda _batch, event, _number: orjson.dumps(event.headers or {})),
-    "c": ("cursor behind it", lambda batch, _event, _number: batch.cursor.encode()),
-    "i": ("number", lambda _batch, _event, number: b"%d" % number),
-    "%": ("a percent sign", lambda _batch, _event, _number: b"%"),
-}
-_MEANINGS = ", ".join(f"%{verb} {meaning}" for verb, (meaning, _) in VERBS.items())
+Form = Callable[["Batch", "Sequence[Event]"], bytes]
+"""What is printed for some events of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +49,6 @@ class _Cat:
         envvar="FEEDAPI_STORE",
     )
     raw: bool = flag("Print payloads alone, byte for byte as they were sent.")
-    template: str | None = option(
-        "TEMPLATE",
-        rf"Print each event by a template, such as '%p %c %s\n': {_MEANINGS}.",
-        flags="--format",
-    )
     limit: int | None = option(
         "N",
         "End after N events; with --store at the first cursor behind them, so that the next run "
@@ -84,29 +65,19 @@ class _Cat:
     quiet: bool = options.quiet()
 
     def __post_init__(self) -> None:
-        if self.raw and self.template is not None:
-            raise ValueError("--format can't be combined with --raw")
         names = {"FEEDAPI_NAME": self.feed.name, "FEEDAPI_FEED_NAME": self.feed.feed_name}
         given = {value for key, value in names.items() if value != os.environ.get(key)}
         if self.store is None and given - {None, "default"}:
             raise ValueError("--name and --feed-name need --store")
         self.feed.events.fetch(**self.fetch())
-        self.form()
         self.begin()
 
     def fetch(self) -> dict[str, Any]:
-        """Return what `FetchOptions` takes beside the selection of events."""
         limit = self.limit if self.store and not self.stream else None
         size = self.page_size_hint or limit  # a cursor comes where the limit is
         return {"page_size_hint": size, "stream": self.stream, "v1_headers": self.v1_headers or ()}
 
-    def form(self) -> Form:
-        if self.template is not None:
-            return _by_template(self.template)
-        return _payloads if self.raw else _lines
-
     def begin(self) -> Literal["first", "last"] | dict[int, str] | None:
-        """Return the `start` of the consumer."""
         if not self.start:
             return None
         if special := re.fullmatch("_?(first|last)", self.start):
@@ -130,7 +101,6 @@ class _Cat:
     "cat https://service/myfeed --limit 10",
     "cat https://service/myfeed --follow --from last --raw",
     "cat https://service/myfeed --store cursors.db --name report",
-    r"cat https://service/myfeed --format '%p %c %s\n'",
     "cat https://service/myfeed --partition 3 --from CURSOR --ca-file company.pem --auth-env TOKEN",
 )
 async def cat(o: _Cat) -> int:
@@ -141,27 +111,18 @@ async def cat(o: _Cat) -> int:
     written because the reader closed the pipe come again next time. Ctrl-C ends it after the batch
     in flight.
     """
-    import anyio
-
-    output = Output()
     async with stopping() as stop:
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(output.watch_reader)
-                await _print_events(o, output, stop)
-                tasks.cancel_scope.cancel()
-        except* OutputClosedError:  # a reader that has all it wants is a regular end
-            pass
+        await _print_events(o, stop)
     return stop.exit_code
 
 
-async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
+async def _print_events(o: _Cat, stop: Stopping) -> None:
     """Print until the end of the feed, the limit or a signal.
 
-    A batch is committed after all its events were written and flushed. With a store the limit
-    counts events up to a cursor, which could not move otherwise.
+    With a store the limit counts events up to a cursor, which could not move otherwise.
     """
-    form, printed = o.form(), 0
+    form: Form = _payloads if o.raw else _lines
+    printed = 0
     async with (
         o.open() as store,
         o.feed.consumer(
@@ -190,7 +151,7 @@ async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
                     events: Sequence[Event] = batch.events
                     if o.limit is not None and o.store is None:
                         events = events[: o.limit - printed]
-                    await output.write(form(batch, events, printed))
+                    await write_bytes(form(batch, events))
                     printed += len(events)
                     if len(events) < len(batch.events):
                         return
@@ -202,11 +163,11 @@ async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
 # ---------------------------------------------------------------------- what is printed
 
 
-def _payloads(_batch: Batch, events: Sequence[Event], _before: int) -> bytes:
+def _payloads(_batch: Batch, events: Sequence[Event]) -> bytes:
     return b"\n".join(map(_payload, events)) + b"\n" if events else b""
 
 
-def _lines(batch: Batch, events: Sequence[Event], _before: int) -> bytes:
+def _lines(batch: Batch, events: Sequence[Event]) -> bytes:
     """Return lines of JSON around the payloads, which stay byte for byte as they were sent."""
     start = b'{"partition":%d,' % batch.partition
     if any(map(_headers, events)):
@@ -218,29 +179,3 @@ def _lines(batch: Batch, events: Sequence[Event], _before: int) -> bytes:
 def _with_headers(event: Event) -> bytes:
     headers = b'"headers":' + orjson.dumps(event.headers) + b"," if event.headers else b""
     return b'%s"data":%s}\n' % (headers, event.raw)
-
-
-def _by_template(template: str) -> Form:
-    """Return what prints events by the template, and nothing between them that it does not hold."""
-    parts = [_part(found) for found in _PART.finditer(template)]
-
-    def printed(batch: Batch, events: Sequence[Event], before: int) -> bytes:
-        return b"".join(
-            [part(batch, event, n) for n, event in enumerate(events, before + 1) for part in parts]
-        )
-
-    return printed
-
-
-def _part(found: re.Match[str]) -> Printed:
-    if (verb := found["verb"]) is not None:
-        if verb not in VERBS:
-            raise ValueError(f"--format: there is no verb %{verb}; there are: {_MEANINGS}")
-        return VERBS[verb][1]
-    if found["odd"]:
-        raise ValueError(f"--format: {found['odd']} at the end: double it")
-    escape = str(found["escape"])
-    if found["text"] is None and escape not in _ESCAPES:
-        raise ValueError(f"--format: there is no escape \\{escape}")
-    text = str(found["text"] or _ESCAPES[escape]).encode()
-    return lambda _batch, _event, _number: text

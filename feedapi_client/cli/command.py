@@ -103,7 +103,6 @@ def option(
 
 
 def argument(metavar: str, help: str = "", *, default: Any = ..., **settings: Any) -> Any:
-    """Return an argument. See `option`."""
     return option(metavar, help, default=default, make=typer.Argument, **settings)
 
 
@@ -127,7 +126,6 @@ def _finite(value: Any) -> Any:
 
 
 def _declared(kind: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and field of each parameter of a function, or field of a dataclass."""
     hints, parameters = typing.get_type_hints(kind), inspect.signature(kind).parameters
     own = getattr(kind, "__dataclass_fields__", {})
     for name, parameter in parameters.items():
@@ -135,7 +133,6 @@ def _declared(kind: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
 
 
 def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for Typer for each option."""
     for name, hint, field in _declared(kind):
         if dataclasses.is_dataclass(hint):
             yield from parameters(typing.cast("type", hint))
@@ -194,7 +191,6 @@ def _as_one(flag: str, parts: Sequence[dict[Any, Any]] | None) -> Pairs:
 
 
 def build(kind: Any, values: dict[str, Any]) -> Any:
-    """Return the dataclass with these values, and those that it includes."""
     given = arguments(kind, values)
     with _usage_errors():
         return kind(**given)
@@ -245,7 +241,6 @@ def _below(examples: Sequence[str], found: list[inspect.Parameter]) -> str:
 
 
 def command_group(help: str) -> typer.Typer:
-    """Return a group, for `command`."""
     # With a callback it is a group, even of one command.
     settings: Any = {"callback": lambda: None, "no_args_is_help": True, "add_completion": False}
     return typer.Typer(cls=CommandGroup, help=help, context_settings=HELP, **settings)
@@ -406,11 +401,9 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of what a signal cut short."""
         return SIGNALLED + self.number if self.number else 0
 
     def end(self, number: signal.Signals, scope: Any, grace: float | None) -> None:
-        """Take a signal."""
         first, self.number = not self.number, self.number or number
         if self.consumer is None:
             scope.cancel()

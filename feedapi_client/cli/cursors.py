@@ -59,8 +59,6 @@ _STYLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class _OrCheckpoint(Place):
-    """Where positions are: in a store, or in the checkpoint of a Spark query."""
-
     store: str = option("STORE", "As in 'cursors show'.", default="")
     checkpoint: str | None = option(
         "LOCATION",
@@ -116,8 +114,6 @@ async def ls(
     exact, url = chosen.exact_key(), chosen.feed or ""
     if lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
-    with refused():
-        connection.check_alone(url if lag else "")
     async with connection.client() as http:
         feeds = await place.positions(chosen)
         if lag and exact is not None:
@@ -191,8 +187,6 @@ def _styled(state: str, text: object = None) -> Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changing:
-    """Where positions are changed, and how."""
-
     place: Place
     force: bool = flag("Do what is refused otherwise, such as beside instances that are alive.")
     dry_run: bool = flag("Only show what would change.")
@@ -201,7 +195,7 @@ class _Changing:
     def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
         if self.json:
-            terminal.report(terminal.json_text(operations.export_positions(feeds)), escaped=True)
+            print_json(operations.export_positions(feeds))
             return
         for feed in feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
@@ -211,8 +205,6 @@ class _Changing:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asking(_Changing):
-    """A change after a question."""
-
     yes: bool = options.without_questions()
 
     def agreed(self, question: str) -> bool:

@@ -146,7 +146,6 @@ class Scene:
         self._schedule.sort(key=lambda item: item[0])
 
     def _log(self, text: str) -> None:
-        """Print what happened, and when."""
         print(f"{time.monotonic() - self._begin:6.2f} s  {text}", flush=True)
 
     def publish(self, share: float) -> None:
@@ -185,7 +184,6 @@ class Scene:
         return f"{name} stops and gives its partitions away"
 
     async def play(self, folder: Path) -> list[Step]:
-        """Publish and consume everything. Returns the effects."""
         import anyio
 
         self._folder = folder
@@ -278,7 +276,6 @@ def _database(folder: Path) -> sqlite3.Connection:
 async def _read(
     url: str, folder: str, name: str, share: bool, sabotage: str | None, follow: bool = True
 ) -> None:
-    """Consume until SIGTERM, or the end."""
     # Small batches and short pauses, so that many batches come within a few seconds.
     limits = Limits(
         poll_interval=0.02,
@@ -329,7 +326,6 @@ async def _apply(batch: Batch, database: sqlite3.Connection, path: Path, how: st
 
 
 def _crash(path: Path, steps: list[Step]) -> None:
-    """End as by a loss of power, where that is asked for."""
     for request in path.glob("crash-*") if steps else ():
         with suppress(FileNotFoundError):  # another instance has taken it
             request.unlink()
@@ -340,7 +336,6 @@ def _crash(path: Path, steps: list[Step]) -> None:
 
 
 def _read_with_spark(scene: Scene) -> list[Step]:
-    """Publish the events with the splits between them, and read them into a DataFrame."""
     try:
         from feedapi_client.spark import JavaError, ensure_java, register
     except ImportError as missing:

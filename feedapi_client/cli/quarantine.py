@@ -100,8 +100,6 @@ async def show(
 
 @dataclass(frozen=True, kw_only=True)
 class _Some:
-    """Events by their ids, or all that are chosen."""
-
     ids: list[str] | None = argument(
         "ID", "Events as 'ls' lists them; with --all the feed: its URL or a part.", default=None
     )
@@ -117,7 +115,6 @@ class _Some:
             raise ValueError("give IDs, or --all with at most one feed")
 
     async def load(self, store: QuarantineStore) -> list[str]:
-        """Return the ids that are given, or those of all chosen events."""
         ids, feed = self.ids or [], None
         if self.every:
             ids, feed = [], ids[0] if ids else os.environ.get("FEEDAPI_URL")
@@ -163,7 +160,7 @@ async def replay(*, application: Application, some: _Some, json: bool = options.
         events.append({"id": event.id, "error": failure})
         if not json:
             result = "handled" if failure is None else f"failed again: {failure}"
-            report(f"{shown(event.id)}  {shown(result)}", escaped=True)
+            print(f"{shown(event.id)}  {shown(result)}")
 
     function = application.load()
     async with some.place.quarantine() as store, application.opened(function) as handler:

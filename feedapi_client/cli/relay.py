@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from feedapi_client.model import Event
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
-_MANY_EVENTS = 1000
 _READ: dict[str, Any] = {
     "int": int,
     "float": float,
@@ -134,7 +133,6 @@ class _Relay:
             )
 
     def new_stream(self) -> StreamOptions:
-        """Return how a new stream is made. Raises ValueError."""
         from feedapi_client.liftbridge import StreamOptions
 
         kinds, values = get_type_hints(StreamOptions), {}
@@ -161,7 +159,6 @@ class _Relay:
         return made
 
     def connect(self, patience: float) -> LiftbridgeApi | None:
-        """Return the connection to the broker's API. Raises ValueError for what is missing."""
         if not self.api:
             return None
         import grpc
@@ -203,7 +200,6 @@ async def relay(o: _Relay) -> int:
 
 
 async def _publish(o: _Relay, stop: Stopping, stack: AsyncExitStack) -> None:
-    """Relay until the end, a signal or an error."""
     from feedapi_client.liftbridge import (
         AckPolicy,
         LiftbridgePublisher,
@@ -265,8 +261,6 @@ async def _publish(o: _Relay, stop: Stopping, stack: AsyncExitStack) -> None:
     )
     async with progress(lambda: (consumer, work.progress.events), quiet=o.quiet):
         await work.run()
-    if key is not None:
-        key.warn()
     if not o.quiet:
         say(_summary(work.progress, o.stream))
 
@@ -283,10 +277,8 @@ def _summary(done: Any, stream: str) -> str:
 
 
 class _Key:
-    """The key of a message by ``--key``. Says so when no event has that field: it may be a typo."""
-
     def __init__(self, path: str) -> None:
-        self._path, self._events, self._found = path, 0, False
+        self._path = path.split(".")
 
     def __call__(self, event: Event) -> bytes | None:
         try:
@@ -294,27 +286,12 @@ class _Key:
         except ValueError:
             text = "--key: an event is no valid JSON"
             raise ProtocolError(text, partition=event.partition) from None
-        for name in self._path.split("."):
+        for name in self._path:
             value = value.get(name) if isinstance(value, dict) else None
-        key = b"" if value is None else _as_bytes(value)
-        self._found = self._found or bool(key)
-        self._events += 1
-        if self._events == _MANY_EVENTS:  # a relay that follows the feed has no end
-            self.warn()
-        return key or None
-
-    def warn(self) -> None:
-        """Warn when there were events, and none had the field. Does so once."""
-        if self._events and not self._found:
-            self._found = True
-            say(
-                f"warning: of {counted(self._events, 'event')} none has the field {self._path} "
-                "of --key: their messages have no key"
-            )
+        return None if value is None else _as_bytes(value) or None
 
 
 def _as_bytes(value: Any) -> bytes:
-    """Return a text as it is, other values as JSON."""
     if isinstance(value, str):
         return value.encode(errors="replace")
     try:

@@ -7,8 +7,6 @@ import io
 import logging
 import os
 import re
-import select
-import stat
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -67,14 +65,10 @@ def escape_json(text: str, encoding: str | None = "utf-8") -> str:
     return _JSON_ESCAPED.sub(escaped, text)
 
 
-def json_text(value: Any) -> str:
-    """Return a value, or JSON in bytes, as JSON that stdout can encode."""
-    data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    return escape_json(data.decode(), sys.stdout.encoding)
-
-
 def print_json(value: Any) -> None:
-    print(json_text(value))
+    """Print a value, or JSON in bytes, as JSON that stdout can encode."""
+    data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    print(escape_json(data.decode(), sys.stdout.encoding))
 
 
 # ---------------------------------------------------------------------- stderr
@@ -98,8 +92,6 @@ def say(text: str, level: int = logging.INFO) -> None:
 
 
 class JSONLines(logging.Formatter):
-    """Log records as JSON objects, one a line, with their structured fields."""
-
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
@@ -143,19 +135,11 @@ class OnceAMinute(logging.Filter):
 # ---------------------------------------------------------------------- stdout
 
 
-def report(text: str, *, escaped: bool = False) -> None:
-    """Print what was done. It is done, and no error, where stdout can't be written."""
-    line = text if escaped else shown(text, MAX_LINE)
-    try:
-        print(line, flush=True)
-    except OSError as error:
-        discard(sys.stdout)
-        if error.errno != errno.EPIPE:
-            say(f"stdout can't be written ({error.strerror}), but this is done: {line}")
+def report(text: str) -> None:
+    print(shown(text, MAX_LINE))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Print a table on a terminal, and tab-separated lines where stdout is none."""
     if sys.stdout.isatty():
         console().print(table(columns, rows))
         return
@@ -184,7 +168,6 @@ def plain(text: object, style: str = "", limit: int = MAX_SHOWN) -> Text:
 
 
 def age(seconds: float | None) -> str:
-    """Return a duration in its largest fitting unit, nothing for None."""
     if seconds is None:
         return ""
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -193,7 +176,6 @@ def age(seconds: float | None) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console on stdout or stderr, whose lines are wide where that is no terminal."""
     from rich.console import Console
 
     class RaisingConsole(Console):
@@ -205,21 +187,9 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def prepare_streams() -> None:
-    """Let stdout and stderr take any text, whatever their encoding, and replace closed streams.
-
-    Raises SystemExit where stdout is closed.
-    """
-    if sys.stderr is None:
-        # Another file could get the descriptor of a closed stderr, and be written to instead.
-        if (null := os.open(os.devnull, os.O_WRONLY)) != 2:
-            os.dup2(null, 2)
-            os.close(null)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stderr.write("feedapi: stdout is closed\n")
-        raise SystemExit(1)
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
+    """Let stdout and stderr take any text, whatever their encoding."""
+    if sys.stderr is None:  # a caller closed it, and another file could get its descriptor
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -233,61 +203,27 @@ def discard(stream: TextIO) -> None:
         os.close(null)
 
 
-class OutputClosedError(Exception):
-    """The reader of stdout has closed it."""
+async def write_bytes(data: bytes) -> None:
+    """Write data on stdout, in a thread: a slow reader does not hold up signals."""
+    from anyio.to_thread import run_sync
+
+    if data:
+        await run_sync(_write, data)
 
 
-class Output:
-    """Stdout, for bytes. It notices when its reader goes away: `OutputClosedError`."""
-
-    def __init__(self) -> None:
-        self._file: int | None = None  # where stdout is no file
-        with suppress(OSError, ValueError):
-            self._file = sys.stdout.fileno()
-
-    async def write(self, data: bytes) -> None:
-        """Write data and flush it, in a thread: a slow reader does not hold up signals."""
-        from anyio.to_thread import run_sync
-
-        if data:
-            await run_sync(self._write, data)
-
-    async def watch_reader(self) -> None:
-        """Wait until the reader of a pipe is gone. Returns at once where stdout is no pipe.
-
-        Without this it is noticed only at the next write.
-        """
-        import anyio
-
-        mode = 0 if self._file is None else os.fstat(self._file).st_mode
-        if self._file is None or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return
-        if hasattr(select, "poll"):
-            poll = select.poll()
-            poll.register(self._file, 0)
-            while not poll.poll(0):  # noqa: ASYNC110 - the event loop can't wait for this event
-                await anyio.sleep(0.5)
-            raise OutputClosedError
-
-    def _write(self, data: bytes) -> None:
-        if sys.stdout.isatty():  # JSON forbids only control characters below U+0020 in a text
-            data = escape_json(data.decode("utf-8", "backslashreplace")).encode()
-        # Not with sys.stdout: when Python runs unbuffered it writes only a part of the data, and
-        # after a failure it keeps the rest and tries again when Python exits.
-        try:
-            if self._file is None:
-                sys.stdout.buffer.write(data)
-                return
-            rest = memoryview(data)
-            while rest:
-                try:
-                    rest = rest[os.write(self._file, rest) :]
-                except BlockingIOError:  # another process made the terminal non-blocking
-                    select.select([], [self._file], [])
-        except BrokenPipeError:
-            raise OutputClosedError from None
-        except OSError as error:
-            raise OSError(error.errno, f"writing to stdout failed: {error.strerror}") from None
+def _write(data: bytes) -> None:
+    if sys.stdout.isatty():  # JSON forbids only control characters below U+0020 in a text
+        data = escape_json(data.decode("utf-8", "backslashreplace")).encode()
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        sys.stdout.buffer.write(data)
+        return
+    # Not with sys.stdout: when Python runs unbuffered it writes only a part of the data, and after
+    # a failure it keeps the rest and tries again when Python exits.
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 @asynccontextmanager

@@ -134,7 +134,6 @@ def _row(feed: FeedPositions, id: int) -> dict[str, Any]:
 
 
 def _unique(items: list[tuple[K, V]]) -> dict[K, V]:
-    """Return the items as a dictionary. Raises ValueError for a key that is there twice."""
     found = dict(items)
     if len(found) < len(items):
         raise ValueError

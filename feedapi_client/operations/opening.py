@@ -158,7 +158,6 @@ async def open_quarantine(where: str, *, create: bool = True) -> AsyncIterator[Q
 
 
 def _tables(file: str, *, required: bool) -> set[str]:
-    """Return the names of the tables in a database file."""
     path = Path(file)
     if path.is_dir():
         raise ValueError(f"{file} is a folder: name a file in it")

@@ -135,23 +135,6 @@ WRONG = [
     Row(f"doctor {NOBODY} --key client.key", 2, "--cert-key goes with --cert"),
     Row(f"doctor {NOBODY} --cert missing.pem", 2, "no certificate with its key"),
     Row(f"doctor {NOBODY} --oauth-client-id me", 2, "go together"),
-    Row(
-        f"doctor {NOBODY} --token-file t --oauth-token-url http://x --oauth-client-id me "
-        "--oauth-secret-env SECRET",
-        2,
-        "not both",
-    ),
-    *(
-        Row(words, 2, says)
-        for words, says in (
-            ("cat http://me:pw@h/feed --auth-env SECRET", "--auth-env or a password in the URL"),
-            (
-                "cursors ls http://me:pw@h/feed --lag --store x --token-file t",
-                "--token-file or a passw",
-            ),
-            (f"doctor {NOBODY} --auth-env SECRET --header-env authorization=SECRET", "not both"),
-        )
-    ),
     *(
         Row(f"{command} --store FOLDER", 2, "--store: FOLDER is a folder: name a file in it")
         for command in (f"cat {NOBODY}", f"run {NOBODY} {HANDLER}")
@@ -164,7 +147,7 @@ WRONG = [
     Row("quarantine replay --all --handler nothing:handle --store c.db", 2, "can't be imported"),
     *(
         Row(f"{command} --lineage={value}", 2, "--lineage")
-        for command in (f"cat {NOBODY}", f"discover {NOBODY}")
+        for command in (f"cat {NOBODY}",)
         for value in ("1", "1:", "a:b", "1:40000", "1:0:2", "-1:0", "''")
     ),
     *(
@@ -198,7 +181,6 @@ SECRETS = [
     f"discover {NOBODY} --auth-env 'Bearer hunter2-secret'",
     f"relay {NOBODY} --stream s --store x.db --nats-env nats://me:hunter2@host",
     f"relay {NOBODY} --stream s --store x.db --api h:9 --api-tls --api-token-env hunter2-token",
-    "serve --bearer-env 'Bearer hunter2'",
     "cursors ls --store env:postgresql://me:hunter2@host/db",
     "cursors ls --store liftbridges://broker:1/orders?token_env=hunter2-token",
 ]
@@ -374,7 +356,6 @@ def test_every_command_that_asks_a_feed_shows_a_certificate(
     play(
         [
             Row("discover URL --ca CA --give-up-after 0", 1, "certificate"),
-            Row("doctor URL --ca-file CA --timeout 2", 69),
             *(
                 Row(f"{words.replace('KEY', 'key')} KEYFILE --ca CA --cert CERT")
                 for words in ASKING

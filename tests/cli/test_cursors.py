@@ -127,11 +127,11 @@ CASES = {
             "cursors set 0 _first --store STORE",
             says="=default @ URL: partition 0 is at '_first'\n",
         ),
-        Row("cat URL --store STORE --format %i", says="=1234567"),
+        Row("cat URL --store STORE --raw", says='{"n":6}\n'),
     ],
     "set for a feed that the store does not know": [
         Row("cursors set 0 END0 URL --store OTHER --name me"),
-        Row("cat URL --store OTHER --name me --format %p", says="=111"),
+        Row("cat URL --store OTHER --name me --raw", says='={"m":0}\n{"m":1}\n{"m":2}\n'),
         Row("cursors set 0 c http://h/feed --store OTHER --filter a=b"),
         Row("cursors export http://h --store OTHER", says='"filter-a": "b"'),
     ],
@@ -324,13 +324,13 @@ def test_rewind_takes_the_consumer_back(
     time.sleep(0.01)
     publisher.append(0, {"n": 7})
     rows(
-        Row("cat URL --store STORE --format %s", says='={"n":7}'),
+        Row("cat URL --store STORE --raw", says='={"n":7}\n'),
         Row("cursors set 1 x --store STORE"),
         Row("cursors rewind --to TIME --store STORE --dry-run", says="END0"),
         Row("cursors rewind --to TIME --store STORE", 1, "Stop the consumer first. Rewind?", "n\n"),
         Row("cat URL --store STORE -p 0", says="="),
         Row("cursors rewind --to TIME --store STORE --yes", says="2 positions rewound to"),
-        Row("cat URL --store STORE --format %s", says='={"n":7}'),
+        Row("cat URL --store STORE --raw", says='={"n":7}\n'),
         Row("cursors rewind --to BEFORE --store STORE --yes", 1, "reset' begins anew"),
         Row("cursors rewind --to BEFORE --store STORE --dry-run", 1, "reset' begins anew"),
         TIME=between.isoformat(),
@@ -375,7 +375,7 @@ def test_r7_skip_is_the_way_out_when_last_has_no_cursor(
         4: "open",
     }
     publisher.append(2, {"n": "new"})
-    rows(Row("cat URL --store STORE --from last --format %s", says='={"n":"new"}'))
+    rows(Row("cat URL --store STORE --from last --raw", says='={"n":"new"}\n'))
 
 
 def test_a_skip_that_fails_saves_nothing(rows: Play, publisher: Publisher, store: Path) -> None:

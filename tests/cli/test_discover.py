@@ -22,21 +22,6 @@ def publisher(feedapi_publisher_factory: Make) -> Publisher:
     return publisher
 
 
-def test_the_lineage_is_drawn_as_a_tree(feedapi: Feedapi, publisher: Publisher) -> None:
-    publisher.split(0, into=(2, 3), method="starts-after")
-    publisher.split(1, into=(4,), method="cursor-from")
-    result = feedapi("discover", publisher.url)
-    assert (result.exit_code, "dialect v2-token · exactly once" in result.stdout) == (0, True)
-    lineage = result.stdout[result.stdout.index("lineage") :].splitlines()
-    assert lineage[1:] == [
-        "├── 0  closed",
-        "│   ├── after ▸ 2  open",
-        "│   └── after ▸ 3  open",
-        "└── 1  no longer listed",
-        "    └── cursor ▸ 4  open",
-    ]
-
-
 @pytest.mark.parametrize("dialect", ["v2-draft", "v2-token"])
 def test_json_holds_the_discovery(
     feedapi: Feedapi, feedapi_publisher_factory: Make, dialect: str
@@ -68,23 +53,22 @@ def test_what_is_no_discovery_is_reported_on_one_line(publisher: Publisher) -> N
     assert "\x1b" not in play([Row("discover URL", 1)], URL=publisher.url).output
 
 
-def test_r8_an_edge_that_seems_to_be_missing_is_reported_until_it_is_given(
-    feedapi: Feedapi, feedapi_publisher_factory: Make
-) -> None:
+def test_partitions_are_listed_with_what_they_follow(publisher: Publisher) -> None:
+    publisher.split(0, into=(2,), method="starts-after")
+    publisher.split(1, into=(4,), method="cursor-from")
+    rows = [
+        Row("discover URL", says="dialect v2-token · exactly once"),
+        Row("discover URL", says="2\topen\t0\t\t\n4\topen\t\t1\t\n"),
+    ]
+    play(rows, URL=publisher.url)
+
+
+def test_r8_a_missing_edge_is_given_to_who_reads(feedapi_publisher_factory: Make) -> None:
     publisher = feedapi_publisher_factory(1, quirks=Quirks(omit_parent_zero=True))
     publisher.append(0, {"n": 0})
     publisher.split(0, into=(1,), method="starts-after")
     publisher.append(1, {"n": 1})
-    rows = [
-        Row("discover URL", says="suspected: partition 0 is closed"),
-        Row("discover URL", says="--lineage 1:0"),
-        Row("discover URL --lineage 1:0", says="└── after (--lineage) ▸ 1  open"),
-        Row("discover URL --lineage 7:0", 1, "it is not listed"),
-        Row("cat URL --raw --lineage 1:0", says='={"n":0}\n{"n":1}\n'),
-    ]
-    play(rows, URL=publisher.url)
-    found = orjson.loads(feedapi("discover", publisher.url, "--json").stdout)
-    assert found["suspected_missing_edges"] == {"parents": [0], "children": [1]}
-    given = feedapi("discover", publisher.url, "--json", "--lineage", "1:0").stdout
-    assert orjson.loads(given)["suspected_missing_edges"] is None
-    assert orjson.loads(given)["partitions"][1]["starts_after"] == 0
+    play(
+        [Row("cat URL --raw --lineage 1:0", says='={"n":0}\n{"n":1}\n')],
+        URL=publisher.url,
+    )

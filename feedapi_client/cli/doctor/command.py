@@ -42,7 +42,8 @@ async def doctor(
     from feedapi_client.cli.doctor.examination import Examination
     from feedapi_client.cli.doctor.prober import Prober
 
-    bounds, connect = package.Bounds(max_requests=max_requests), asked.connection.client
+    bounds = package.Bounds(max_requests=max_requests)
+    connect: Any = asked.connection.client
     async with connect(own=False) as client, connect(own=False, anonymous=True) as anonymous:
         e = Examination(Prober(asked.url, client, anonymous, bounds), asked.v1_partitions)
         await e.run()
@@ -57,7 +58,6 @@ async def doctor(
 
 
 def sections() -> tuple[Section, ...]:
-    """Return all checks, in the order of the report."""
     from feedapi_client.cli.doctor import feed_checks, page_checks, request_checks
 
     feed = (feed_checks.DISCOVERY, feed_checks.LINEAGE, request_checks.RESPONSES)
@@ -65,7 +65,6 @@ def sections() -> tuple[Section, ...]:
 
 
 def _check_reached(e: Examination) -> None:
-    """Raise an error unless the first discovery says something about the publisher."""
     from feedapi_client.cli.doctor.prober import Problem
 
     answer, text = e.discoveries[0].answer, ""
@@ -82,8 +81,6 @@ def _check_reached(e: Examination) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What one check came to: what was found, or why it was not done."""
-
     check: Check
     findings: list[Finding]
     not_checked: str | None = None

@@ -37,7 +37,6 @@ class Resume:
 
     @property
     def events(self) -> list[bytes]:
-        """The events that came the second time."""
         *inner, last = self.pages
         return [*(event for page in inner for event in page.closed_events), *last.events]
 

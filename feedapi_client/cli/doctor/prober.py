@@ -80,20 +80,17 @@ class Answer:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may be answered a moment later (R14)."""
         if self.problem is not None:
             return self.problem in (Problem.NO_ANSWER, Problem.BROKEN, Problem.SLOW)
         return self.status >= 500 or self.status in (408, 425, 429)
 
     @property
     def limited(self) -> bool:
-        """Whether the publisher asks for fewer requests (R14)."""
         later = self.status == 429 or (self.status == 503 and "retry-after" in self.headers)
         return self.problem is None and later
 
     @property
     def refused(self) -> bool:
-        """Whether a topology that has changed meanwhile may explain it (R10)."""
         return self.problem is None and self.status in (400, 404, 409, 410)
 
     def __str__(self) -> str:
@@ -124,7 +121,6 @@ class Prober:
         self.failures: list[Answer] = []
 
     def hide(self, text: str) -> str:
-        """Return a text without secrets."""
         return hide_secrets(text, self._secrets)
 
     async def ask(self, question: Question) -> Answer:
@@ -182,7 +178,6 @@ class Prober:
         answer.cut = answer.cut or scope.cancelled_caught
 
     async def _send(self, answer: Answer) -> httpx.Response:
-        """Return the response, after redirects within the origin of the feed."""
         question = answer.question
         known = (self._anonymous, None) if question.anonymous else (self._client, self._auth)
         client, auth = known
