@@ -124,7 +124,7 @@ PUBLIC = {
     """,
     feedapi_client.operations: """
         Change FeedAccess FeedLeases FeedPositions LagState OperationError PartitionLag Skipped
-        apply_change check_unused drain export_positions import_positions lag
+        check_unused drain export_positions import_positions lag
         list_leases list_positions move parse_export positions_of_time reset restore rewind
         set_position skip
     """,

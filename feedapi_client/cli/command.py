@@ -44,8 +44,8 @@ SIGNALLED = 128
 EXIT_CODES = {
     "0": "done: the end of the feed, or ended by a signal with all in flight committed; also when "
     "the reader of the output closed the pipe",
-    "1": "the feed, the cursor store or the output failed, a check or a proof did, an event failed "
-    "again, or a question was answered with no",
+    "1": "the feed, the cursor store or the output failed, a check or a proof did, or an event "
+    "failed again",
     "2": "the command line is wrong, or what it names can't be used: a URL, a file, a time, a "
     "handler, the number of partitions",
     "3": "run: the handler failed",
@@ -283,11 +283,8 @@ class CommandGroup(_PlainFlags, TyperGroup):
                 if any("\ud800" <= char <= "\udfff" for char in each):
                     raise typer.BadParameter(f"an argument is not valid UTF-8: {shown(each)}")
             code = super().main(words, prog_name, **extra)
-        except typer.Abort as abort:
-            say("aborted")
-            # The prompt turns Ctrl-C into this exception; "no" and the end of stdin give it too.
-            interrupted = isinstance(abort.__context__, KeyboardInterrupt)
-            code = SIGNALLED + signal.SIGINT if interrupted else FAILURE
+        except typer.Abort:  # Typer makes it of Ctrl-C outside of a command
+            code = SIGNALLED + signal.SIGINT
         except Exception as error:
             if not _is_usage_error(error):
                 raise

@@ -203,16 +203,6 @@ class _Changing:
             terminal.report(f"{feed.key}: {count}{text}{done}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asking(_Changing):
-    yes: bool = options.without_questions()
-
-    def agreed(self, question: str) -> bool:
-        """Ask whether to go on. Without a question False for --dry-run, and True for --yes."""
-        options.confirm(question, yes=self.yes or self.dry_run, beside_json=self.json)
-        return not self.dry_run
-
-
 @_command(
     "cursors set 3 CURSOR --store cursors.db",
     f"cursors set 3 _first {_URL} --store cursors.db --name app",
@@ -259,10 +249,10 @@ def _gaps() -> tuple[type[Exception], ...]:
 
 @_command(
     "cursors reset --store cursors.db --name app",
-    "cursors reset --store cursors.db --partition 3 --yes",
+    "cursors reset --store cursors.db --partition 3",
 )
 async def reset(
-    *, chosen: Chosen, partitions: list[int] | None = some_partitions(), how: _Asking
+    *, chosen: Chosen, partitions: list[int] | None = some_partitions(), how: _Changing
 ) -> None:
     """Forget positions.
 
@@ -271,10 +261,7 @@ async def reset(
     """
     async with how.place.open() as store:
         key = await chosen.one_feed(store)
-        forget = partial(operations.reset, store, key, partitions, force=how.force)
-        stored, feed = len(await store.load(key)), await forget(dry_run=True)
-        if how.agreed(f"{key}: forget {len(feed.positions)} of {counted(stored, 'position')}?"):
-            feed = await forget()
+        feed = await operations.reset(store, key, partitions, force=how.force, dry_run=how.dry_run)
     how.tell("forgotten", feed)
 
 
@@ -318,41 +305,20 @@ async def rewind(
         parse=options.time,
     ),
     partitions: list[int] | None = some_partitions(),
-    how: _Asking,
+    how: _Changing,
 ) -> None:
     """Take a consumer back to the positions of a time.
 
     Needs the journal of the store: 'feedapi run --journal DAYS', or a SQLite or SQL store with
     journal=Journal().
     """
-    from feedapi_client.stores.base import JournalledStore
-
-    when = to.isoformat(sep=" ", timespec="seconds")
     async with how.place.open() as store:
-        if not isinstance(store, JournalledStore):
-            raise CommandError("rewind: this kind of store keeps no journal", USAGE)
         key = await chosen.one_feed(store)
-        change = await operations.rewind(store, key, to, partitions, dry_run=True)
-        if not how.json and (how.dry_run or not how.yes):
-            print_line(f"{key}, at {when}", "bold")
-            _print_change(change)
-        if how.agreed("Stop the consumer first. Rewind?"):
-            change = await operations.rewind(store, key, to, partitions, force=how.force)
+        change = await operations.rewind(
+            store, key, to, partitions, force=how.force, dry_run=how.dry_run
+        )
+    when = to.isoformat(sep=" ", timespec="seconds")
     how.tell(f"rewound to {when}", operations.FeedPositions(key, change.after))
-    if how.dry_run and not how.json:
-        # A time such as "2 hours ago" is another one in the next command.
-        print(f"To do this: --to {to.isoformat()}")
-
-
-def _print_change(change: Any) -> None:
-    rows: list[list[Cell]] = []
-    for id in sorted(change.before.keys() | change.after.keys()):
-        now, then = change.before.get(id), change.after.get(id)
-        before = (now.status, now.cursor) if now else ("", "")
-        after = (then.status, then.cursor) if then else ("forgotten", "")
-        style = "" if before == after else "yellow"
-        rows.append([str(id), *before, *((text, style) for text in after)])
-    print_table(("partition", "status now", "cursor now", "status then", "cursor then"), rows)
 
 
 # ---------------------------------------------------------------------- changed by the feed
@@ -393,19 +359,17 @@ async def skip(
 
 @_command(f"cursors drain {_URL} 3 --store cursors.db --name app")
 async def drain(
-    *, feed: FeedOptions, partition: int = options.one_partition(), how: _Asking
+    *, feed: FeedOptions, partition: int = options.one_partition(), how: _Changing
 ) -> None:
     """Mark a closed partition as drained: what was not read of it is skipped, its children start.
 
     For a partition whose end the feed can't serve. Refused while the feed lists it as open.
     """
     async with how.place.open() as store, feed.access() as access:
-        change = await operations.drain(store, access, partition, force=how.force, dry_run=True)
-        where = f"partition {partition}"
-        asked = f"{change.key}: {where} {change.reason}. Events that were not read will be skipped."
-        if change.after and how.agreed(f"{asked} Mark it as drained?"):
-            await operations.apply_change(store, change, force=how.force)
-    text = f"{where} is drained{'' if change.after else ' already'}"
+        change = await operations.drain(
+            store, access, partition, force=how.force, dry_run=how.dry_run
+        )
+    text = f"partition {partition} is drained{'' if change.after else ' already'}"
     how.tell(text, operations.FeedPositions(change.key, change.after), counts=False)
 
 
@@ -429,7 +393,7 @@ async def restore(
         "Go on after this place, where the successors stand at different cursors.",
         parse=options.cursor,
     ),
-    how: _Asking,
+    how: _Changing,
 ) -> None:
     """Move cursors back to a partition, after its publisher was rolled back behind a split.
 
@@ -437,17 +401,21 @@ async def restore(
     lose it in the same step, and take it over again when the publisher goes forward: neither way
     repeats or skips events.
     """
-    chosen, given = frozenset(partitions), {"successors": successors, "cursor": cursor}
+    chosen = frozenset(partitions)
     async with how.place.open() as store, feed.access() as access:
-        plan: Any = partial(operations.restore, store, access, chosen, force=how.force)
-        change = await plan(**given, dry_run=True)
-        given_back, at = sorted(change.after.keys() - chosen), change.after[min(chosen)].cursor
-        source = f", which {names(given_back)} held" if given_back else ""
-        what, at = names(partitions), shown(at)
-        if how.agreed(f"{change.key}: {what}: go on from the cursor '{at}'{source}?"):
-            await operations.apply_change(store, change, force=how.force)
+        change = await operations.restore(
+            store,
+            access,
+            chosen,
+            successors=successors,
+            cursor=cursor,
+            force=how.force,
+            dry_run=how.dry_run,
+        )
+    given_back, at = sorted(change.after.keys() - chosen), change.after[min(chosen)].cursor
+    source = f", which {names(given_back)} held" if given_back else ""
     restored = operations.FeedPositions(change.key, change.after)
-    how.tell(f"{what} at '{at}'{source}", restored, counts=False)
+    how.tell(f"{names(partitions)} at '{shown(at)}'{source}", restored, counts=False)
 
 
 # ---------------------------------------------------------------------- under another key

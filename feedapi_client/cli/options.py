@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import feedapi_client
 from feedapi_client import operations
 from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import CommandError, Pairs, argument, flag, option, refused
-from feedapi_client.cli.terminal import MAX_LINE, say, shown
+from feedapi_client.cli.terminal import say
 from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
@@ -476,19 +475,3 @@ class Chosen:
         if not keys:
             raise CommandError("the store holds no positions")
         return keys[0]
-
-
-def confirm(question: str, *, yes: bool, beside_json: bool) -> None:
-    """Ask, unless the answer is given. Raises `typer.Abort` for no."""
-    if yes:
-        return
-    # Within a coroutine asyncio's own handler would wait for the answer, and then cancel the task.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        typer.confirm(shown(question, MAX_LINE), abort=True, err=beside_json)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def without_questions() -> Any:
-    return flag("Don't ask for confirmation.", "--yes -y")

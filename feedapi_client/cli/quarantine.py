@@ -126,17 +126,12 @@ class _Some:
 
 
 @_command("quarantine drop 17 --store cursors.db")
-async def drop(
-    *, some: _Some, json: bool = options.as_json(), yes: bool = options.without_questions()
-) -> None:
+async def drop(*, some: _Some, json: bool = options.as_json()) -> None:
     """Delete events for good."""
     from feedapi_client import quarantine
 
     async with some.place.quarantine() as store:
-        ids = await some.load(store)
-        question = f"Delete {counted(len(ids), 'event')} for good?"
-        options.confirm(question, yes=yes, beside_json=json)
-        deleted = await quarantine.drop(store, ids)
+        deleted = await quarantine.drop(store, await some.load(store))
     if json:
         print_json({"deleted": deleted})
     else:

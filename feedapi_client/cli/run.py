@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from feedapi_client.arguments import check_async_function, import_function, place_of
-from feedapi_client.causes import store_problem
 from feedapi_client.cli import options
 from feedapi_client.cli.command import (
     FENCED,
@@ -85,6 +84,8 @@ class Application:
                     raise CommandError(text, USAGE) from None
                 except Exception as error:
                     # Not its text, which may quote a password, but what is known of its kind.
+                    from feedapi_client.causes import store_problem
+
                     reason, name = store_problem(error), type(error).__qualname__
                     where = place_of(error, self.handler.partition(":")[0])
                     text = f"{name}: {reason}" if reason else name

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from feedapi_client.operations.feed_lag import LagState, PartitionLag, lag
     from feedapi_client.operations.repair import (
         Change,
-        apply_change,
         drain,
         positions_of_time,
         restore,
@@ -56,7 +55,6 @@ __all__ = [
     "OperationError",
     "PartitionLag",
     "Skipped",
-    "apply_change",
     "check_unused",
     "drain",
     "export_positions",

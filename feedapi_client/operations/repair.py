@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from feedapi_client.errors import AmbiguousLineageError, LineageError, StoreError
-from feedapi_client.model import FIRST, FeedInfo, FeedKey, Partition, Position
+from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import OperationError, check_cursor, check_unused
-from feedapi_client.protocol.text import names, quoted, shown
+from feedapi_client.protocol.text import names, shown
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
 from feedapi_client.stores.journal import check_rewind
 
@@ -26,25 +26,11 @@ class Change:
         key: the feed and consumer.
         before: all its positions.
         after: the positions that are other ones. Empty when there is nothing to do.
-        reason: what the feed and the store say, for the person who has to decide.
     """
 
     key: FeedKey
     before: Positions
     after: Positions
-    reason: str = ""
-
-
-async def apply_change(store: CursorStore, change: Change, *, force: bool = False) -> None:
-    """Save what `drain` or `restore` planned with `dry_run`: all of it, or nothing.
-
-    Raises:
-        FencedError: a consumer saved one of the positions after the change was planned.
-    """
-    if not force:
-        await check_unused(store, [change.key])
-    if change.after:
-        await store.save(change.key, change.after)
 
 
 async def drain(
@@ -70,9 +56,8 @@ async def drain(
     stored = await _stored(store, feed.key, force=force)
     found = stored.get(partition)
     listed = (await feed.discover()).partitions.get(partition)
-    reason = f"{_state(listed)}; {_cursor(found)} is stored"
     if found is not None and found.status == "drained":
-        return Change(feed.key, stored, {}, reason)
+        return Change(feed.key, stored, {})
     where = f"{feed.key}: partition {partition}"
     if found is not None and found.status == "superseded":
         raise OperationError(
@@ -94,23 +79,10 @@ async def drain(
     else:
         end = listed.last_cursor if listed is not None else None
         drained = Position.after(None, end or FIRST, "drained")
-    change = Change(feed.key, stored, {partition: drained}, reason)
+    change = Change(feed.key, stored, {partition: drained})
     if not dry_run:
-        await apply_change(store, change, force=force)
+        await store.save(feed.key, change.after)
     return change
-
-
-def _state(listed: Partition | None) -> str:
-    if listed is None:
-        return "is not listed by the feed"
-    if not listed.closed:
-        return "is open"
-    end = listed.last_cursor
-    return "is closed" + ("" if end is None else f" and ends at '{quoted(end)}'")
-
-
-def _cursor(stored: Position | None) -> str:
-    return "no cursor" if stored is None else f"the cursor '{quoted(stored.cursor)}'"
 
 
 async def restore(
@@ -152,15 +124,16 @@ async def restore(
                 f"{feed.key}: partition {partition} was not rolled back: the feed {state}. If its "
                 "answer lags behind, give --force (force=True)"
             )
-    url, over = feed.key.url, {stored[id].status for id in stored.keys() & set(partitions)}
+    url = feed.key.url
+    _check_over(stored, partitions, url)
     if successors is None:
         # What is drained has children, which keep their cursors.
-        drained = over == {"drained"}
+        drained = all(stored[id].status == "drained" for id in partitions)
         successors = [] if drained else presumed_successors(stored, info, partitions, feed=url)
     after = restored_positions(stored, partitions, set(successors), cursor, feed=url)
     change = Change(feed.key, stored, after)
     if not dry_run:
-        await apply_change(store, change, force=force)
+        await store.save(feed.key, change.after)
     return change
 
 
@@ -210,11 +183,7 @@ def restored_positions(
     Raises `LineageError`, or `AmbiguousLineageError` where the successors stand at different
     cursors and none is given.
     """
-    for partition in sorted(partitions):
-        at = stored.get(partition)
-        if at is None or at.status == "open":
-            why = "has no stored position" if at is None else "is not superseded or drained"
-            raise LineageError(f"{why}: nothing to restore", feed=feed, partition=partition)
+    _check_over(stored, partitions, feed)
     for successor in successors:
         at = stored.get(successor)
         if successor in partitions or at is None or at.status == "superseded":
@@ -242,6 +211,14 @@ def restored_positions(
         for p in partitions
     }
     return restored | {s: stored[s].advance(status="superseded") for s in successors}
+
+
+def _check_over(stored: Positions, partitions: Collection[int], feed: str) -> None:
+    for partition in sorted(partitions):
+        at = stored.get(partition)
+        if at is None or at.status == "open":
+            why = "has no stored position" if at is None else "is not superseded or drained"
+            raise LineageError(f"{why}: nothing to restore", feed=feed, partition=partition)
 
 
 async def rewind(

@@ -255,7 +255,7 @@ def test_a_feed_of_the_environment_leaves_the_other_arguments_their_places(
     play(
         [
             Row("cat"),
-            Row("cursors drain 0 --yes --force", says="me @ URL: partition 0 is drained"),
+            Row("cursors drain 0 --force", says="me @ URL: partition 0 is drained"),
         ],
         URL=feedapi_publisher.url,
     )

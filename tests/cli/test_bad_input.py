@@ -118,24 +118,13 @@ def test_r21_names_from_a_file_are_printed_escaped_once(
         ("ls", "--json"),
         ("set", 0, "c"),
         ("export",),
-        ("reset", "-p", 0, "--yes"),
+        ("reset", "-p", 0),
     ]
     for command in commands:
         result = feedapi("cursors", *command, "--store", store)
         assert result.exit_code == 0, result.output
         assert all(line.isprintable() for line in re.split(r"[\n\t]", result.output))
         assert "\\\\" not in result.output
-
-
-def test_r21_a_question_about_names_from_a_file_is_escaped(
-    feedapi: Feedapi, tmp_path: Path
-) -> None:
-    source, store = tmp_path / "cursors.json", tmp_path / "cursors.db"
-    source.write_bytes(_export(name="\x1b[31m", positions=[ROW]))
-    feedapi("cursors", "import", source, "--store", store)
-    result = feedapi("cursors", "reset", "--store", store, input="n\n")
-    assert "\x1b" not in result.output
-    assert "\\x1b[31m" in result.output
 
 
 def test_r21_long_texts_are_cut(feedapi: Feedapi, tmp_path: Path) -> None:

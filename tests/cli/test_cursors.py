@@ -141,11 +141,9 @@ CASES = {
         Row("cursors set 0 _first --store STORE --name other"),
     ],
     "reset": [
-        Row("cursors reset --store STORE", 1, "forget 2 of 2 positions?", "n\n"),
-        Row("cursors reset --store STORE", 1, "aborted", ""),
-        Row("cursors reset --store STORE -p 0 --yes", says="1 position forgotten\n"),
-        Row("cursors reset --store STORE -p 0 --yes", 1, "nothing is stored for partition 0"),
-        Row("cursors reset --store STORE", says="forget 1 of 1 position?", input="y\n"),
+        Row("cursors reset --store STORE -p 0", says="1 position forgotten\n"),
+        Row("cursors reset --store STORE -p 0", 1, "nothing is stored for partition 0"),
+        Row("cursors reset --store STORE", says="1 position forgotten\n"),
         Row("cursors ls --store STORE", says="=no positions are stored\n"),
     ],
     "import": [
@@ -155,7 +153,7 @@ CASES = {
         Row("cursors import none.json --store OTHER", 1, "none.json: No such file or directory"),
     ],
     "rewind without a journal": [
-        Row("cursors rewind --to '2 hours ago' --store STORE --yes", 1, "keeps no journal"),
+        Row("cursors rewind --to '2 hours ago' --store STORE", 1, "keeps no journal"),
     ],
     "a database given by URL": [
         Row("cat URL --store DATABASE", says="="),
@@ -172,17 +170,14 @@ CASES = {
         Row(SKIP, says="=new @ URL: 0 events skipped, 0 positions saved\n"),
     ],
     "drain": [
-        Row("cursors drain URL 0 --store STORE --yes", 1, "partition 0 is open"),
-        Row("cursors drain URL 9 --store STORE --yes", 1, "neither listed by the feed nor stored"),
-        Row("cursors drain URL 9 --store STORE --yes --force", says="partition 9 is drained\n"),
-        Row(
-            "cursors drain URL 0 --store STORE --yes --force --name typo", 1, "no cursor is stored"
-        ),
-        Row("cursors drain URL 0 --store STORE --force", 1, "will be skipped", "n\n"),
-        Row("cursors drain URL 0 --store STORE --force", says="END0", input="y\n"),
+        Row("cursors drain URL 0 --store STORE", 1, "partition 0 is open"),
+        Row("cursors drain URL 9 --store STORE", 1, "neither listed by the feed nor stored"),
+        Row("cursors drain URL 9 --store STORE --force", says="partition 9 is drained\n"),
+        Row("cursors drain URL 0 --store STORE --force --name typo", 1, "no cursor is stored"),
+        Row("cursors drain URL 0 --store STORE --force --json", says="END0"),
         Row("cursors drain URL 0 --store STORE", says="partition 0 is drained already\n"),
         Row("cursors set 0 x --status superseded --store STORE"),
-        Row("cursors drain URL 0 --store STORE --yes --force", 1, "superseded"),
+        Row("cursors drain URL 0 --store STORE --force", 1, "superseded"),
     ],
     "move": [
         Row(
@@ -206,7 +201,7 @@ CASES = {
         ),
     ],
     "move to another selection": [
-        Row("cursors reset --store STORE --yes"),
+        Row("cursors reset --store STORE"),
         Row("cursors set 0 all URL --store STORE --name app"),
         Row("cursors set 0 c URL --store STORE --name app --filter n=1"),
         Row(f"{SELECT} {ONE} a", 2, "two JSON objects"),
@@ -326,29 +321,26 @@ def test_rewind_takes_the_consumer_back(
     rows(
         Row("cat URL --store STORE --raw", says='={"n":7}\n'),
         Row("cursors set 1 x --store STORE"),
-        Row("cursors rewind --to TIME --store STORE --dry-run", says="END0"),
-        Row("cursors rewind --to TIME --store STORE", 1, "Stop the consumer first. Rewind?", "n\n"),
+        Row("cursors rewind --to TIME --store STORE --dry-run --json", says="END0"),
         Row("cat URL --store STORE -p 0", says="="),
-        Row("cursors rewind --to TIME --store STORE --yes", says="2 positions rewound to"),
+        Row("cursors rewind --to TIME --store STORE", says="2 positions rewound to"),
         Row("cat URL --store STORE --raw", says='={"n":7}\n'),
-        Row("cursors rewind --to BEFORE --store STORE --yes", 1, "reset' begins anew"),
+        Row("cursors rewind --to BEFORE --store STORE", 1, "reset' begins anew"),
         Row("cursors rewind --to BEFORE --store STORE --dry-run", 1, "reset' begins anew"),
         TIME=between.isoformat(),
         BEFORE=before.isoformat(),
     )
     rewind = ("cursors", "rewind", "--store", journalled_store)
-    told = feedapi(*rewind, "--to", "2 hours ago", "--yes").stderr
+    told = feedapi(*rewind, "--to", "2 hours ago").stderr
     begin = told.partition("The journal knows positions from ")[2].partition(" on. ")[0]
     assert abs(datetime.fromisoformat(begin) - between) < timedelta(hours=1)
-    named = feedapi(*rewind, "--to", "now", "--dry-run").stdout.rpartition("--to ")[2].strip()
-    assert feedapi(*rewind, "--to", named, "--yes").exit_code == 0
 
 
 def test_a_redis_given_by_url(rows: Play, redis_server: Redis) -> None:
     rows(
         Row("cat URL --store REDIS"),
         Row("cursors export --store REDIS", says="END0"),
-        Row("cursors rewind --to now --store REDIS --yes", 2, "keeps no journal"),
+        Row("cursors rewind --to now --store REDIS", 1, "keeps no journal"),
         REDIS=redis_server.url,
     )
 
@@ -399,8 +391,8 @@ def test_r6_drain_starts_the_children_of_a_closed_partition(
     publisher.append(5, {"child": 1})
     publisher.fail(403, partition=0, times=None)
     rows(
-        Row("cursors drain URL 0 --store STORE", says="is closed", input="y\n"),
-        Row("cursors drain URL 1 --store STORE", says="is not listed by the feed", input="y\n"),
+        Row("cursors drain URL 0 --store STORE"),
+        Row("cursors drain URL 1 --store STORE"),
         Row("cat URL --store STORE --raw", says='={"child":1}\n'),
     )
     found = stored(filled, key(publisher))
@@ -441,13 +433,13 @@ ROLLED_BACK = {0: Position("60", "superseded"), 10: Position("80"), 2: Position(
     [
         (
             ROLLED_BACK,
-            Row("0 --yes", says="=default @ URL: partition 0 at '80', which partition 10 held\n"),
+            Row("0", says="=default @ URL: partition 0 at '80', which partition 10 held\n"),
             {0: ("80", "open"), 10: ("80", "superseded"), 2: ("7", "open")},
         ),
-        (ROLLED_BACK, Row("0", 1, "from the cursor '80', which partition 10 held?", "n\n"), None),
+        (ROLLED_BACK, Row("0 --dry-run", says="partition 0 at '80', which partition 10"), None),
         (
             {**ROLLED_BACK, 11: Position("75"), 1: Position("60", "superseded")},
-            Row("0 --successor 10 --successor 11 --cursor 75 --yes"),
+            Row("0 --successor 10 --successor 11 --cursor 75"),
             {
                 0: ("75", "open"),
                 1: ("60", "superseded"),
@@ -458,20 +450,20 @@ ROLLED_BACK = {0: Position("60", "superseded"), 10: Position("80"), 2: Position(
         ),
         (
             {0: Position("60", "drained"), 5: Position("8")},
-            Row("0 --yes"),
+            Row("0"),
             {0: ("60", "open"), 5: ("8", "open")},
         ),
-        ({**ROLLED_BACK, 11: Position("75")}, Row("0 --yes", 1, "10 at '80', 11 at '75'"), None),
+        ({**ROLLED_BACK, 11: Position("75")}, Row("0", 1, "10 at '80', 11 at '75'"), None),
         (
             {**ROLLED_BACK, 1: Position("60", "superseded")},
-            Row("0 --yes", 1, "partition 1 is listed as open again"),
+            Row("0", 1, "partition 1 is listed as open again"),
             None,
         ),
-        (ROLLED_BACK, Row("2 --yes", 1, "lists it as closed"), None),
-        (ROLLED_BACK, Row("7 --yes", 1, "does not list it"), None),
-        (ROLLED_BACK, Row("1 --yes", 1, "has no stored position"), None),
+        (ROLLED_BACK, Row("2", 1, "lists it as closed"), None),
+        (ROLLED_BACK, Row("7", 1, "does not list it"), None),
+        (ROLLED_BACK, Row("1", 1, "has no stored position"), None),
         (ROLLED_BACK, Row("0 --cursor ä", 2, "printable ASCII"), None),
-        ({}, Row("0 --yes", 1, "no cursor is stored"), None),
+        ({}, Row("0", 1, "no cursor is stored"), None),
     ],
 )
 def test_r11_restore_moves_cursors_back_where_that_is_certain(
@@ -515,11 +507,11 @@ def shared(publisher: Publisher, store: Path) -> Path:
 
 CHANGES = {
     "set": "cursors set 0 c5 --store STORE",
-    "reset": "cursors reset --store STORE --yes",
+    "reset": "cursors reset --store STORE",
     "import": "cursors import FILE --store STORE",
-    "rewind": "cursors rewind --to NOW --store STORE --yes",
+    "rewind": "cursors rewind --to NOW --store STORE",
     "skip": "cursors skip URL --store STORE --quiet",
-    "drain": "cursors drain URL 1 --store STORE --yes",
+    "drain": "cursors drain URL 1 --store STORE",
     "move": "cursors move URL http://elsewhere.test/feed --store STORE",
 }
 
@@ -580,8 +572,8 @@ def test_a_change_of_some_partitions_leaves_the_others(
 
 def test_what_only_reads_is_never_refused(prepared: Play) -> None:
     prepared(
-        Row("cursors restore URL 0 --store STORE --yes", 1, "1 living instance"),
-        Row("cursors restore URL 0 --store STORE --yes --force", 1, "nothing to restore"),
+        Row("cursors restore URL 0 --store STORE", 1, "1 living instance"),
+        Row("cursors restore URL 0 --store STORE --force", 1, "nothing to restore"),
         Row("cursors ls --store STORE"),
         Row("cursors export --store STORE"),
         Row("cursors rewind --to NOW --store STORE --dry-run"),
