@@ -123,9 +123,9 @@ PUBLIC = {
         PartitionSuperseded PartitionVanished ProblemFound ProblemGone
     """,
     feedapi_client.operations: """
-        Change FeedAccess FeedLeases FeedPositions LagState OperationError PartitionLag Skipped
+        Change FeedAccess FeedLeases FeedPositions LagState OperationError Skipped
         check_unused drain export_positions import_positions lag
-        list_leases list_positions move parse_export positions_of_time reset restore rewind
+        list_leases list_positions move parse_export reset restore rewind
         set_position skip
     """,
     feedapi_client.stores: """

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -145,8 +145,6 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             variable = "_".join(["FEEDAPI", *re.findall(r"\w+", named)])
             settings.setdefault("envvar", variable.upper())
         kinds = (hint, *typing.get_args(hint))
-        choices = (typing.get_args(each) for each in kinds if typing.get_origin(each) is Literal)
-        settings["metavar"] = settings["metavar"] or "|".join(chain(*choices)) or None
         if hint == Pairs:
             hint = list[Any] | None
         # No callback for others: Typer 0.19 fails with one, for a repeatable option without values.
@@ -171,23 +169,14 @@ _annotated: Any = Annotated
 def arguments(kind: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return the values as arguments: those of a dataclass as one, which checks them."""
     given = {}
-    for name, hint, field in _declared(kind):
+    for name, hint, _ in _declared(kind):
         if dataclasses.is_dataclass(hint):
             given[name] = build(hint, values)
         elif hint == Pairs:
-            flags = field.metadata["cli"][1] or [f"--{name.replace('_', '-')}"]
-            given[name] = _as_one(flags[0], values[name])
+            given[name] = dict(chain(*(each.items() for each in values[name] or ()))) or None
         else:
             given[name] = values[name]
     return given
-
-
-def _as_one(flag: str, parts: Sequence[dict[Any, Any]] | None) -> Pairs:
-    found: dict[Any, Any] = {}
-    for key, value in (item for part in parts or () for item in part.items()):
-        if found.setdefault(key, value) != value:
-            raise typer.BadParameter(f"{flag} has two values for {key}")
-    return found or None
 
 
 def build(kind: Any, values: dict[str, Any]) -> Any:
@@ -246,18 +235,7 @@ def command_group(help: str) -> typer.Typer:
     return typer.Typer(cls=CommandGroup, help=help, context_settings=HELP, **settings)
 
 
-class _PlainFlags:
-    """A command whose help shows no type for what takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for each in found:
-            if getattr(each, "is_flag", False):
-                each.metavar = ""
-        return found
-
-
-class FeedCommand(_PlainFlags, TyperCommand):
+class FeedCommand(TyperCommand):
     """A command whose first argument may come from the environment, although others follow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -270,7 +248,7 @@ class FeedCommand(_PlainFlags, TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class CommandGroup(_PlainFlags, TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands: an error is one line on stderr, without a box around it."""
 
     def main(  # type: ignore[override]

@@ -167,7 +167,7 @@ def _print(
                 ("", "", "") if at is None else (_styled(at.status), str(at.revision), at.cursor)
             )
             rows.append([str(id), *cells])
-            rows[-1] += [] if behind is None else [_styled(behind.state.value, behind)]
+            rows[-1] += [] if behind is None else [_styled(behind.value)]
         columns = ("partition", "status", "revision", "cursor")
         print_table(columns if feed.lag is None else (*columns, "lag"), rows)
 
@@ -178,8 +178,8 @@ def _only(feed: operations.FeedPositions, chosen: list[int]) -> operations.FeedP
     return replace(feed, positions=positions, lag=lag)
 
 
-def _styled(state: str, text: object = None) -> Cell:
-    return str(text or state), _STYLES.get(state, "dim")
+def _styled(state: str) -> Cell:
+    return state, _STYLES.get(state, "dim")
 
 
 # ---------------------------------------------------------------------- changed in the store
@@ -520,8 +520,7 @@ def _rows(feed: operations.FeedLeases) -> list[list[Cell]]:
 
 
 def _read(leases: list[Lease]) -> tuple[str, str]:
-    texts = ", ".join(f"{lease.partition} ({age(lease.age)})" for lease in leases[:12])
-    return str(len(leases)), texts + (" …" if len(leases) > 12 else "")
+    return str(len(leases)), ", ".join(str(lease.partition) for lease in leases)
 
 
 def _as_json(feed: operations.FeedLeases) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import msgspec
 import orjson
 
 from feedapi_client.arguments import environment_value
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from feedapi_client.model import Event
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
-_READ: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "bool": {"true": True, "false": False}.__getitem__,
-}
 _stream = partial(option, rich_help_panel="The stream")
 _cursors = partial(option, rich_help_panel="Cursors")
 _nats = partial(option, rich_help_panel="NATS")
@@ -135,17 +131,14 @@ class _Relay:
     def new_stream(self) -> StreamOptions:
         from feedapi_client.liftbridge import StreamOptions
 
-        kinds, values = get_type_hints(StreamOptions), {}
-        for name, text in (self.stream_option or {}).items():
-            if name not in kinds:
-                known = ", ".join(kinds)
-                raise ValueError(f"--stream-option: there is no {name}; there are: {known}")
-            kind = next(iter(get_args(kinds[name])), str).__name__
-            try:
-                values[name] = _READ.get(kind, str)(text)
-            except (ValueError, KeyError):
-                raise ValueError(f"--stream-option: {name} takes {kind}, not {text!r}") from None
-        made = StreamOptions(**values)
+        given, known = self.stream_option or {}, [field.name for field in fields(StreamOptions)]
+        if unknown := sorted(given.keys() - set(known)):
+            there = ", ".join(known)
+            raise ValueError(f"--stream-option: there is no {unknown[0]}; there are: {there}")
+        try:
+            made = msgspec.convert(given, StreamOptions, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"--stream-option: {error}") from None
         if self.exactly_once and made.compact:
             raise ValueError("--exactly-once needs every message: it goes without compact")
         if self.exactly_once and made.retention_seconds:
@@ -266,14 +259,12 @@ async def _publish(o: _Relay, stop: Stopping, stack: AsyncExitStack) -> None:
 
 
 def _summary(done: Any, stream: str) -> str:
-    batches = counted(done.batches, "batch", "batches")
-    text = f"{counted(done.events, 'event')} in {batches} to stream {stream}, "
-    text += counted(done.retries, "retry", "retries")
-    if done.put_aside:
-        text += f", {done.put_aside} too large and put aside"
-    if done.recovered:
-        text += f", {done.recovered} published again because the broker lost them"
-    return text
+    batches, retries = (
+        counted(done.batches, "batch", "batches"),
+        counted(done.retries, "retry", "retries"),
+    )
+    text = f"{counted(done.events, 'event')} in {batches} to stream {stream}, {retries}"
+    return text + (f", {done.put_aside} too large and put aside" if done.put_aside else "")
 
 
 class _Key:

@@ -25,11 +25,10 @@ if TYPE_CHECKING:
         parse_export,
     )
     from feedapi_client.operations.feed_access import FeedAccess
-    from feedapi_client.operations.feed_lag import LagState, PartitionLag, lag
+    from feedapi_client.operations.feed_lag import LagState, lag
     from feedapi_client.operations.repair import (
         Change,
         drain,
-        positions_of_time,
         restore,
         rewind,
     )
@@ -53,7 +52,6 @@ __all__ = [
     "FeedPositions",
     "LagState",
     "OperationError",
-    "PartitionLag",
     "Skipped",
     "check_unused",
     "drain",
@@ -64,7 +62,6 @@ __all__ = [
     "list_positions",
     "move",
     "parse_export",
-    "positions_of_time",
     "reset",
     "restore",
     "rewind",

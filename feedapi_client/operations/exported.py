@@ -129,7 +129,7 @@ def _row(feed: FeedPositions, id: int) -> dict[str, Any]:
         row["status"] = position.status
         row["revision"] = position.revision
     if feed.lag is not None:
-        row["lag"] = str(feed.lag[id])
+        row["lag"] = feed.lag[id].value
     return row
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import anyio
@@ -30,25 +29,10 @@ class LagState(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionLag:
-    """How far behind a partition is. `detail` says more, "" where there is nothing to say."""
-
-    state: LagState
-    detail: str = ""
-
-    def __str__(self) -> str:
-        if not self.detail:
-            return self.state.value
-        if self.state is LagState.UNKNOWN:
-            return f"{self.state.value} ({self.detail})"
-        return f"{self.state.value}, {self.detail}"
-
-
 async def lag(
     feed: FeedAccess, key: FeedKey, positions: Mapping[int, Position]
-) -> dict[int, PartitionLag]:
-    """Return the lag of each partition that is stored or listed.
+) -> dict[int, LagState]:
+    """Return where each partition stands that is stored or listed.
 
     Makes one discovery, and one fetch for each partition that is not read to its end. A cursor is
     opaque: nothing else says whether events follow it, and nothing says how many.
@@ -63,12 +47,12 @@ async def lag(
     """
     async with feed.client(_fetch_options(key)) as client:
         info = await client.discover()
-        found: dict[int, PartitionLag] = {}
+        found: dict[int, LagState] = {}
         limiter = anyio.CapacityLimiter(_CONCURRENT_FETCHES)
 
         async def look(id: int) -> None:
             async with limiter:
-                found[id] = await _lag(client, id, positions.get(id), info.partitions.get(id))
+                found[id] = await _state(client, id, positions.get(id), info.partitions.get(id))
 
         async with anyio.create_task_group() as tasks:
             for id in positions.keys() | info.partitions.keys():
@@ -76,43 +60,29 @@ async def lag(
     return found
 
 
-async def _lag(
+async def _state(
     client: FeedClient, id: int, stored: Position | None, listed: Partition | None
-) -> PartitionLag:
+) -> LagState:
     if stored is not None and stored.status != "open":
-        return PartitionLag(LagState(stored.status))
+        return LagState(stored.status)
     if listed is None:
-        return PartitionLag(LagState.NOT_LISTED)
+        return LagState.NOT_LISTED
     if stored is None:
-        return PartitionLag(LagState.NOT_BEGUN, _origin(listed))
+        return LagState.NOT_BEGUN
     if listed.closed and listed.last_cursor == stored.cursor:
-        return PartitionLag(LagState.CAUGHT_UP)
+        return LagState.CAUGHT_UP
+    last = stored.cursor
     try:
-        return await _probe(client, id, stored.cursor)
+        async with client.fetch(id, stored.cursor) as batches:
+            async for batch in batches:
+                if batch.events:
+                    return LagState.BEHIND
+                last = batch.cursor
     except AuthenticationError:
         raise
-    except FeedError as error:
-        return PartitionLag(LagState.UNKNOWN, type(error).__name__)
-
-
-def _origin(listed: Partition) -> str:
-    if listed.starts_after is not None:
-        return f"starts after {listed.starts_after}"
-    if listed.cursor_from:
-        return f"takes over from {', '.join(map(str, listed.cursor_from))}"
-    return ""
-
-
-async def _probe(client: FeedClient, id: int, cursor: str) -> PartitionLag:
-    last = cursor
-    async with client.fetch(id, cursor) as batches:
-        async for batch in batches:
-            if batch.events:
-                return PartitionLag(LagState.BEHIND)
-            last = batch.cursor
-    if last == cursor:
-        return PartitionLag(LagState.CAUGHT_UP)
-    return PartitionLag(LagState.BEHIND, "no event at once")
+    except FeedError:
+        return LagState.UNKNOWN
+    return LagState.CAUGHT_UP if last == stored.cursor else LagState.BEHIND
 
 
 def _fetch_options(key: FeedKey) -> FetchOptions:

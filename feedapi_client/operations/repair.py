@@ -243,7 +243,9 @@ async def rewind(
         StoreError: the journal does not reach back so far. The message says where it begins.
         ValueError: `to` has no time zone.
     """
-    before, then = await store.load(key), await positions_of_time(store, key, to)
+    if not isinstance(store, JournalledStore):
+        raise OperationError("this kind of store keeps no journal")
+    before, then = await store.load(key), await _positions_of_time(store, key, to)
     if partitions is not None:
         chosen = set(partitions)
         before, then = ({p: at[p] for p in at.keys() & chosen} for at in (before, then))
@@ -252,22 +254,20 @@ async def rewind(
     if not force:
         await check_unused(store, [key])
     if partitions is None:
-        return Change(key, before, await _with_journal(store).rewind(key, to))
+        return Change(key, before, await store.rewind(key, to))
     if forgotten := before.keys() - then.keys():
         await store.delete(key, forgotten)
     return Change(key, before, await store.replace(key, then) if then else {})
 
 
-async def positions_of_time(
-    store: CursorStore, key: FeedKey, when: datetime
+async def _positions_of_time(
+    store: JournalledStore, key: FeedKey, when: datetime
 ) -> dict[int, Position]:
-    """Return the positions that were stored at a time. Raises what `rewind` does."""
-    journalled = _with_journal(store)
     try:
-        then = await journalled.positions_at(key, when)
+        then = await store.positions_at(key, when)
         check_rewind(key, when, then)  # what the rewind itself refuses
     except StoreError as error:
-        if (begin := await _journal_begin(journalled, key, when)) is None:
+        if (begin := await _journal_begin(store, key, when)) is None:
             raise
         raise StoreError(
             f"{error}. The journal knows positions from {begin.isoformat()} on. 'feedapi cursors "
@@ -292,9 +292,3 @@ async def _journal_begin(store: JournalledStore, key: FeedKey, when: datetime) -
         middle = when + (begin - when) / 2
         when, begin = (when, middle) if await known(middle) else (middle, begin)
     return begin.replace(microsecond=0) + timedelta(seconds=1)
-
-
-def _with_journal(store: CursorStore) -> JournalledStore:
-    if not isinstance(store, JournalledStore):
-        raise OperationError("this kind of store keeps no journal")
-    return store

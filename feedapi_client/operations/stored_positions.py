@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import LAST, FeedKey, Position
-from feedapi_client.operations.feed_lag import PartitionLag
+from feedapi_client.operations.feed_lag import LagState
 from feedapi_client.protocol.text import MAX_CURSOR, are_valid, counted
 from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 from feedapi_client.stores.base import AdministrableStore, CursorStore
@@ -37,7 +37,7 @@ class FeedPositions:
 
     key: FeedKey
     positions: Mapping[int, Position]
-    lag: Mapping[int, PartitionLag] | None = None
+    lag: Mapping[int, LagState] | None = None
 
     def partitions(self) -> list[int]:
         """Return the ids of all partitions that are stored or listed, sorted."""

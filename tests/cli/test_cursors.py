@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
@@ -256,11 +255,11 @@ def test_ls_shows_the_lag_of_each_partition(
         (feed,) = orjson.loads(feedapi(*words).stdout)["feeds"]
         return {row["partition"]: row["lag"] for row in feed["positions"]}
 
-    assert lags() == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun, starts after 0"}
+    assert lags() == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun"}
     publisher.fail(503, partition=0, times=None)
     publisher.remove(1)
     assert {id: lags()[id] for id in (0, 1)} == {
-        0: "unknown (FeedUnavailableError)",
+        0: "unknown",
         1: "no longer listed",
     }
     publisher.heal()
@@ -587,7 +586,7 @@ def test_leases_ls_shows_instances_with_age_and_load(
     assert "\x1b" not in result.stdout
     alive, dead, nobody = (line.split("\t") for line in result.stdout.splitlines()[2:])
     assert (alive[1], alive[3], dead[0], dead[3]) == ("alive", "2", "dead", "0")
-    assert re.fullmatch(r"0 \(\d+ s\), 1 \(\d+ s\)", alive[4])
+    assert alive[4] == "0, 1"
     assert (dead[1].startswith("dead for"), nobody[1]) == (True, "nobody")
     (feed,) = orjson.loads(rows(Row("leases ls --store STORE --name default --json")).stdout)[
         "feeds"

@@ -13,10 +13,8 @@ from feedapi_client.operations import (
     FeedAccess,
     LagState,
     OperationError,
-    PartitionLag,
     drain,
     lag,
-    positions_of_time,
     restore,
     rewind,
     skip,
@@ -59,8 +57,7 @@ async def test_lag_says_where_each_cursor_stands(
         9: Position("x"),
     }
     found = await lag(access(publisher), key, positions)
-    states = {id: each.state for id, each in found.items()}
-    assert states == {
+    assert found == {
         0: LagState.BEHIND,
         1: LagState.CAUGHT_UP,
         2: LagState.CAUGHT_UP,
@@ -70,16 +67,13 @@ async def test_lag_says_where_each_cursor_stands(
         8: LagState.SUPERSEDED,
         9: LagState.NOT_LISTED,
     }
-    assert str(found[5]) == "not begun, starts after 2"
 
 
 async def test_lag_of_a_partition_that_can_t_be_asked_is_unknown(publisher: Publisher) -> None:
     publisher.extend(0, [{"n": 1}])
     key = FeedKey(str(publisher.url))
     found = await lag(access(publisher), key, {0: Position("no such cursor")})
-    assert found[0].state is LagState.UNKNOWN
-    assert str(found[0]).startswith("unknown (")
-    assert str(PartitionLag(LagState.BEHIND)) == "behind"
+    assert found == {0: LagState.UNKNOWN}
 
 
 # ---------------------------------------------------------------------- skip
@@ -203,7 +197,6 @@ async def test_rewind_goes_back_to_the_positions_of_a_time(
     publisher.extend(0, [{"n": 1}])
     await consume(publisher, store)
     now = await store.load(key)
-    assert await positions_of_time(store, key, then) == old
     planned = await rewind(store, key, then, dry_run=True)
     assert (planned.before, planned.after, await store.load(key)) == (now, old, now)
     done = await rewind(store, key, then)
