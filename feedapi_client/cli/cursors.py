@@ -192,6 +192,10 @@ class _Changing:
     dry_run: bool = flag("Only show what would change.")
     json: bool = flag("Print the positions that were changed, as 'export' does.")
 
+    @property
+    def given(self) -> dict[str, bool]:
+        return {"force": self.force, "dry_run": self.dry_run}
+
     def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
         if self.json:
@@ -231,9 +235,7 @@ async def set_(
         with suppress(*(_gaps() if exact is not None else ())):
             known = any(map(chosen.matches, await store.feeds()))
         key = exact if exact is not None and not known else await chosen.one_feed(store)
-        saved = await operations.set_position(
-            store, key, partition, position, force=how.force, dry_run=how.dry_run
-        )
+        saved = await operations.set_position(store, key, partition, position, **how.given)
     feed = operations.FeedPositions(key, {partition: saved})
     how.tell(f"partition {partition} is at '{shown(cursor)}'", feed, counts=False)
 
@@ -261,7 +263,7 @@ async def reset(
     """
     async with how.place.open() as store:
         key = await chosen.one_feed(store)
-        feed = await operations.reset(store, key, partitions, force=how.force, dry_run=how.dry_run)
+        feed = await operations.reset(store, key, partitions, **how.given)
     how.tell("forgotten", feed)
 
 
@@ -287,7 +289,7 @@ async def import_(
         chosen = set(partitions)
         feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
     async with how.place.open(create=not how.dry_run) as store:
-        done = await operations.import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
+        done = await operations.import_positions(store, feeds, **how.given)
     how.tell("imported", *done)
 
 
@@ -314,9 +316,7 @@ async def rewind(
     """
     async with how.place.open() as store:
         key = await chosen.one_feed(store)
-        change = await operations.rewind(
-            store, key, to, partitions, force=how.force, dry_run=how.dry_run
-        )
+        change = await operations.rewind(store, key, to, partitions, **how.given)
     when = to.isoformat(sep=" ", timespec="seconds")
     how.tell(f"rewound to {when}", operations.FeedPositions(key, change.after))
 
@@ -348,8 +348,7 @@ async def skip(
             store,
             access,
             partitions or (),
-            force=how.force,
-            dry_run=how.dry_run,
+            **how.given,
             progress=lambda *look: seen.append(look),
         )
     saved = counted(len(skipped.positions), "position")
@@ -366,9 +365,7 @@ async def drain(
     For a partition whose end the feed can't serve. Refused while the feed lists it as open.
     """
     async with how.place.open() as store, feed.access() as access:
-        change = await operations.drain(
-            store, access, partition, force=how.force, dry_run=how.dry_run
-        )
+        change = await operations.drain(store, access, partition, **how.given)
     text = f"partition {partition} is drained{'' if change.after else ' already'}"
     how.tell(text, operations.FeedPositions(change.key, change.after), counts=False)
 
@@ -409,8 +406,7 @@ async def restore(
             chosen,
             successors=successors,
             cursor=cursor,
-            force=how.force,
-            dry_run=how.dry_run,
+            **how.given,
         )
     given_back, at = sorted(change.after.keys() - chosen), change.after[min(chosen)].cursor
     source = f", which {names(given_back)} held" if given_back else ""
@@ -466,8 +462,7 @@ async def move(
                 selection=before_and_after,
                 partitions=partitions,
                 overwrite=overwrite,
-                force=how.force,
-                dry_run=how.dry_run,
+                **how.given,
             )
     how.tell("moved here", *moved)
 
