@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from feedapi_client.cli import options
 from feedapi_client.cli.command import Stopping, command, flag, option, stopping
-from feedapi_client.cli.terminal import progress, say, write_bytes
+from feedapi_client.cli.terminal import progress, write_bytes
 from feedapi_client.options import Limits
 
 if TYPE_CHECKING:
@@ -57,10 +56,6 @@ class _Cat:
     quiet: bool = options.quiet()
 
     def __post_init__(self) -> None:
-        names = {"FEEDAPI_NAME": self.feed.name, "FEEDAPI_FEED_NAME": self.feed.feed_name}
-        given = {value for key, value in names.items() if value != os.environ.get(key)}
-        if self.store is None and given - {None, "default"}:
-            raise ValueError("--name and --feed-name need --store")
         self.feed.events.fetch(**self.fetch())
         self.begin()
 
@@ -127,28 +122,21 @@ async def _print_events(o: _Cat, stop: Stopping) -> None:
             # With a limit each checkpoint is a batch of its own, to end at the first one.
             limits=Limits() if o.limit is None else Limits(max_batch_bytes=1),
         ) as consumer,
+        consumer,
+        progress(lambda: (consumer, printed), quiet=o.quiet, beside_output=True),
     ):
-        if o.start is not None and o.store is not None:
-            stored = await store.load(consumer.key)
-            if stored.keys() & set(o.partitions or stored):
-                say(
-                    f"goes on from the stored cursors of {o.feed.name!r}: --from does not apply "
-                    "('feedapi cursors reset' forgets them)"
-                )
-        async with consumer:
-            stop.consumer = consumer
-            async with progress(lambda: (consumer, printed), quiet=o.quiet, beside_output=True):
-                async for batch in consumer.batches():
-                    events: Sequence[Event] = batch.events
-                    if o.limit is not None and o.store is None:
-                        events = events[: o.limit - printed]
-                    await write_bytes(form(batch, events))
-                    printed += len(events)
-                    if len(events) < len(batch.events):
-                        return
-                    await batch.commit()
-                    if o.limit is not None and printed >= o.limit:
-                        return
+        stop.consumer = consumer
+        async for batch in consumer.batches():
+            events: Sequence[Event] = batch.events
+            if o.limit is not None and o.store is None:
+                events = events[: o.limit - printed]
+            await write_bytes(form(batch, events))
+            printed += len(events)
+            if len(events) < len(batch.events):
+                return
+            await batch.commit()
+            if o.limit is not None and printed >= o.limit:
+                return
 
 
 # ---------------------------------------------------------------------- what is printed

@@ -26,7 +26,7 @@ from feedapi_client.cli.command import (
     option,
     refused,
 )
-from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Place, some_partitions
+from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Store, some_partitions
 from feedapi_client.cli.terminal import Cell, age, print_json, print_line, print_table, shown
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import counted, names
@@ -58,7 +58,7 @@ _STYLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OrCheckpoint(Place):
+class _OrCheckpoint(Store):
     store: str = option("STORE", "As in 'cursors show'.", default="")
     checkpoint: str | None = option(
         "LOCATION",
@@ -132,7 +132,7 @@ async def ls(
     "cursors show --store cursors.db",
     f"cursors show {_URL} --store liftbridge://broker:9292/orders --json",
 )
-async def show(*, place: Place, chosen: Chosen, json: bool = options.as_json()) -> None:
+async def show(*, place: Store, chosen: Chosen, json: bool = options.as_json()) -> None:
     """Show the positions of one feed and consumer: an error where the choice leaves several."""
     async with place.open() as store:
         key = await chosen.one_feed(store)
@@ -141,7 +141,7 @@ async def show(*, place: Place, chosen: Chosen, json: bool = options.as_json()) 
 
 
 @_command("cursors export --store cursors.db > cursors.json")
-async def export(*, place: Place, chosen: Chosen) -> None:
+async def export(*, place: Store, chosen: Chosen) -> None:
     """Print positions as JSON that 'import' reads, into this or another store."""
     async with place.open() as store:
         feeds = await operations.list_positions(store, chosen.matches)
@@ -187,7 +187,7 @@ def _styled(state: str) -> Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changing:
-    place: Place
+    place: Store
     force: bool = flag("Do what is refused otherwise, such as beside instances that are alive.")
     dry_run: bool = flag("Only show what would change.")
     json: bool = flag("Print the positions that were changed, as 'export' does.")
@@ -487,7 +487,7 @@ def _selection(text: str) -> dict[str, str]:
     group=leases,
     name="ls",
 )
-async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_json()) -> None:
+async def leases_ls(*, place: Store, chosen: Chosen, json: bool = options.as_json()) -> None:
     """List instances with their age and load, and the partitions that each one reads."""
     async with place.open() as store:
         feeds = await operations.list_leases(store, chosen.matches)

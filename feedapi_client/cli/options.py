@@ -416,18 +416,6 @@ class Store:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(Store):
-    table: str = option(
-        "NAME",
-        "The table, or SCHEMA.TABLE, in a database given by URL; the key prefix in Redis.",
-        default="feedapi_cursors",
-    )
-
-    def open(self, **settings: Any) -> AbstractAsyncContextManager[AdministrableStore]:
-        return super().open(table=self.table, **settings)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Chosen:
     """Which feeds and consumers of a store are meant. What is None chooses all."""
 

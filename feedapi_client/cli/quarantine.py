@@ -113,16 +113,15 @@ class _Some:
             raise ValueError("give IDs, or --all")
         if self.every and len(self.ids or ()) > 1:
             raise ValueError("give IDs, or --all with at most one feed")
+        if not self.every and (self.name or self.partitions):
+            raise ValueError("--name and --partition go with --all")
 
     async def load(self, store: QuarantineStore) -> list[str]:
-        ids, feed = self.ids or [], None
-        if self.every:
-            ids, feed = [], ids[0] if ids else os.environ.get("FEEDAPI_URL")
-        elif self.name is None and self.partitions is None:
-            return ids
+        if not self.every:
+            return self.ids or []
+        feed = self.ids[0] if self.ids else os.environ.get("FEEDAPI_URL")
         chosen = Chosen(feed=feed, name=self.name)
-        found = await _chosen(store, chosen, self.partitions)
-        return [event.id for event in found if not ids or event.id in ids]
+        return [event.id for event in await _chosen(store, chosen, self.partitions)]
 
 
 @_command("quarantine drop 17 --store cursors.db")

@@ -7,7 +7,6 @@ an environment variable.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 CURSORS, QUARANTINE = "feedapi_cursors", "feedapi_quarantine"
+_JOURNAL = f"{CURSORS}_journal"
 _LEDGERS, _REDIS = ("liftbridge", "liftbridges"), ("redis", "rediss", "unix")
 # Without these SQLAlchemy would take a driver that is not asynchronous.
 _DRIVERS = {
@@ -69,13 +69,12 @@ def without_secrets(url: str) -> str:
 
 @asynccontextmanager
 async def open_store(
-    where: str, *, create: bool = False, table: str = CURSORS, journal: Journal | None = None
+    where: str, *, create: bool = False, journal: Journal | None = None
 ) -> AsyncIterator[AdministrableStore]:
     """Open a store of cursors, and close it at the end of the block.
 
     Arguments:
         create: without it the store has to exist, so that a typo creates none.
-        table: NAME or SCHEMA.NAME in a database given by URL; the prefix of keys in Redis.
         journal: a store that has a journal keeps it up also without: a gap would make it useless.
 
     Raises:
@@ -84,43 +83,34 @@ async def open_store(
     """
     where = location(where)
     scheme, url, _ = where.partition("://")
-    kept = Journal(keep=None)
     if url and scheme in _LEDGERS:
         ledgers = import_module("feedapi_client.liftbridge.ledger_url")
         async with ledgers.open_ledger(where, create=create) as ledger:
             yield ledger
     elif url and scheme in _REDIS:
-        async with _redis(where, table) as store:
+        async with _redis(where) as store:
             yield store
     elif not url:
-        if table != CURSORS:
-            raise ValueError(
-                f"a file keeps its cursors in the table {CURSORS}; give a URL "
-                f"(sqlite+aiosqlite:///{where}) for another one"
-            )
         found = _tables(where, required=not create)
-        if not create and table not in found:
-            raise OperationError(f"{where}: the database holds no cursors (no table {table})")
-        journal = journal or (kept if f"{table}_journal" in found else None)
-        async with SQLiteCursorStore(where, journal=journal) as file:
+        async with SQLiteCursorStore(
+            where, journal=_journal(where, found, create, journal)
+        ) as file:
             yield file
     else:
-        if re.fullmatch(r"(\w+\.)?\w+", table) is None:
-            raise ValueError("--table takes NAME or SCHEMA.NAME")
-        schema, _, name = table.rpartition(".")
-        async with _database(where, schema, (name, f"{name}_journal")) as (engine, found):
+        async with _database(where, (CURSORS, _JOURNAL)) as (engine, found):
             from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
-            if not create and name not in found:
-                place = without_secrets(where)
-                raise OperationError(f"{place}: the database holds no cursors (no table {table})")
-            journal = journal or (kept if f"{name}_journal" in found else None)
-            database = SQLAlchemyCursorStore(
-                engine, table=name, schema=schema or None, journal=journal
-            )
+            journal = _journal(without_secrets(where), found, create, journal)
+            database = SQLAlchemyCursorStore(engine, journal=journal)
             if create:
                 await database.create_tables()
             yield database
+
+
+def _journal(place: str, found: set[str], create: bool, journal: Journal | None) -> Journal | None:
+    if not create and CURSORS not in found:
+        raise OperationError(f"{place}: the database holds no cursors (no table {CURSORS})")
+    return journal or (Journal(keep=None) if _JOURNAL in found else None)
 
 
 @asynccontextmanager
@@ -148,7 +138,7 @@ async def open_quarantine(where: str, *, create: bool = True) -> AsyncIterator[Q
                 await file.prepare()
             yield file if exists or create else MemoryQuarantineStore()
         return
-    async with _database(where, "", (QUARANTINE,)) as (engine, found):
+    async with _database(where, (QUARANTINE,)) as (engine, found):
         from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
 
         database = SQLAlchemyQuarantineStore(engine)
@@ -172,11 +162,11 @@ def _tables(file: str, *, required: bool) -> set[str]:
         raise StoreError(f"the cursor database {file} failed: {error}") from error
 
 
-def _redis(url: str, prefix: str) -> Any:
+def _redis(url: str) -> Any:
     from feedapi_client.stores.redis import RedisCursorStore
 
     try:
-        return RedisCursorStore(url) if prefix == CURSORS else RedisCursorStore(url, prefix=prefix)
+        return RedisCursorStore(url)
     except (ValueError, TypeError):
         raise ValueError(
             f"{url.partition('://')[0]}://… is no Redis URL that can be used. Use for example "
@@ -186,7 +176,7 @@ def _redis(url: str, prefix: str) -> Any:
 
 @asynccontextmanager
 async def _database(
-    url: str, schema: str, tables: tuple[str, ...]
+    url: str, tables: tuple[str, ...]
 ) -> AsyncIterator[tuple[AsyncEngine, set[str]]]:
     """Open the database of a SQLAlchemy URL. Gives those of the tables that exist, too."""
     scheme, rest = url.split("://", 1)
@@ -218,7 +208,7 @@ async def _database(
 
     def existing(connection: Connection) -> set[str]:
         has = inspect(connection).has_table
-        return {table for table in tables if has(table, schema=schema or None)}
+        return {table for table in tables if has(table)}
 
     try:
         try:

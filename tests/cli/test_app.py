@@ -126,7 +126,6 @@ WRONG = [
     Row(f"discover {NOBODY} --auth-env NOT_SET_ANYWHERE", 2, "NOT_SET_ANYWHERE is not set"),
     Row("serve --dialect v3", 2, "v3"),
     Row("serve --dialect v1 --split-every 1", 2, "no splits"),
-    Row("demo --dialect v1", 2, "v1"),
     Row("demo --instances 2 --sabotage cursor-last", 2, "one instance"),
     Row("cursors rewind --to 'the day before' --store x", 2, "is no time"),
     Row("cursors set 0 'a b\x07' --store x", 2, "printable ASCII"),

@@ -73,9 +73,7 @@ CASES = {
         Row("cat URL --store STORE --raw", says=f'{ALL}"text\u2028"\n'),
         Row("cat URL --store STORE", says="="),
         Row("cat URL --store STORE --name other --raw", says=f'{ALL}"text\u2028"\n'),
-        Row("cat URL --store STORE --from first", says="--from does not apply"),
-        Row("cat URL --name me", 2, "and --feed-name need --store"),
-        Row("cat URL --feed-name me", 2, "and --feed-name need --store"),
+        Row("cat URL --store STORE --from first", says="="),
         Row("cat URL --store STORE --feed-name ''", 2, "--feed-name"),
     ],
     "a feed with a name may move": [

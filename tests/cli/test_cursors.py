@@ -158,7 +158,6 @@ CASES = {
         Row("cat URL --store DATABASE", says="="),
         Row("cursors ls --store DATABASE", says="0\topen\t"),
         Row("cursors set 0 _first --store DATABASE"),
-        Row("cursors ls --store DATABASE --table nothing", 1, "no table nothing"),
     ],
     "skip": [
         Row(f"{SKIP} --dry-run", says="10 events skipped, 2 positions saved"),

@@ -112,7 +112,7 @@ CASES = {
         Row(f"{DROP} x y --all", 2, "at most one feed"),
         Row(f"{DROP} http://elsewhere --all", says="=0 events deleted\n"),
         Row(f"{DROP} --all --name nobody", says="=0 events deleted\n"),
-        Row(f"{DROP} ID1 --name nobody", says="=0 events deleted\n"),
+        Row(f"{DROP} ID1 --name nobody", 2, "go with --all"),
         Row(f"{DROP} ID1", says="=1 event deleted\n"),
         Row(f"{DROP} URL --all --json", says='={\n  "deleted": 1\n}\n'),
         Row("quarantine ls --store STORE", says=EMPTY),

@@ -125,16 +125,14 @@ class Prober:
 
     async def ask(self, question: Question) -> Answer:
         """Make a request, again after a failure that may pass. Never raises for what comes."""
-        failed = {True: 0, False: 0}
+        attempts = 0
         while (answer := await self._ask_once(question)).may_pass:
             self.failures.append(answer)
-            attempts, base, longest = (6, 0.5, 4.0) if answer.limited else (3, 0.1, 1.0)
-            failed[answer.limited] = failures = failed[answer.limited] + 1
-            if self._exhausted or failures == attempts:
+            attempts += 1
+            if self._exhausted or attempts == (6 if answer.limited else 3):
                 break
             floor = retry_after(answer.headers.get("retry-after"), answer.headers.get("date")) or 0
-            pause = random.uniform(0, min(base * 2**failures, longest))
-            pause += min(floor, self.bounds.max_retry_after)
+            pause = random.uniform(0, 0.1 * 2**attempts) + min(floor, self.bounds.max_retry_after)
             await anyio.sleep(self.bounds.pauses * pause)
         silent = answer.problem in (Problem.NO_ANSWER, Problem.SLOW) and not answer.status
         if answer.asked:
