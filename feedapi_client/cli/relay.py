@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import orjson
@@ -30,7 +31,6 @@ _DEFAULT_NATS = "nats://127.0.0.1:4222"
 _stream = partial(option, rich_help_panel="The stream")
 _cursors = partial(option, rich_help_panel="Cursors")
 _nats = partial(option, rich_help_panel="NATS")
-_api = partial(option, rich_help_panel="Liftbridge's gRPC API")
 _new = partial(option, rich_help_panel="A new stream")
 
 
@@ -81,15 +81,11 @@ class _Relay:
         "NAME", "Environment variable with the NATS URL, for a URL with a password."
     )
     nats_creds: str | None = _nats("FILE", "NATS credentials file.")
-    api: list[str] | None = _api(
-        "HOST:PORT", "gRPC API of a broker, for --exactly-once and to check the stream. Repeatable."
-    )
-    api_tls: bool = _api(help="gRPC over TLS, with the authorities of the system.", default=False)
-    api_ca: str | None = _api("FILE", "gRPC over TLS, with this authority.")
-    api_cert: str | None = _api("FILE", "Certificate of this client; with --api-cert-key.")
-    api_cert_key: str | None = _api("FILE", "Its key.")
-    api_token_env: str | None = _api(
-        "NAME", "Environment variable with a token that every call carries."
+    api: str | None = option(
+        "HOST:PORT",
+        "gRPC API of a broker, for --exactly-once and to check the stream; several with commas. "
+        "Over TLS liftbridges://HOST:PORT, with ?ca=FILE&cert=FILE&cert_key=FILE&token_env=NAME.",
+        rich_help_panel="Liftbridge's gRPC API",
     )
     create: bool = _new(help="Create the stream if it is missing.", default=False)
     replicas: int = _new("N", "Number of replicas.", default=1, min=1)
@@ -105,13 +101,7 @@ class _Relay:
 
     def __post_init__(self) -> None:
         self.feed.connection.trust(self.feed.connection.cert)  # before the broker is asked
-        tls, exactly_once = self.api_tls or self.api_ca, self.exactly_once
-        if not self.api and (tls or self.api_cert or self.api_token_env):
-            raise ValueError("options of the gRPC API need --api HOST:PORT")
-        if bool(self.api_cert) != bool(self.api_cert_key):
-            raise ValueError("--api-cert and --api-cert-key go together")
-        if self.api_token_env and not tls:
-            raise ValueError("--api-token-env needs --api-tls or --api-ca: a token is a secret")
+        exactly_once = self.exactly_once
         if self.create and not self.api:
             raise ValueError("--create needs --api HOST:PORT")
         if exactly_once and not self.api:
@@ -152,20 +142,20 @@ class _Relay:
         return made
 
     def connect(self, patience: float) -> LiftbridgeApi | None:
-        if not self.api:
+        if self.api is None:
             return None
-        import grpc
-
         from feedapi_client.liftbridge import LiftbridgeApi
-        from feedapi_client.liftbridge.ledger_url import content_of
+        from feedapi_client.liftbridge.ledger_url import LedgerAddress
 
-        name, credentials = self.api_token_env, None
-        if self.api_tls or self.api_ca or self.api_cert:
-            files = (self.api_ca, self.api_cert_key, self.api_cert)
-            credentials = grpc.ssl_channel_credentials(*map(content_of, files))
-        token = None if name is None else environment_value(name, "--api-token-env")
-        timeout = max(1.0, min(60.0, patience))
-        return LiftbridgeApi(self.api, timeout=timeout, credentials=credentials, token=token)
+        url = urlsplit(self.api if "://" in self.api else f"liftbridge://{self.api}")
+        with refused("--api: "):
+            address = LedgerAddress.parse(url._replace(path=f"/{quote(self.stream)}").geturl())
+        return LiftbridgeApi(
+            address.brokers,
+            timeout=max(1.0, min(60.0, patience)),
+            credentials=address.credentials,
+            token=address.token,
+        )
 
 
 @command(

@@ -179,7 +179,7 @@ SECRETS = [
     f"discover {NOBODY} --header-env 'X-Api-Key: hunter2-secret'",
     f"discover {NOBODY} --auth-env 'Bearer hunter2-secret'",
     f"relay {NOBODY} --stream s --store x.db --nats-env nats://me:hunter2@host",
-    f"relay {NOBODY} --stream s --store x.db --api h:9 --api-tls --api-token-env hunter2-token",
+    f"relay {NOBODY} --stream s --store x.db --api liftbridges://h:9?token_env=hunter2-token",
     "cursors ls --store env:postgresql://me:hunter2@host/db",
     "cursors ls --store liftbridges://broker:1/orders?token_env=hunter2-token",
 ]

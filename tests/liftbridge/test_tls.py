@@ -126,9 +126,8 @@ async def test_the_command_takes_authority_and_token(
         "events",
         "--create",
         "--api",
-        guarded.address,
+        f"liftbridges://{guarded.address}?ca={certificate.path}&token_env=LIFTBRIDGE_TOKEN",
     ]
-    command += ["--api-ca", str(certificate.path), "--api-token-env", "LIFTBRIDGE_TOKEN"]
     environment = {**os.environ, "LIFTBRIDGE_TOKEN": TOKEN}
     done = await anyio.to_thread.run_sync(
         lambda: warm.run(command, capture_output=True, env=environment)
