@@ -28,6 +28,7 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 if TYPE_CHECKING:
     import httpx
 
+    from feedapi_client.model import Event
     from feedapi_client.quarantine import QuarantineStore
     from feedapi_client.stores.base import AdministrableStore, CursorStore
 
@@ -98,6 +99,30 @@ def cursor(text: str) -> str:
 
     check_cursor(text)
     return text
+
+
+def pointer(text: str) -> list[str]:
+    """Return the names and numbers of a JSON pointer."""
+    head, *parts = text.split("/")
+    if head or not parts or re.search(r"~(?![01])", text):
+        raise ValueError(
+            "--key takes a JSON pointer, which begins with a slash: /order/id. A slash in a name "
+            "is ~1, and a tilde ~0"
+        )
+    return [part.replace("~1", "/").replace("~0", "~") for part in parts]
+
+
+def found_at(path: Sequence[str], event: Event) -> Any:
+    """Return what a pointer leads to in an event's payload, None where nothing is there."""
+    found: Any = event.json()
+    for part in path:
+        if isinstance(found, dict):
+            found = found.get(part)
+        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            return None
+    return found
 
 
 def time(text: str, now: dt.datetime | None = None) -> dt.datetime:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from functools import partial
@@ -46,8 +46,10 @@ class _Relay:
     partitions: int | None = _stream(
         "N", "Its number of partitions. By default 1, with --api what the broker says.", min=1
     )
-    key: str | None = _stream(
-        "FIELD", "The key of a message: a field of the payload; dots lead into nested objects."
+    key: Any = _stream(
+        "JSON_POINTER",
+        "The key of a message: where in the payload it is, such as /order/id.",
+        parse=options.pointer,
     )
     ack: Literal["leader", "all"] = _stream(
         help="Wait for the leader, or for all in-sync replicas.", default="all"
@@ -159,7 +161,7 @@ class _Relay:
 
 
 @command(
-    "relay https://service/myfeed --stream orders --store relay.db --key order.id --follow",
+    "relay https://service/myfeed --stream orders --store relay.db --key /order/id --follow",
     "relay https://service/myfeed --stream orders --api broker:9292 --create "
     "--exactly-once batch --follow",
     "relay https://service/myfeed --stream orders --store relay.db --oversized quarantine",
@@ -193,7 +195,7 @@ async def _publish(o: _Relay, stop: Stopping, stack: AsyncExitStack) -> None:
     from feedapi_client.operations.opening import open_quarantine
 
     enter: Any = stack.enter_async_context
-    new, key = o.new_stream(), None if o.key is None else _Key(o.key)
+    new, key = o.new_stream(), None if o.key is None else partial(_key, o.key)
     patience = gives_up_after(RetryPolicy(give_up_after=o.feed.give_up_after))
     stream = Stream(o.stream, o.subject, o.partitions or 1)
     servers = o.nats or [_DEFAULT_NATS]
@@ -257,25 +259,12 @@ def _summary(done: Any, stream: str) -> str:
     return text + (f", {done.put_aside} too large and put aside" if done.put_aside else "")
 
 
-class _Key:
-    def __init__(self, path: str) -> None:
-        self._path = path.split(".")
-
-    def __call__(self, event: Event) -> bytes | None:
-        try:
-            value: Any = event.json()
-        except ValueError:
-            text = "--key: an event is no valid JSON"
-            raise ProtocolError(text, partition=event.partition) from None
-        for name in self._path:
-            value = value.get(name) if isinstance(value, dict) else None
-        return None if value is None else _as_bytes(value) or None
-
-
-def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode(errors="replace")
+def _key(path: Sequence[str], event: Event) -> bytes | None:
     try:
-        return orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        found = options.found_at(path, event)
+    except ValueError:
+        text = "--key: an event is no valid JSON"
+        raise ProtocolError(text, partition=event.partition) from None
+    if isinstance(found, str):
+        return found.encode(errors="replace") or None
+    return None if found is None else orjson.dumps(found)

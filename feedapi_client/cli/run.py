@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -55,14 +54,7 @@ class Application:
         self.key_path()
 
     def key_path(self) -> list[str]:
-        """Return the names and numbers that lead to an event's key; none without ``--key``."""
-        head, *parts = (self.key or "").split("/")
-        if self.key is not None and (head or not parts or re.search(r"~(?![01])", self.key)):
-            raise ValueError(
-                "--key takes a JSON pointer, which begins with a slash: /order/id. A slash in a "
-                "name is ~1, and a tilde ~0. (The key of --cert is --cert-key.)"
-            )
-        return [part.replace("~1", "/").replace("~0", "~") for part in parts]
+        return [] if self.key is None else options.pointer(self.key)
 
     def load(self) -> Callable[..., Any]:
         with refused():
@@ -234,16 +226,10 @@ async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> Non
 
 
 def _key_at(path: list[str], event: Event) -> Hashable:
-    found: Any = event.json()
-    for part in path:
-        if isinstance(found, dict) and part in found:
-            found = found[part]
-        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-            found = found[int(part)]
-        else:
-            raise LookupError("the payload has nothing at --key")
-    if isinstance(found, dict | list) or found is None:
-        raise LookupError("what the payload has at --key is no text, number or boolean")
+    """Return what is at one place of a payload. No error says a word of it."""
+    found = options.found_at(path, event)
+    if found is None or isinstance(found, dict | list):
+        raise LookupError("the payload has no text, number or boolean at --key")
     key: Hashable = found
     return key
 

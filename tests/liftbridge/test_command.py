@@ -80,7 +80,7 @@ async def test_it_relays_to_the_end_and_continues_from_its_store(
         feedapi_publisher.extend(
             0, [{"customer": {"id": n % 5}, "n": n} for n in range(start, start + 100)]
         )
-        assert await ended(relay(*store, "--key", "customer.id")) == (
+        assert await ended(relay(*store, "--key", "/customer/id")) == (
             0,
             f"feedapi: 100 events in 1 batch to stream {broker.name}, 0 retries\n",
         )
@@ -222,7 +222,7 @@ async def test_a_key_is_a_text_as_it_is_or_json(
     await broker.create()
     for key in (True, None, {"a": [1]}, 1.5, "x"):
         feedapi_publisher.append(0, {"key": key})
-    assert await ended(relay(*store, "--key", "key", "--quiet")) == (0, "")
+    assert await ended(relay(*store, "--key", "/key", "--quiet")) == (0, "")
     keys = [message.key for message in await broker.messages()]
     assert [key or b"" for key in keys] == [b"true", b"", b'{"a":[1]}', b"1.5", b"x"]
 

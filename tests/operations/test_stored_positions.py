@@ -178,25 +178,6 @@ async def test_an_export_is_imported_into_another_consumer_s_store(
     assert (await store.load(HERE))[2].cursor == "kept"
 
 
-@pytest.mark.parametrize(
-    "position",
-    [
-        '{"partition":0,"cursor":"_last","status":"open"}',
-        '{"partition":0,"cursor":"ä","status":"open"}',
-        '{"partition":0,"cursor":"a","status":"odd"}',
-        '{"partition":40000,"cursor":"a","status":"open"}',
-        '{"partition":true,"cursor":"a","status":"open"}',
-    ],
-)
-def test_r06_what_no_store_may_hold_is_no_export(position: str) -> None:
-    text = (
-        '{"format":"feedapi-cursors/1","feeds":[{"url":"https://h/f","name":"n","filters":{},'
-        f'"positions":[{position}]}}]}}'
-    )
-    with pytest.raises(ValueError, match="no export of cursors"):
-        parse_export(text.encode())
-
-
 async def test_leases_are_listed_and_protect_positions(store: AdministrableStore) -> None:
     assert isinstance(store, LeaseStore)
     await store.save(HERE, STORED)
