@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from feedapi_client.cli.terminal import OnceAMinute, discard, say, shown, write_records
+from feedapi_client.cli.terminal import OnceAMinute, discard, say, write_records
 from feedapi_client.errors import FeedError
 
 if TYPE_CHECKING:
@@ -257,9 +257,6 @@ class CommandGroup(TyperGroup):
         words = [*(sys.argv[1:] if args is None else args)]
         extra["standalone_mode"] = False
         try:
-            for each in words:
-                if any("\ud800" <= char <= "\udfff" for char in each):
-                    raise typer.BadParameter(f"an argument is not valid UTF-8: {shown(each)}")
             code = super().main(words, prog_name, **extra)
         except typer.Abort:  # Typer makes it of Ctrl-C outside of a command
             code = SIGNALLED + signal.SIGINT

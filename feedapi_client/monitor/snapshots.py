@@ -58,7 +58,6 @@ class ConsumerSnapshots:
     """Of all consumers; with a blocked event loop they are the last that could be taken."""
 
     snapshots: Sequence[Snapshot]
-    taken: float
     blocked: Problem | None = None
     live: bool = True
     """False once the event loop has been blocked for longer than `Limits.stall_timeout`."""
@@ -150,8 +149,8 @@ class Snapshots:
             since = datetime.now(UTC) - timedelta(seconds=seconds)
             problem = Problem(ProblemName.EVENT_LOOP_BLOCKED, None, since, text)
             live = seconds < self._stall_timeout
-            return ConsumerSnapshots(pushed.value, pushed.taken, problem, live)
-        return ConsumerSnapshots(pushed.value, pushed.taken)
+            return ConsumerSnapshots(pushed.value, problem, live)
+        return ConsumerSnapshots(pushed.value)
 
     async def quarantined(self) -> Sequence[Mapping[str, Any] | None]:
         """Return the oldest events of each consumer, no payload; None where that can't be said."""
