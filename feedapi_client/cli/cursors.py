@@ -27,7 +27,7 @@ from feedapi_client.cli.command import (
     refused,
 )
 from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Store, some_partitions
-from feedapi_client.cli.terminal import Cell, age, print_json, print_line, print_table, shown
+from feedapi_client.cli.terminal import print_json, print_table, report, shown
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import counted, names
 
@@ -44,14 +44,6 @@ leases = command_group("Show which instance reads which partition, where several
 _command = partial(command, group=cursors)
 
 _URL = "https://service/myfeed"
-_STYLES = {
-    "open": "green",
-    "caught up": "cyan",
-    "behind": "yellow",
-    "not begun": "yellow",
-    "no longer listed": "red",
-    "unknown": "red",
-}
 
 
 # ---------------------------------------------------------------------- shown
@@ -159,15 +151,13 @@ def _print(
     elif not feeds:
         print("no positions are stored")
     for feed in () if json else feeds:
-        print_line(feed.key, "bold")
-        rows: list[list[Cell]] = []
+        report(feed.key)
+        rows: list[list[str]] = []
         for id in feed.partitions():
             at, behind = feed.positions.get(id), (feed.lag or {}).get(id)
-            cells = (
-                ("", "", "") if at is None else (_styled(at.status), str(at.revision), at.cursor)
-            )
+            cells = ("", "", "") if at is None else (at.status, str(at.revision), at.cursor)
             rows.append([str(id), *cells])
-            rows[-1] += [] if behind is None else [_styled(behind.value)]
+            rows[-1] += [] if behind is None else [behind.value]
         columns = ("partition", "status", "revision", "cursor")
         print_table(columns if feed.lag is None else (*columns, "lag"), rows)
 
@@ -176,10 +166,6 @@ def _only(feed: operations.FeedPositions, chosen: list[int]) -> operations.FeedP
     positions = {id: at for id, at in feed.positions.items() if id in chosen}
     lag = None if feed.lag is None else {id: at for id, at in feed.lag.items() if id in chosen}
     return replace(feed, positions=positions, lag=lag)
-
-
-def _styled(state: str) -> Cell:
-    return state, _STYLES.get(state, "dim")
 
 
 # ---------------------------------------------------------------------- changed in the store
@@ -204,7 +190,7 @@ class _Changing:
         for feed in feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
             done = " (dry run: nothing is changed)" if self.dry_run else ""
-            terminal.report(f"{feed.key}: {count}{text}{done}")
+            report(f"{feed.key}: {count}{text}{done}")
 
 
 @_command(
@@ -498,19 +484,18 @@ async def leases_ls(*, place: Store, chosen: Chosen, json: bool = options.as_jso
     elif not shared:
         print("no instances share a feed of this store")
     for feed in () if json else shared:
-        print_line(feed.key, "bold")
+        report(feed.key)
         print_table(("instance", "state", "age", "partitions", "reads"), _rows(feed))
 
 
-def _rows(feed: operations.FeedLeases) -> list[list[Cell]]:
-    rows: list[list[Cell]] = []
+def _rows(feed: operations.FeedLeases) -> list[list[str]]:
+    rows = []
     for one in feed.instances:
-        dead = (f"dead for {age(-one.expires_in)}", "red")
-        state: Cell = ("alive", "green") if one.alive else dead
-        rows.append([one.name, state, age(one.age), *_read(feed.of(one.name))])
+        state = "alive" if one.alive else f"dead for {-one.expires_in:.0f} s"
+        rows.append([one.name, state, f"{one.age:.0f} s", *_read(feed.of(one.name))])
     names = {one.name for one in feed.instances}
     if free := [lease for lease in feed.leases if lease.owner not in names]:
-        rows.append(["", ("nobody", "dim"), "", *_read(free)])
+        rows.append(["", "nobody", "", *_read(free)])
     return rows
 
 

@@ -117,24 +117,29 @@ def demo(o: _Demo) -> int:
     return FAILURE
 
 
+_AFTER = "was split: its children start after it"
+_OVER = "was split: its successors take over its cursor and its whole history"
+
+
 class Scene:
     """What happens while the demo runs: a publisher that splits, and consumers that die."""
 
     def __init__(self, o: _Demo, feed: testing.Publisher) -> None:
         self.o, self.feed, self.died = o, feed, 0
         self._begin = time.monotonic()
-        self._published = self._names = self._disturbed = 0
+        self._published = self._names = 0
         self._folder = Path()
         self._running: dict[str, Process] = {}
         torn, crashes = testing.faults.Truncate(after_lines=15), 0 if o.spark else o.crashes
-        self._schedule: list[tuple[float, Callable[[], str]]] = [
-            *((share, self._rotate) for share in (0.12, 0.62, 0.88)),
-            (0.25, partial(self._split, 0, "starts-after")),
-            (0.38, partial(self._fail, 503, 4, "the next four fetches are answered 503")),
-            (0.5, partial(self._split, 1, "cursor-from")),
-            (0.72, partial(self._split, 4, "starts-after")),
-            (0.8, partial(self._fail, torn, 2, "two responses break off in the middle of a line")),
-            *(((k + 0.6) / (crashes + 0.5), self._disturb) for k in range(crashes)),
+        split, fail, rotated = feed.split, feed.fail, "the token was rotated: discover again"
+        self._schedule: list[tuple[float, str, Callable[[], object]]] = [
+            *((share, rotated, feed.rotate_token) for share in (0.12, 0.62, 0.88)),
+            (0.25, f"partition 0 {_AFTER}", partial(split, 0, method="starts-after")),
+            (0.38, "the next four fetches are answered 503", partial(fail, 503, times=4)),
+            (0.5, f"partition 1 {_OVER}", partial(split, 1, method="cursor-from")),
+            (0.72, f"partition 4 {_AFTER}", partial(split, 4, method="starts-after")),
+            (0.8, "two responses break off within a line", partial(fail, torn, times=2)),
+            *(((k + 0.6) / (crashes + 0.5), "", partial(self._crash, k)) for k in range(crashes)),
         ]
         self._schedule.sort(key=lambda item: item[0])
 
@@ -144,33 +149,18 @@ class Scene:
     def publish(self, share: float) -> None:
         """Publish this share of the events, and do what is due before."""
         while self._schedule and self._schedule[0][0] <= share:
-            at, action = self._schedule.pop(0)
+            at, text, action = self._schedule.pop(0)
             self.publish(at)
-            if said := action():
-                self._log(said)
+            action()
+            if text:
+                self._log(text)
         for number in range(self._published, int(self.o.events * share)):
             entity, n = f"entity-{number % _ENTITIES}", number // _ENTITIES + 1
             self.feed.publish(entity, {"entity": entity, "n": n})
             self._published = number + 1
 
-    def _rotate(self) -> str:
-        self.feed.rotate_token()
-        return "the token was rotated: the consumer has to discover again"
-
-    def _split(self, partition: int, method: Literal["starts-after", "cursor-from"]) -> str:
-        children = " and ".join(map(str, self.feed.split(partition, method=method)))
-        after = method == "starts-after"
-        what = "start after it" if after else "take over its cursor and its whole history"
-        return f"partition {partition} was split: {children} {what}"
-
-    def _fail(self, fault: Any, times: int, text: str) -> str:
-        self.feed.fail(fault, times=times)
-        return text
-
-    def _disturb(self) -> str:
-        self._disturbed += 1
-        (self._folder / f"crash-{self._disturbed}").touch()
-        return ""
+    def _crash(self, number: int) -> None:
+        (self._folder / f"crash-{number}").touch()
 
     async def play(self, folder: Path) -> list[Step]:
         import anyio

@@ -7,7 +7,7 @@ from typing import Any
 import feedapi_client
 from feedapi_client.cli import options
 from feedapi_client.cli.command import command
-from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table, shown
+from feedapi_client.cli.terminal import print_json, print_table, report, shown
 
 _COLUMNS = ("partition", "state", "starts after", "cursor from", "last cursor")
 _FIELDS = ("id", "closed", "last_cursor", "starts_after", "cursor_from")
@@ -39,14 +39,14 @@ async def discover(
         about |= {"filters": list(info.filters), "partitions": partitions}
         print_json({"feed": feed} | about)
         return
-    print_line(feed, "bold")
+    report(feed)
     flags = [f"dialect {info.dialect}", *(["exactly once"] if info.exactly_once else [])]
     flags += ["stream"] if info.stream else []
     flags += [f"filters {shown(', '.join(info.filters))}"] if info.filters else []
-    print_line(" · ".join(flags))
-    rows: list[list[Cell]] = []
+    report(" · ".join(flags))
+    rows = []
     for each in info.partitions.values():
-        state = ("closed", "dim") if each.closed else ("open", "green")
+        state = "closed" if each.closed else "open"
         parents = (each.starts_after, ", ".join(map(str, each.cursor_from)), each.last_cursor)
         rows.append([str(each.id), state, *("" if text is None else str(text) for text in parents)])
     print_table(_COLUMNS, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import os
@@ -19,10 +18,6 @@ import orjson
 from feedapi_client.protocol.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from feedapi_client.consumer import FeedConsumer
 
 MAX_SHOWN, MAX_LINE = 200, 2000
@@ -33,8 +28,6 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({}))} | {
     *("message", "asctime", "taskName", "color_message")
 }
 _JSON_ESCAPED = re.compile(r"[^\n -~]")
-Cell = str | tuple[str, str]
-"""A text, or a text and its style."""
 
 
 # ---------------------------------------------------------------------- text from elsewhere
@@ -135,55 +128,24 @@ class OnceAMinute(logging.Filter):
 # ---------------------------------------------------------------------- stdout
 
 
-def report(text: str) -> None:
-    print(shown(text, MAX_LINE))
+def report(text: object, *, indent: str = "") -> None:
+    print(f"{indent}{shown(text, MAX_LINE)}")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    if sys.stdout.isatty():
-        console().print(table(columns, rows))
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on a terminal, and tab-separated lines where stdout is none."""
+    if not sys.stdout.isatty():
+        for row in (columns, *rows):
+            print("\t".join(map(shown, row)))
         return
-    for row in (columns, *rows):
-        print("\t".join(shown(each if isinstance(each, str) else each[0]) for each in row))
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     drawn = Table(*columns)
     for row in rows:
-        drawn.add_row(*(plain(each) if isinstance(each, str) else plain(*each) for each in row))
-    return drawn
-
-
-def print_line(text: object, style: str = "", *, indent: str = "") -> None:
-    console().print(indent, plain(text, style, MAX_LINE), sep="")
-
-
-def plain(text: object, style: str = "", limit: int = MAX_SHOWN) -> Text:
-    """Return text as `shown` does, for rich, which finds no markup in it."""
-    from rich.text import Text
-
-    return Text(shown(text, limit), style=style)
-
-
-def age(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    unit, size = next((each for each in units if seconds >= each[1]), units[-1])
-    return f"{seconds / size:.0f} {unit}"
-
-
-def console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    class RaisingConsole(Console):
-        def on_broken_pipe(self) -> None:  # rich's own exits with code 1
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else MAX_SHOWN
-    return RaisingConsole(stderr=stderr, highlight=False, width=width)
+        drawn.add_row(*(Text(shown(cell)) for cell in row))  # in which rich finds no markup
+    Console(highlight=False).print(drawn)
 
 
 def prepare_streams() -> None:
@@ -238,10 +200,11 @@ async def progress(
         yield
         return
     import anyio
+    from rich.console import Console
     from rich.progress import Progress, TextColumn
 
     column = TextColumn("{task.completed:,} events · {task.description}", style="bold")
-    line = Progress(column, console=console(stderr=True), redirect_stdout=False)
+    line = Progress(column, console=Console(stderr=True), redirect_stdout=False)
     task = line.add_task("", total=None)
 
     def show() -> None:

@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli import doctor as package
 from feedapi_client.cli import options
 from feedapi_client.cli.command import FAILURE, UNREACHABLE, CommandError, command, option
-from feedapi_client.cli.doctor import Bounds
-from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table
+from feedapi_client.cli.terminal import print_json, print_table, report
 from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from feedapi_client.cli.doctor.examination import Examination
     from feedapi_client.cli.doctor.feed_checks import Check, Finding, Section
 
-_STYLES = {"MUST": "bold red", "SHOULD": "yellow", "deviation": "yellow"}
+_LEVELS = ("MUST", "SHOULD", "deviation")
 _ROWS = 5
 """Of one check in the table."""
 
@@ -30,7 +28,7 @@ async def doctor(
     *,
     asked: options.AskedFeed,
     json: bool = options.as_json(),
-    max_requests: int = option("N", "Requests in total.", default=Bounds().max_requests, min=1),
+    max_requests: int = option("N", "Requests in total.", default=120, min=1),
 ) -> int:
     """Check a publisher: is this a sound FeedAPI feed? Each finding says what it costs a consumer.
 
@@ -40,9 +38,9 @@ async def doctor(
     the feed can't be reached.
     """
     from feedapi_client.cli.doctor.examination import Examination
-    from feedapi_client.cli.doctor.prober import Prober
+    from feedapi_client.cli.doctor.prober import Bounds, Prober
 
-    bounds = package.Bounds(max_requests=max_requests)
+    bounds = Bounds(max_requests=max_requests)
     connect: Any = asked.connection.client
     async with connect(own=False) as client, connect(own=False, anonymous=True) as anonymous:
         e = Examination(Prober(asked.url, client, anonymous, bounds), asked.v1_partitions)
@@ -88,7 +86,7 @@ class _Result:
     @property
     def level(self) -> str:
         levels = [finding.level or self.check.level for finding in self.findings]
-        return min(levels, key=list(_STYLES).index, default=self.check.level)
+        return min(levels, key=_LEVELS.index, default=self.check.level)
 
     @property
     def outcome(self) -> str:
@@ -130,24 +128,24 @@ def _as_json(e: Examination, results: list[_Result]) -> dict[str, Any]:
 
 
 def _print(e: Examination, results: list[_Result]) -> None:
-    print_line(e.prober.feed, "bold")
+    report(e.prober.feed)
     dialect = "unknown" if e.info is None else e.info.dialect
     read = f"{counted(len(e.partitions), 'partition')}, {len(e.visits)} read"
     requests, size = counted(e.prober.requests, "request"), counted(e.prober.bytes, "byte")
-    print_line(f"dialect {dialect} · {read} · {requests}, {size}")
+    report(f"dialect {dialect} · {read} · {requests}, {size}")
     found = [result for result in results if result.findings]
     if found:
         rows = [row for result in found for row in _rows(result)]
         print_table(("check", "level", "partitions", "result"), rows)
     for result in found:
         check, rules = result.check, f"; rules {', '.join(result.check.rules)}"
-        print_line(check.id, _STYLES[result.level])
+        report(check.id)
         for line in (
             f"required: {check.requirement}",
             f"costs: {check.cost}",
             f"see: {check.source}{rules if check.rules else ''}; doctor.md#{check.id}",
         ):
-            print_line(line.replace("`", ""), indent="  ")
+            report(line.replace("`", ""), indent="  ")
     violated = sum(result.level == "MUST" for result in found)
     verdict = f"{violated} violated" if violated else "sound"
     others = len(found) - violated
@@ -155,10 +153,10 @@ def _print(e: Examination, results: list[_Result]) -> None:
     outcomes = [result.outcome for result in results]
     passed, skipped = outcomes.count("passed"), outcomes.count("not checked")
     text = f"{counted(passed, 'check')} passed, {skipped} not applicable or not done"
-    print_line(f"{verdict}{extra}: {text}", "bold red" if violated else "bold green")
+    report(f"{verdict}{extra}: {text}")
 
 
-def _rows(result: _Result) -> Iterator[list[Cell]]:
+def _rows(result: _Result) -> Iterator[list[str]]:
     """Yield what the table says of a check: partitions of which it says the same are a row."""
     texts = dict[str, list[str]]()
     for each in result.findings:
@@ -168,4 +166,4 @@ def _rows(result: _Result) -> Iterator[list[Cell]]:
     if len(rows) > _ROWS:
         rows[_ROWS:] = [("", f"{len(rows) - _ROWS} more (--json lists them)")]
     for row in rows:
-        yield [(result.check.id, _STYLES[result.level]), result.level, *row]
+        yield [result.check.id, result.level, *row]

@@ -14,7 +14,6 @@ import httpx
 
 from feedapi_client import __version__
 from feedapi_client.causes import network_problem
-from feedapi_client.cli.doctor import Bounds
 from feedapi_client.errors import FeedError
 from feedapi_client.http.decompression import ACCEPT_ENCODING, CodingError, Decompressor
 from feedapi_client.http.redaction import header_secrets
@@ -25,6 +24,22 @@ from feedapi_client.protocol.text import excerpt, hide_secrets
 
 _MAX_REDIRECTS = 5
 _NO_SECRETS = {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one examination may cost, and how patient it is. Times are seconds."""
+
+    max_requests: int = 120
+    max_bytes: int = 32 * 1024**2  # received in total; one chunk may come on top
+    page_bytes: int = 1024**2
+    timeout: float = 10.0
+    partitions: int = 6  # that are read, of those that the feed lists
+    pages: int = 4  # that are read of each of these, from its first event on
+    unanswered: int = 3  # requests without an answer, one after the other, that end it
+    max_retry_after: float = 5.0
+    pauses: float = 1.0  # a factor on the pauses between attempts
+    stream_milliseconds: int = 400
 
 
 class Problem(StrEnum):
