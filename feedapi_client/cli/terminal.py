@@ -173,6 +173,8 @@ def prepare_streams() -> None:
     if sys.stdout is None:
         sys.stderr.write("feedapi: stdout is closed\n")
         raise SystemExit(1)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
