@@ -190,8 +190,6 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             named = flags[0].partition("/")[0] if make is typer.Option else settings["metavar"]
             variable = "_".join(["FEEDAPI", *re.findall(r"\w+", named)])
             settings.setdefault("envvar", variable.upper())
-        if hint is bool:
-            settings["metavar"] = ""  # Typer's own is <bool>
         kinds = (hint, *typing.get_args(hint))
         if hint == Pairs:
             hint = list[Any] | None
@@ -288,7 +286,18 @@ def command_group(help: str) -> typer.Typer:
     return typer.Typer(cls=CommandGroup, help=help, context_settings=HELP, **settings)
 
 
-class FeedCommand(TyperCommand):
+class _PlainFlags:
+    """A command whose help shows no type for what takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return found
+
+
+class FeedCommand(_PlainFlags, TyperCommand):
     """A command whose first argument may come from the environment, although others follow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -301,7 +310,7 @@ class FeedCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(_PlainFlags, TyperGroup):
     """The group of all commands: an error is one line on stderr, without a box around it."""
 
     def main(  # type: ignore[override]

@@ -79,9 +79,7 @@ def test_help_fits_80_columns_and_has_examples_that_can_be_parsed(
         LEAVES[name].make_context(name, words)  # raises for what the command does not take
     monkeypatch.setenv("COLUMNS", "80")
     lines = feedapi(*name.split(), "--help").stdout.splitlines()
-    flags = [line for line in lines if "--help" not in line]
-    assert [line for line in lines if len(line) > 80] == []
-    assert "<bool>" not in "".join(flags)
+    assert [line for line in lines if len(line) > 80 or "<bool>" in line] == []
 
 
 @pytest.mark.parametrize("command", ["", "cursors", "cat", "discover", "ingest", "relay", "run"])
