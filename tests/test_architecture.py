@@ -124,9 +124,8 @@ PUBLIC = {
     """,
     feedapi_client.operations: """
         Change FeedAccess FeedLeases FeedPositions LagState OperationError PartitionLag Skipped
-        apply_change check_unused count_replaced drain export_positions import_positions lag
-        list_leases list_positions move parse_export positions_of_time rename reset restore rewind
-        set_position skip with_lag
+        check_unused drain export_positions import_positions lag list_leases list_positions move
+        parse_export rename reset restore rewind set_position skip
     """,
     feedapi_client.stores: """
         AdministrableStore Claim CursorStore DoneEvent DoneStore Instance Journal JournalledStore

@@ -29,14 +29,10 @@ COMMANDS = {
 
 
 class Root(CommandGroup):
-    """The first level of commands."""
-
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Return the names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import a command, None where there is none."""
         if cmd_name not in COMMANDS:
             return None
         panel, module = COMMANDS[cmd_name]

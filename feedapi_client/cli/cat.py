@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -14,7 +13,7 @@ import orjson
 
 from feedapi_client.cli import options
 from feedapi_client.cli.command import REMOVED, Stopping, command, flag, option, stopping
-from feedapi_client.cli.terminal import Output, OutputClosedError, progress, say
+from feedapi_client.cli.terminal import progress, reader_gone, write_bytes
 from feedapi_client.options import Limits
 
 if TYPE_CHECKING:
@@ -86,16 +85,11 @@ class _Cat:
     def __post_init__(self) -> None:
         if self.raw and self.template is not None:
             raise ValueError("--format can't be combined with --raw")
-        names = {"FEEDAPI_NAME": self.feed.name, "FEEDAPI_FEED_NAME": self.feed.feed_name}
-        given = {value for key, value in names.items() if value != os.environ.get(key)}
-        if self.store is None and given - {None, "default"}:
-            raise ValueError("--name and --feed-name need --store")
         self.feed.events.fetch(**self.fetch())
         self.form()
         self.begin()
 
     def fetch(self) -> dict[str, Any]:
-        """Return what `FetchOptions` takes beside the selection of events."""
         limit = self.limit if self.store and not self.stream else None
         size = self.page_size_hint or limit  # a cursor comes where the limit is
         return {"page_size_hint": size, "stream": self.stream, "v1_headers": self.v1_headers or ()}
@@ -106,7 +100,6 @@ class _Cat:
         return _payloads if self.raw else _lines
 
     def begin(self) -> Literal["first", "last"] | dict[int, str] | None:
-        """Return the `start` of the consumer."""
         if not self.start:
             return None
         if special := re.fullmatch("_?(first|last)", self.start):
@@ -144,23 +137,22 @@ async def cat(o: _Cat) -> int:
     """
     import anyio
 
-    output = Output()
-    async with stopping() as stop:
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(output.watch_reader)
-                await _print_events(o, output, stop)
-                tasks.cancel_scope.cancel()
-        except* OutputClosedError:  # a reader that has all it wants is a regular end
-            pass
+    async with stopping() as stop, anyio.create_task_group() as tasks:
+
+        async def end_with_the_reader() -> None:
+            await reader_gone()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(end_with_the_reader)
+        await _print_events(o, stop)
+        tasks.cancel_scope.cancel()
     return stop.exit_code
 
 
-async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
+async def _print_events(o: _Cat, stop: Stopping) -> None:
     """Print until the end of the feed, the limit or a signal.
 
-    A batch is committed after all its events were written and flushed. With a store the limit
-    counts events up to a cursor, which could not move otherwise.
+    With a store the limit counts events up to a cursor, which could not move otherwise.
     """
     form, printed = o.form(), 0
     async with (
@@ -176,28 +168,21 @@ async def _print_events(o: _Cat, output: Output, stop: Stopping) -> None:
             # With a limit each checkpoint is a batch of its own, to end at the first one.
             limits=Limits() if o.limit is None else Limits(max_batch_bytes=1),
         ) as consumer,
+        consumer,
+        progress(lambda: (consumer, printed), quiet=o.quiet, beside_output=True),
     ):
-        if o.start is not None and o.store is not None:
-            stored = await store.load(consumer.key)
-            if stored.keys() & set(o.partitions or stored):
-                say(
-                    f"goes on from the stored cursors of {o.feed.name!r}: --from does not apply "
-                    "('feedapi cursors reset' forgets them)"
-                )
-        async with consumer:
-            stop.consumer = consumer
-            async with progress(lambda: (consumer, printed), quiet=o.quiet, beside_output=True):
-                async for batch in consumer.batches():
-                    events: Sequence[Event] = batch.events
-                    if o.limit is not None and o.store is None:
-                        events = events[: o.limit - printed]
-                    await output.write(form(batch, events, printed))
-                    printed += len(events)
-                    if len(events) < len(batch.events):
-                        return
-                    await batch.commit()
-                    if o.limit is not None and printed >= o.limit:
-                        return
+        stop.consumer = consumer
+        async for batch in consumer.batches():
+            events: Sequence[Event] = batch.events
+            if o.limit is not None and o.store is None:
+                events = events[: o.limit - printed]
+            await write_bytes(form(batch, events, printed))
+            printed += len(events)
+            if len(events) < len(batch.events):
+                return
+            await batch.commit()
+            if o.limit is not None and printed >= o.limit:
+                return
 
 
 # ---------------------------------------------------------------------- what is printed

@@ -23,12 +23,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from feedapi_client.cli.terminal import OnceAMinute, discard, say, shown, write_records
+from feedapi_client.cli.terminal import OnceAMinute, discard, say, write_records
 from feedapi_client.errors import FeedError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ EXIT_CODES = {
     "130, 143": "ended by Ctrl-C or SIGTERM; of run: what was in flight was cancelled after "
     "--grace, and is read again",
 }
+_GROUPS = ("cursors", "leases", "quarantine")
 _STREAM_OPTIONS = (
     *("group", "retention_bytes", "retention_messages", "retention_seconds", "cleaner_seconds"),
     *("segment_bytes", "segment_seconds", "compact", "compact_goroutines", "encryption"),
@@ -71,26 +72,32 @@ REMOVED = {
     "cursors upgrade": "'cursors move' moves what is stored under another key",
     "cursors export --output": "stdout goes to a file by > FILE",
     "cursors export -o": "stdout goes to a file by > FILE",
+    "demo --dialect": "feedapi serve --dialect is a publisher of each dialect",
     "demo --plain": "the demo prints lines of text only",
+    "demo --seed": "feedapi_client.testing.simulate has histories that repeat",
+    "doctor --all": "--json has all checks, and why one was not done",
     "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
-    **{
-        f"{group} --feed": "give the feed as an argument, without --feed"
-        for group in ("cursors", "leases", "quarantine")
-    },
+    "doctor --partition": "of many partitions it reads some of each kind",
+    "doctor -p": "of many partitions it reads some of each kind",
+    "quarantine show --raw": "the payload is .data of what 'quarantine show' prints",
+    "relay --no-compact": "it is --stream-option compact=false",
+    "relay --no-encryption": "it is --stream-option encryption=false",
+    "relay --auto-pause-always": "it is --stream-option auto_pause_unless_subscribed=false",
+    "run --concurrency": "it is --max-concurrency, which counts events where there is a --key",
+    "run --start": "it is --from, as in every command",
+    "run --workers": "start each process by itself, with --share",
+    "serve --bearer-env": "Publisher(bearer=...) of feedapi_client.testing asks for a token",
+    "serve --entities": "Publisher of feedapi_client.testing publishes events of your own",
+    "serve --max-events": "--rate 0 publishes no more than the history",
+    "serve --rotate-every": "Publisher of feedapi_client.testing has rotate_token()",
+    "status --name": "a monitor shows the consumers of its process",
+    "status --store": "'cursors ls URL --lag --store STORE' shows how far a consumer came",
+    "status --v1-partitions": "'cursors ls URL --lag --store STORE' asks such a feed",
+    **{f"{group} --feed": "give the feed as an argument, without --feed" for group in _GROUPS},
     **{
         f"relay --{name.replace('_', '-')}": f"it is --stream-option {name}=VALUE"
         for name in _STREAM_OPTIONS
     },
-    "relay --no-compact": "it is --stream-option compact=false",
-    "relay --no-encryption": "it is --stream-option encryption=false",
-    "relay --auto-pause-always": "it is --stream-option auto_pause_unless_subscribed=false",
-    "run --start": "it is --from, as in every command",
-    "run --workers": "start each process by itself, with --share",
-    "serve --entities": "Publisher of feedapi_client.testing publishes events of your own",
-    "serve --max-events": "--rate 0 publishes no more than the history",
-    "status --name": "a monitor shows the consumers of its process",
-    "status --store": "'cursors ls URL --lag --store STORE' shows how far a consumer came",
-    "status --v1-partitions": "'cursors ls URL --lag --store STORE' asks such a feed",
 }
 """What does the work of commands and options that are gone."""
 
@@ -142,7 +149,6 @@ def option(
 
 
 def argument(metavar: str, help: str = "", *, default: Any = ..., **settings: Any) -> Any:
-    """Return an argument. See `option`."""
     return option(metavar, help, default=default, make=typer.Argument, **settings)
 
 
@@ -166,7 +172,6 @@ def _finite(value: Any) -> Any:
 
 
 def _declared(kind: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and field of each parameter of a function, or field of a dataclass."""
     hints, parameters = typing.get_type_hints(kind), inspect.signature(kind).parameters
     own = getattr(kind, "__dataclass_fields__", {})
     for name, parameter in parameters.items():
@@ -174,7 +179,6 @@ def _declared(kind: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
 
 
 def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for Typer for each option."""
     for name, hint, field in _declared(kind):
         if dataclasses.is_dataclass(hint):
             yield from parameters(typing.cast("type", hint))
@@ -187,8 +191,6 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             variable = "_".join(["FEEDAPI", *re.findall(r"\w+", named)])
             settings.setdefault("envvar", variable.upper())
         kinds = (hint, *typing.get_args(hint))
-        choices = (typing.get_args(each) for each in kinds if typing.get_origin(each) is Literal)
-        settings["metavar"] = settings["metavar"] or "|".join(chain(*choices)) or None
         if hint == Pairs:
             hint = list[Any] | None
         # No callback for others: Typer 0.19 fails with one, for a repeatable option without values.
@@ -217,23 +219,18 @@ def arguments(kind: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any
         if dataclasses.is_dataclass(hint):
             given[name] = build(hint, values)
         elif hint == Pairs:
-            flags = field.metadata["cli"][1] or [f"--{name.replace('_', '-')}"]
-            given[name] = _as_one(flags[0], values[name])
+            pairs = dict[Any, Any]()
+            for key, value in chain(*(each.items() for each in values[name] or ())):
+                if pairs.setdefault(key, value) != value:
+                    flag = (field.metadata["cli"][1] or [f"--{name.replace('_', '-')}"])[0]
+                    raise typer.BadParameter(f"{flag} has two values for {key}")
+            given[name] = pairs or None
         else:
             given[name] = values[name]
     return given
 
 
-def _as_one(flag: str, parts: Sequence[dict[Any, Any]] | None) -> Pairs:
-    found: dict[Any, Any] = {}
-    for key, value in (item for part in parts or () for item in part.items()):
-        if found.setdefault(key, value) != value:
-            raise typer.BadParameter(f"{flag} has two values for {key}")
-    return found or None
-
-
 def build(kind: Any, values: dict[str, Any]) -> Any:
-    """Return the dataclass with these values, and those that it includes."""
     given = arguments(kind, values)
     with _usage_errors():
         return kind(**given)
@@ -284,7 +281,6 @@ def _below(examples: Sequence[str], found: list[inspect.Parameter]) -> str:
 
 
 def command_group(help: str) -> typer.Typer:
-    """Return a group, for `command`."""
     # With a callback it is a group, even of one command.
     settings: Any = {"callback": lambda: None, "no_args_is_help": True, "add_completion": False}
     return typer.Typer(cls=CommandGroup, help=help, context_settings=HELP, **settings)
@@ -323,13 +319,10 @@ class CommandGroup(_PlainFlags, TyperGroup):
         words = [*(sys.argv[1:] if args is None else args)]
         extra["standalone_mode"] = False
         try:
-            for each in words:
-                if any("\ud800" <= char <= "\udfff" for char in each):
-                    raise typer.BadParameter(f"an argument is not valid UTF-8: {shown(each)}")
             code = super().main(words, prog_name, **extra)
         except typer.Abort as abort:
-            say("aborted")
             # The prompt turns Ctrl-C into this exception; "no" and the end of stdin give it too.
+            say("aborted")
             interrupted = isinstance(abort.__context__, KeyboardInterrupt)
             code = SIGNALLED + signal.SIGINT if interrupted else FAILURE
         except Exception as error:
@@ -450,11 +443,9 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of what a signal cut short."""
         return SIGNALLED + self.number if self.number else 0
 
     def end(self, number: signal.Signals, scope: Any, grace: float | None) -> None:
-        """Take a signal."""
         first, self.number = not self.number, self.number or number
         if self.consumer is None:
             scope.cancel()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import orjson
 
@@ -27,12 +27,12 @@ from feedapi_client.cli.command import (
     refused,
 )
 from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Place, some_partitions
-from feedapi_client.cli.terminal import Cell, age, print_json, print_line, print_table, shown
+from feedapi_client.cli.terminal import age, print_json, print_table, report, shown
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import counted, names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from feedapi_client.stores.leases import Lease
 
@@ -44,14 +44,7 @@ leases = command_group("Show which instance reads which partition, where several
 _command = partial(command, group=cursors)
 
 _URL = "https://service/myfeed"
-_STYLES = {
-    "open": "green",
-    "caught up": "cyan",
-    "behind": "yellow",
-    "not begun": "yellow",
-    "no longer listed": "red",
-    "unknown": "red",
-}
+T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------- shown
@@ -59,8 +52,6 @@ _STYLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class _OrCheckpoint(Place):
-    """Where positions are: in a store, or in the checkpoint of a Spark query."""
-
     store: str = option("STORE", "As in 'cursors show'.", default="")
     checkpoint: str | None = option(
         "LOCATION",
@@ -116,8 +107,6 @@ async def ls(
     exact, url = chosen.exact_key(), chosen.feed or ""
     if lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
-    with refused():
-        connection.check_alone(url if lag else "")
     async with connection.client() as http:
         feeds = await place.positions(chosen)
         if lag and exact is not None:
@@ -125,7 +114,10 @@ async def ls(
                 url=url, v1_partitions=v1_partitions, retry=options.one_shot(), http=http
             )
             feeds = [each for each in feeds if each.key.url == exact.url]
-            feeds = [await operations.with_lag(asked, each) for each in feeds]
+            feeds = [
+                replace(each, lag=await operations.lag(asked, each.key, each.positions))
+                for each in feeds
+            ]
     _print(feeds, json=json, only=partitions)
 
 
@@ -160,15 +152,13 @@ def _print(
     elif not feeds:
         print("no positions are stored")
     for feed in () if json else feeds:
-        print_line(feed.key, "bold")
-        rows: list[list[Cell]] = []
+        report(feed.key)
+        rows: list[list[str]] = []
         for id in feed.partitions():
             at, behind = feed.positions.get(id), (feed.lag or {}).get(id)
-            cells = (
-                ("", "", "") if at is None else (_styled(at.status), str(at.revision), at.cursor)
-            )
+            cells = ("", "", "") if at is None else (at.status, str(at.revision), at.cursor)
             rows.append([str(id), *cells])
-            rows[-1] += [] if behind is None else [_styled(behind.state.value, behind)]
+            rows[-1] += [] if behind is None else [str(behind)]
         columns = ("partition", "status", "revision", "cursor")
         print_table(columns if feed.lag is None else (*columns, "lag"), rows)
 
@@ -179,43 +169,42 @@ def _only(feed: operations.FeedPositions, chosen: list[int]) -> operations.FeedP
     return replace(feed, positions=positions, lag=lag)
 
 
-def _styled(state: str, text: object = None) -> Cell:
-    return str(text or state), _STYLES.get(state, "dim")
-
-
 # ---------------------------------------------------------------------- changed in the store
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Changing:
-    """Where positions are changed, and how."""
-
     place: Place
     force: bool = flag("Do what is refused otherwise, such as beside instances that are alive.")
     dry_run: bool = flag("Only show what would change.")
     json: bool = flag("Print the positions that were changed, as 'export' does.")
 
+    @property
+    def given(self) -> dict[str, bool]:
+        return {"force": self.force, "dry_run": self.dry_run}
+
     def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
         if self.json:
-            terminal.report(terminal.json_text(operations.export_positions(feeds)), escaped=True)
+            print_json(operations.export_positions(feeds))
             return
         for feed in feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
             done = " (dry run: nothing is changed)" if self.dry_run else ""
-            terminal.report(f"{feed.key}: {count}{text}{done}")
+            report(f"{feed.key}: {count}{text}{done}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asking(_Changing):
-    """A change after a question."""
-
     yes: bool = options.without_questions()
 
-    def agreed(self, question: str) -> bool:
-        """Ask whether to go on. Without a question False for --dry-run, and True for --yes."""
-        options.confirm(question, yes=self.yes or self.dry_run, beside_json=self.json)
-        return not self.dry_run
+    async def done(self, change: Callable[..., Awaitable[T]], question: Callable[[T], str]) -> T:
+        """Make a change after a question about what is planned; "" asks nothing."""
+        if not self.yes and not self.dry_run:
+            planned = await change(force=self.force, dry_run=True)
+            if text := question(planned):
+                options.confirm(text, yes=False, beside_json=self.json)
+        return await change(**self.given)
 
 
 @_command(
@@ -246,9 +235,7 @@ async def set_(
         with suppress(*(_gaps() if exact is not None else ())):
             known = any(map(chosen.matches, await store.feeds()))
         key = exact if exact is not None and not known else await chosen.one_feed(store)
-        saved = await operations.set_position(
-            store, key, partition, position, force=how.force, dry_run=how.dry_run
-        )
+        saved = await operations.set_position(store, key, partition, position, **how.given)
     feed = operations.FeedPositions(key, {partition: saved})
     how.tell(f"partition {partition} is at '{shown(cursor)}'", feed, counts=False)
 
@@ -276,10 +263,10 @@ async def reset(
     """
     async with how.place.open() as store:
         key = await chosen.one_feed(store)
-        forget = partial(operations.reset, store, key, partitions, force=how.force)
-        stored, feed = len(await store.load(key)), await forget(dry_run=True)
-        if how.agreed(f"{key}: forget {len(feed.positions)} of {counted(stored, 'position')}?"):
-            feed = await forget()
+        feed = await how.done(
+            partial(operations.reset, store, key, partitions),
+            lambda plan: f"{key}: forget {counted(len(plan.positions), 'position')}?",
+        )
     how.tell("forgotten", feed)
 
 
@@ -297,22 +284,22 @@ async def import_(
 
     A store that does not exist is created.
     """
-    stdin = source == "-"
     # The file is small: no task waits for it for long.
-    text = sys.stdin.buffer.read() if stdin else Path(source).read_bytes()  # noqa: ASYNC240
+    text = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()  # noqa: ASYNC240
     with refused():
         feeds = operations.parse_export(text)
     if partitions is not None:
         chosen = set(partitions)
         feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
     async with how.place.open(create=not how.dry_run) as store:
-        count = 0
-        for key, positions in {} if how.yes or stdin else feeds.items():
+        there = 0
+        for key, positions in {} if source == "-" else feeds.items():
             with suppress(*_gaps()):
-                count += await operations.count_replaced(store, {key: positions})
-        if count:
-            how.agreed(f"Replace {counted(count, 'position')}, which the store has already?")
-        done = await operations.import_positions(store, feeds, force=how.force, dry_run=how.dry_run)
+                there += len((await store.load(key)).keys() & positions.keys())
+        replaced = f"Replace {counted(there, 'position')}, which the store has already?"
+        done = await how.done(
+            partial(operations.import_positions, store, feeds), lambda _: replaced if there else ""
+        )
     how.tell("imported", *done)
 
 
@@ -344,27 +331,11 @@ async def rewind(
         if not isinstance(store, JournalledStore):
             raise CommandError("rewind: this kind of store keeps no journal", USAGE)
         key = await chosen.one_feed(store)
-        change = await operations.rewind(store, key, to, partitions, dry_run=True)
-        if not how.json and (how.dry_run or not how.yes):
-            print_line(f"{key}, at {when}", "bold")
-            _print_change(change)
-        if how.agreed("Stop the consumer first. Rewind?"):
-            change = await operations.rewind(store, key, to, partitions, force=how.force)
+        change = await how.done(
+            partial(operations.rewind, store, key, to, partitions),
+            lambda plan: f"{key}: rewind {counted(len(plan.after), 'position')} to {when}?",
+        )
     how.tell(f"rewound to {when}", operations.FeedPositions(key, change.after))
-    if how.dry_run and not how.json:
-        # A time such as "2 hours ago" is another one in the next command.
-        print(f"To do this: --to {to.isoformat()}")
-
-
-def _print_change(change: Any) -> None:
-    rows: list[list[Cell]] = []
-    for id in sorted(change.before.keys() | change.after.keys()):
-        now, then = change.before.get(id), change.after.get(id)
-        before = (now.status, now.cursor) if now else ("", "")
-        after = (then.status, then.cursor) if then else ("forgotten", "")
-        style = "" if before == after else "yellow"
-        rows.append([str(id), *before, *((text, style) for text in after)])
-    print_table(("partition", "status now", "cursor now", "status then", "cursor then"), rows)
 
 
 # ---------------------------------------------------------------------- changed by the feed
@@ -394,10 +365,8 @@ async def skip(
             store,
             access,
             partitions or (),
-            force=how.force,
-            dry_run=how.dry_run,
+            **how.given,
             progress=lambda *look: seen.append(look),
-            report=terminal.say,
         )
     saved = counted(len(skipped.positions), "position")
     text = f"{counted(skipped.events, 'event')} skipped, {saved} saved"
@@ -412,13 +381,13 @@ async def drain(
 
     For a partition whose end the feed can't serve. Refused while the feed lists it as open.
     """
+    what = f"mark partition {partition} as drained"
     async with how.place.open() as store, feed.access() as access:
-        change = await operations.drain(store, access, partition, force=how.force, dry_run=True)
-        where = f"partition {partition}"
-        asked = f"{change.key}: {where} {change.reason}. Events that were not read will be skipped."
-        if change.after and how.agreed(f"{asked} Mark it as drained?"):
-            await operations.apply_change(store, change, force=how.force)
-    text = f"{where} is drained{'' if change.after else ' already'}"
+        change = await how.done(
+            partial(operations.drain, store, access, partition),
+            lambda plan: f"{plan.key}: {what}, and skip what was not read?" if plan.after else "",
+        )
+    text = f"partition {partition} is drained{'' if change.after else ' already'}"
     how.tell(text, operations.FeedPositions(change.key, change.after), counts=False)
 
 
@@ -450,17 +419,21 @@ async def restore(
     lose it in the same step, and take it over again when the publisher goes forward: neither way
     repeats or skips events.
     """
-    chosen, given = frozenset(partitions), {"successors": successors, "cursor": cursor}
-    async with how.place.open() as store, feed.access() as access:
-        plan: Any = partial(operations.restore, store, access, chosen, force=how.force)
-        change = await plan(**given, dry_run=True)
+    chosen = frozenset(partitions)
+
+    def told(change: operations.Change) -> str:
         given_back, at = sorted(change.after.keys() - chosen), change.after[min(chosen)].cursor
         source = f", which {names(given_back)} held" if given_back else ""
-        what, at = names(partitions), shown(at)
-        if how.agreed(f"{change.key}: {what}: go on from the cursor '{at}'{source}?"):
-            await operations.apply_change(store, change, force=how.force)
+        return f"{names(partitions)} at '{shown(at)}'{source}"
+
+    async with how.place.open() as store, feed.access() as access:
+        plan = partial(operations.restore, store, access, chosen)
+        change = await how.done(
+            partial(plan, successors=successors, cursor=cursor),
+            lambda plan: f"{plan.key}: go on with {told(plan)}?",
+        )
     restored = operations.FeedPositions(change.key, change.after)
-    how.tell(f"{what} at '{at}'{source}", restored, counts=False)
+    how.tell(told(change), restored, counts=False)
 
 
 # ---------------------------------------------------------------------- under another key
@@ -508,8 +481,7 @@ async def move(
                 selection=before_and_after,
                 partitions=partitions,
                 overwrite=overwrite,
-                force=how.force,
-                dry_run=how.dry_run,
+                **how.given,
             )
     how.tell("moved here", *moved)
 
@@ -540,10 +512,11 @@ async def rename(
 
     Of all its feeds, or of one, in one step or not at all.
     """
-    given: Any = {"partitions": partitions, "force": how.force, "dry_run": how.dry_run}
     async with how.place.open() as store:
         with refused():
-            renamed = await operations.rename(store, old, new, feed=feed, **given)
+            renamed = await operations.rename(
+                store, old, new, feed=feed, partitions=partitions, **how.given
+            )
     how.tell("renamed", *renamed)
 
 
@@ -567,19 +540,18 @@ async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_jso
     elif not shared:
         print("no instances share a feed of this store")
     for feed in () if json else shared:
-        print_line(feed.key, "bold")
+        report(feed.key)
         print_table(("instance", "state", "age", "partitions", "reads"), _rows(feed))
 
 
-def _rows(feed: operations.FeedLeases) -> list[list[Cell]]:
-    rows: list[list[Cell]] = []
+def _rows(feed: operations.FeedLeases) -> list[list[str]]:
+    rows = []
     for one in feed.instances:
-        dead = (f"dead for {age(-one.expires_in)}", "red")
-        state: Cell = ("alive", "green") if one.alive else dead
+        state = "alive" if one.alive else f"dead for {age(-one.expires_in)}"
         rows.append([one.name, state, age(one.age), *_read(feed.of(one.name))])
     names = {one.name for one in feed.instances}
     if free := [lease for lease in feed.leases if lease.owner not in names]:
-        rows.append(["", ("nobody", "dim"), "", *_read(free)])
+        rows.append(["", "nobody", "", *_read(free)])
     return rows
 
 

@@ -61,23 +61,18 @@ _SPARK_CONFIGURATION = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Demo:
-    dialect: Literal["v2-draft", "v2-token"] = option(
-        help="The dialect that the publisher uses.", default="v2-token"
-    )
     events: int = option("N", "Events to publish.", default=20000, min=100, max=1000000)
     seconds: float = option("S", "Time to publish them in.", default=6.0, min=0.5, max=3600)
     crashes: int = option(
         "N", "How often a consumer crashes in the middle of a batch.", default=4, min=0, max=100
     )
-    seed: int | None = option("N", "Makes the publisher's pages reproducible.")
     sabotage: Literal["cursor-first", "cursor-last"] | None = option(
         help="Save the cursor outside the transaction, before or after the effects: the proof has "
         "to fail."
     )
     instances: int = option(
         "N",
-        "Processes that share the feed. In place of every other crash one is stopped; another one "
-        "replaces it.",
+        "Processes that share the feed.",
         default=1,
         min=1,
         max=16,
@@ -89,7 +84,7 @@ class _Demo:
             raise ValueError("--sabotage is for one instance")
 
 
-@command("demo", "demo --events 100000 --seed 7", "demo --sabotage cursor-last")
+@command("demo", "demo --events 100000", "demo --sabotage cursor-last")
 def demo(o: _Demo) -> int:
     """Publish, split, rotate, crash, consume; prove each entity's events came in order and once.
 
@@ -99,13 +94,11 @@ def demo(o: _Demo) -> int:
     now and then between the two, and another one goes on. In the end the effects are compared with
     what was published. Exit code 1 when they differ.
 
-    With several instances they divide the partitions, and take over those of an instance that is
-    stopped or killed.
+    With several instances they divide the partitions, and take over those of one that is killed.
 
     With --spark the feed is read into a DataFrame instead, with the same proof.
     """
-    pages: Any = {"page_size": 150, "checkpoint_every": 10, "vary": True, "seed": o.seed}
-    scene = Scene(o, testing.Publisher(2, dialect=o.dialect, **pages))
+    scene = Scene(o, testing.Publisher(2, page_size=150, checkpoint_every=10, vary=True))
     if o.spark:
         effects, died = _read_with_spark(scene), ""
     else:
@@ -124,73 +117,57 @@ def demo(o: _Demo) -> int:
     return FAILURE
 
 
+_AFTER = "was split: its children start after it"
+_OVER = "was split: its successors take over its cursor and its whole history"
+
+
 class Scene:
     """What happens while the demo runs: a publisher that splits, and consumers that die."""
 
     def __init__(self, o: _Demo, feed: testing.Publisher) -> None:
         self.o, self.feed, self.died = o, feed, 0
         self._begin = time.monotonic()
-        self._published = self._names = self._disturbed = 0
+        self._published = self._names = 0
         self._folder = Path()
         self._running: dict[str, Process] = {}
         torn, crashes = testing.faults.Truncate(after_lines=15), 0 if o.spark else o.crashes
-        self._schedule: list[tuple[float, Callable[[], str]]] = [
-            *((share, self._rotate) for share in (0.12, 0.62, 0.88)),
-            (0.25, partial(self._split, 0, "starts-after")),
-            (0.38, partial(self._fail, 503, 4, "the next four fetches are answered 503")),
-            (0.5, partial(self._split, 1, "cursor-from")),
-            (0.72, partial(self._split, 4, "starts-after")),
-            (0.8, partial(self._fail, torn, 2, "two responses break off in the middle of a line")),
-            *(((k + 0.6) / (crashes + 0.5), self._disturb) for k in range(crashes)),
+        split, fail, rotated = feed.split, feed.fail, "the token was rotated: discover again"
+        self._schedule: list[tuple[float, str, Callable[[], object]]] = [
+            *((share, rotated, feed.rotate_token) for share in (0.12, 0.62, 0.88)),
+            (0.25, f"partition 0 {_AFTER}", partial(split, 0, method="starts-after")),
+            (0.38, "the next four fetches are answered 503", partial(fail, 503, times=4)),
+            (0.5, f"partition 1 {_OVER}", partial(split, 1, method="cursor-from")),
+            (0.72, f"partition 4 {_AFTER}", partial(split, 4, method="starts-after")),
+            (0.8, "two responses break off within a line", partial(fail, torn, times=2)),
+            *(((k + 0.6) / (crashes + 0.5), "", partial(self._crash, k)) for k in range(crashes)),
         ]
         self._schedule.sort(key=lambda item: item[0])
 
     def _log(self, text: str) -> None:
-        """Print what happened, and when."""
         print(f"{time.monotonic() - self._begin:6.2f} s  {text}", flush=True)
 
     def publish(self, share: float) -> None:
         """Publish this share of the events, and do what is due before."""
         while self._schedule and self._schedule[0][0] <= share:
-            at, action = self._schedule.pop(0)
+            at, text, action = self._schedule.pop(0)
             self.publish(at)
-            if said := action():
-                self._log(said)
+            action()
+            if text:
+                self._log(text)
         for number in range(self._published, int(self.o.events * share)):
             entity, n = f"entity-{number % _ENTITIES}", number // _ENTITIES + 1
             self.feed.publish(entity, {"entity": entity, "n": n})
             self._published = number + 1
 
-    def _rotate(self) -> str:
-        self.feed.rotate_token()
-        return "the token was rotated: the consumer has to discover again"
-
-    def _split(self, partition: int, method: Literal["starts-after", "cursor-from"]) -> str:
-        children = " and ".join(map(str, self.feed.split(partition, method=method)))
-        after = method == "starts-after"
-        what = "start after it" if after else "take over its cursor and its whole history"
-        return f"partition {partition} was split: {children} {what}"
-
-    def _fail(self, fault: Any, times: int, text: str) -> str:
-        self.feed.fail(fault, times=times)
-        return text
-
-    def _disturb(self) -> str:
-        self._disturbed += 1
-        if self.o.instances == 1 or self._disturbed % 2 or not self._running:
-            (self._folder / f"crash-{self._disturbed}").touch()
-            return ""
-        name, process = next(iter(self._running.items()))
-        process.terminate()
-        return f"{name} stops and gives its partitions away"
+    def _crash(self, number: int) -> None:
+        (self._folder / f"crash-{number}").touch()
 
     async def play(self, folder: Path) -> list[Step]:
-        """Publish and consume everything. Returns the effects."""
         import anyio
 
         self._folder = folder
         with self.feed.serve() as url, closing(_database(folder)) as database:
-            self._log(f"a publisher serves partitions 0 and 1 ({self.o.dialect})")
+            self._log("a publisher serves partitions 0 and 1")
             settings: dict[str, Any] = {"url": url, "folder": str(folder)}
             settings |= {"sabotage": self.o.sabotage, "share": self.o.instances > 1}
             async with anyio.create_task_group() as tasks:
@@ -278,7 +255,6 @@ def _database(folder: Path) -> sqlite3.Connection:
 async def _read(
     url: str, folder: str, name: str, share: bool, sabotage: str | None, follow: bool = True
 ) -> None:
-    """Consume until SIGTERM, or the end."""
     # Small batches and short pauses, so that many batches come within a few seconds.
     limits = Limits(
         poll_interval=0.02,
@@ -329,7 +305,6 @@ async def _apply(batch: Batch, database: sqlite3.Connection, path: Path, how: st
 
 
 def _crash(path: Path, steps: list[Step]) -> None:
-    """End as by a loss of power, where that is asked for."""
     for request in path.glob("crash-*") if steps else ():
         with suppress(FileNotFoundError):  # another instance has taken it
             request.unlink()
@@ -340,7 +315,6 @@ def _crash(path: Path, steps: list[Step]) -> None:
 
 
 def _read_with_spark(scene: Scene) -> list[Step]:
-    """Publish the events with the splits between them, and read them into a DataFrame."""
     try:
         from feedapi_client.spark import JavaError, ensure_java, register
     except ImportError as missing:

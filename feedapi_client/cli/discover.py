@@ -1,19 +1,21 @@
-"""``feedapi discover``: show what a feed says about itself."""
+"""``feedapi discover``: what a feed offers, and how its partitions descend from each other."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import feedapi_client
 from feedapi_client.cli import options
 from feedapi_client.cli.command import command
-from feedapi_client.cli.options import AskedWithLineage
-from feedapi_client.cli.terminal import Cell, console, print_json, print_line, print_table, shown
+from feedapi_client.cli.terminal import MAX_SHOWN, print_json, print_table, report, shown
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.graph import suspected_missing_edges, with_edges
 from feedapi_client.model import FeedInfo, Partition
 
 _COLUMNS = ("partition", "state", "starts after", "cursor from", "last cursor")
+_ABOUT = ("dialect", "token", "exactly_once", "stream")
+_FIELDS = ("id", "closed", "last_cursor", "starts_after", "cursor_from")
 
 
 @command(
@@ -21,7 +23,7 @@ _COLUMNS = ("partition", "state", "starts after", "cursor from", "last cursor")
     "discover https://service/myfeed --auth-env TOKEN --json",
     "discover https://service/myfeed --lineage 1:0 --lineage 2:0",
 )
-async def discover(*, asked: AskedWithLineage, json: bool = options.as_json()) -> None:
+async def discover(*, asked: options.AskedWithLineage, json: bool = options.as_json()) -> None:
     """Show a feed's dialect, flags and partitions, and the lineage of the partitions.
 
     Says where the feed seems to leave out which partition starts after which. Try --lineage then:
@@ -39,42 +41,33 @@ async def discover(*, asked: AskedWithLineage, json: bool = options.as_json()) -
         # For a consumer the edge would sleep until the partition is listed. Here it is nothing.
         raise LineageError("--lineage names it, and it is not listed", feed=feed, partition=id)
     info = with_edges(info, added, feed=feed)
-    suspected = suspected_missing_edges(None, info.partitions)
+    suspected, partitions = suspected_missing_edges(None, info.partitions), info.partitions.values()
     if json:
-        print_json(
-            _as_json(feed, info) | {"suspected_missing_edges": suspected and suspected._asdict()}
-        )
+        listed = [{name: getattr(each, name) for name in _FIELDS} for each in partitions]
+        about: dict[str, Any] = {name: getattr(info, name) for name in _ABOUT}
+        about |= {"filters": list(info.filters), "partitions": listed}
+        about["suspected_missing_edges"] = suspected and suspected._asdict()
+        print_json({"feed": feed} | about)
         return
-    print_line(feed, "bold")
+    report(feed)
     flags = [f"dialect {info.dialect}", *(["exactly once"] if info.exactly_once else [])]
     flags += ["stream"] if info.stream else []
     flags += [f"filters {shown(', '.join(info.filters))}"] if info.filters else []
-    print_line(" · ".join(flags))
-    rows: list[list[Cell]] = []
-    for each in info.partitions.values():
+    report(" · ".join(flags))
+    rows = []
+    for each in partitions:
         parents = (each.starts_after, ", ".join(map(str, each.cursor_from)), each.last_cursor)
-        texts = ("" if cell is None else str(cell) for cell in parents)
-        rows.append([str(each.id), _state(each), *texts])
+        texts = ("" if text is None else str(text) for text in parents)
+        rows.append([str(each.id), "closed" if each.closed else "open", *texts])
     print_table(_COLUMNS, rows)
-    if any(_parent(each) is not None for each in info.partitions.values()):
-        _print_lineage(info, {child for child, parent in added.items() if parent is not None})
+    if any(_parent(each) is not None for each in partitions):
+        report("lineage")
+        for indent, text in _lineage(info, {id for id in added if added[id] is not None}):
+            report(text, indent=indent)
     if suspected is not None:
         edges = (f"--lineage {child}:{suspected.parents[0]}" for child in suspected.children)
-        print_line(f"suspected: {suspected}", "yellow")
-        print_line(f"on the command line: {' '.join([*edges][:8])}", "yellow")
-
-
-def _as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
-    """Return the discovery as JSON, in one form for all dialects."""
-    names = ("dialect", "token", "exactly_once", "stream")
-    columns = ("id", "closed", "last_cursor", "starts_after", "cursor_from")
-    rows = [{name: getattr(each, name) for name in columns} for each in info.partitions.values()]
-    about = {name: getattr(info, name) for name in names}
-    return {"feed": feed, **about, "filters": list(info.filters), "partitions": rows}
-
-
-def _state(partition: Partition) -> tuple[str, str]:
-    return ("closed", "dim") if partition.closed else ("open", "green")
+        report(f"suspected: {suspected}")
+        report(f"on the command line: {' '.join([*edges][:8])}")
 
 
 def _parent(partition: Partition) -> int | None:
@@ -84,27 +77,27 @@ def _parent(partition: Partition) -> int | None:
     return next(iter(partition.cursor_from), None)
 
 
-def _print_lineage(info: FeedInfo, added: set[int]) -> None:
-    """Draw each partition below its parent, one that is no longer listed, too."""
-    from rich.text import Text
-    from rich.tree import Tree
-
+def _lineage(info: FeedInfo, added: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield what stands before each partition, below its parent, and what it is."""
     children: dict[int | None, list[int]] = {}
     for partition in info.partitions.values():
         children.setdefault(_parent(partition), []).append(partition.id)
     unlisted = {parent for parent in children if parent is not None} - info.partitions.keys()
-    tree = Tree(Text("lineage", "bold"), guide_style="dim")
     # A stack instead of recursion: a chain of splits may be longer than Python's recursion limit.
-    pending = [(tree, id) for id in sorted(unlisted.union(children.get(None, ())), reverse=True)]
+    pending = [("", sorted(unlisted.union(children.get(None, ()))))]
     while pending:
-        above, id = pending.pop()
-        edge, state = ("", ""), ("no longer listed", "dim")
-        if (listed := info.partitions.get(id)) is not None:
-            state = _state(listed)
+        indent, ids = pending[-1]
+        if not ids:
+            pending.pop()
+            continue
+        id = ids.pop(0)
+        listed, edge, state = info.partitions.get(id), "", "no longer listed"
+        if listed is not None:
+            state = "closed" if listed.closed else "open"
             if listed.starts_after is not None:
-                edge = (f"after{' (--lineage)' if id in added else ''} ▸ ", "blue")
+                edge = f"after{' (--lineage)' if id in added else ''} ▸ "
             elif listed.cursor_from:
-                edge = ("cursor ▸ ", "magenta")
-        branch = above.add(Text.assemble(edge, (f"{id}  {state[0]}", state[1])))
-        pending += [(branch, child) for child in sorted(children.get(id, ()), reverse=True)]
-    console().print(tree)
+                edge = "cursor ▸ "
+        yield f"{indent}{'├── ' if ids else '└── '}", f"{edge}{id}  {state}"
+        below = f"{indent}{'│   ' if ids else '    '}"[-MAX_SHOWN:]  # of a long chain, the end
+        pending.append((below, sorted(children.get(id, ()))))

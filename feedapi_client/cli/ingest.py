@@ -29,7 +29,7 @@ from feedapi_client.cli.command import (
     refused,
 )
 from feedapi_client.cli.options import feed_url
-from feedapi_client.cli.terminal import report, say
+from feedapi_client.cli.terminal import say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +59,6 @@ def _trusted(file: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ingest:
-    """The arguments of `feedapi_client.spark.ingest.Ingest`, and how it is run."""
-
     url: str = argument("URL", "The feed.", parse=feed_url, envvar="FEEDAPI_URL")
     output: str = argument("OUTPUT", "A folder of Parquet files, or the name of a Delta table.")
     format: str = option("FORMAT", "parquet, or delta: tables of a catalog.", default="parquet")
@@ -92,7 +90,6 @@ class _Ingest:
     json: bool = flag("Print the summary as JSON.")
 
     def job(self) -> Ingest:
-        """Return what to ingest."""
         from feedapi_client.spark.ingest import Ingest
 
         names = {each.name for each in fields(Ingest)}
@@ -129,7 +126,7 @@ def ingest(o: _Ingest) -> int:
             with suppress(Exception):  # Java may be gone
                 spark.stop()
     if summary is not None:
-        report(json.dumps(asdict(summary)) if o.json else str(summary), escaped=True)
+        print(json.dumps(asdict(summary)) if o.json else summary)
     if stopped is None:
         return 0
     say(f"{stopped.name} stopped the query, and the next run goes on")
@@ -138,7 +135,6 @@ def ingest(o: _Ingest) -> int:
 
 @contextmanager
 def _errors_in_one_line() -> Iterator[None]:
-    """Make an error of Spark, or of the way to it, the one that ends the command."""
     from pyspark.errors import PySparkException
 
     from feedapi_client.errors import FeedError

@@ -54,7 +54,6 @@ def pair(text: str) -> dict[str, str]:
 
 
 def secret(variable: str) -> str:
-    """Return the value of an environment variable, which is sent as a header."""
     value = environment_value(variable, "")
     if not value.isascii() or not value.isprintable():
         raise ValueError(f"what the environment variable {variable} holds is not printable ASCII")
@@ -207,21 +206,6 @@ class Connection:
             raise ValueError(
                 "--oauth-token-url, --oauth-client-id and --oauth-secret-env go together"
             )
-        self.check_alone()
-
-    def check_alone(self, url: str = "") -> None:
-        """Raise ValueError for more than one Authorization header: only one would be sent."""
-        from feedapi_client.http.urls import FeedURL
-
-        given = {
-            "--auth-env": self.auth_env,
-            "--header-env": "authorization" in {name.lower() for name in self.header_env or ()},
-            "--token-file": self.token_file,
-            "--oauth-token-url": self.oauth_token_url,
-            "a password in the URL": url and FeedURL.parse(url).basic_auth,
-        }
-        if len(names := [name for name, value in given.items() if value]) > 1:
-            raise ValueError(f"give {' or '.join(names)}, not both")
 
     @asynccontextmanager
     async def client(
@@ -265,7 +249,6 @@ class Connection:
         )
 
     def trust(self, cert: str | None) -> Any:
-        """Return what httpx takes as `verify`."""
         if self.ca_file is None and cert is None:
             return True
         from feedapi_client.http.auth import showing, trusted
@@ -284,15 +267,11 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionBesideKey(Connection):
-    """A `Connection` for commands where ``--key`` is the key of an event."""
-
     cert_key: str | None = option("FILE", _KEY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """Which events of a feed are asked for."""
-
     panel: ClassVar[str] = "Events"
     environment: ClassVar[bool] = True
 
@@ -308,7 +287,6 @@ class Events:
         self.fetch()
 
     def fetch(self, **settings: Any) -> FetchOptions:
-        """Return how the feed is asked. Raises ValueError for what does not go together."""
         only, others = self.event_types or (), self.skip_event_types or ()
         return FetchOptions(
             filters=self.filters or {}, event_types=only, skip_event_types=others, **settings
@@ -317,8 +295,6 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedFeed:
-    """A feed that is asked."""
-
     environment: ClassVar[bool] = True
 
     url: str = argument("URL", "The feed. Its query is sent with every request.", parse=feed_url)
@@ -327,14 +303,9 @@ class AskedFeed:
     )
     connection: Connection
 
-    def __post_init__(self) -> None:
-        self.connection.check_alone(self.url)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AskedWithLineage(AskedFeed):
-    """A feed that is asked, where its lineage counts."""
-
     lineage: Pairs = option(
         "CHILD:PARENT",
         "Read CHILD after PARENT, which the feed leaves out (1:0). Repeatable.",
@@ -345,8 +316,6 @@ class AskedWithLineage(AskedFeed):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedOptions(AskedWithLineage):
-    """A feed, and the consumer whose cursors are meant."""
-
     name: str = option(
         "NAME", "The consumer that the cursors belong to.", default="default", parse=not_empty
     )
@@ -375,8 +344,6 @@ class FeedOptions(AskedWithLineage):
 
 @dataclass(frozen=True, kw_only=True)
 class Consumed(FeedOptions):
-    """A feed that is consumed."""
-
     give_up_after: float | None = option("SECONDS", _UNREACHABLE, min=0)
     monitor: str | None = option(
         "HOST:PORT", "Serve probes, metrics and a status page (extra monitor).", parse=address
@@ -420,7 +387,6 @@ class Consumed(FeedOptions):
 async def opened(
     store: AbstractAsyncContextManager[T], option: str = "--store"
 ) -> AsyncIterator[T]:
-    """Open what the option names, by a function of `feedapi_client.operations.opening`."""
     async with AsyncExitStack() as stack:
         with refused(f"{option}: "):
             entered = await stack.enter_async_context(store)
@@ -429,8 +395,6 @@ async def opened(
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """A store of cursors, and the quarantine beside them."""
-
     environment: ClassVar[bool] = True
 
     store: str = option(
@@ -441,7 +405,6 @@ class Store:
     )
 
     def open(self, **settings: Any) -> AbstractAsyncContextManager[AdministrableStore]:
-        """Open the store for a block. The settings are those of `open_store`."""
         from feedapi_client.operations.opening import open_store
 
         return opened(open_store(self.store, **settings))
@@ -489,7 +452,6 @@ class Chosen:
         return FeedKey(url, self.name or "default", filters)
 
     def matches(self, key: FeedKey) -> bool:
-        """Whether the key is chosen."""
         exact, feed, filters = self.exact_key(), self.feed or "", self.filters
         return (
             self.name in (None, key.name)
@@ -498,17 +460,12 @@ class Chosen:
         )
 
     def check_found(self, found: Sequence[object]) -> None:
-        """Raise `CommandError` where feed or name are given, and nothing is stored of them."""
         if not found and (self.feed or self.name):
             raise CommandError(
                 "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
             )
 
     async def one_feed(self, store: AdministrableStore) -> FeedKey:
-        """Return the only chosen key, or the one that is given exactly.
-
-        Raises `CommandError` when there is none, or more than one.
-        """
         keys, exact = [key for key in await store.feeds() if self.matches(key)], self.exact_key()
         if exact in keys:
             return exact

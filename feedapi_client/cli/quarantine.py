@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from feedapi_client.cli import options
 from feedapi_client.cli.command import FAILURE, argument, command, command_group, flag
 from feedapi_client.cli.options import Chosen, Store, some_partitions
 from feedapi_client.cli.run import Application
-from feedapi_client.cli.terminal import escape_json, print_json, print_table, report, shown
+from feedapi_client.cli.terminal import print_json, print_table, report, shown
 from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
@@ -77,31 +76,18 @@ def _summary(event: QuarantinedEvent) -> dict[str, Any]:
 
 
 @_command("quarantine show 17 --store cursors.db")
-async def show(
-    *,
-    id: str = argument("ID"),
-    place: Store,
-    raw: bool = flag("Print the payload alone, byte for byte."),
-) -> None:
+async def show(*, id: str = argument("ID"), place: Store) -> None:
     """Print one event as JSON: where it comes from, the error, headers and payload."""
     from feedapi_client import quarantine
 
     async with place.quarantine() as store:
         event = await quarantine.show(store, id)
-    if not raw:
-        data = {"headers": event.headers, "data": orjson.Fragment(event.raw)}
-        print_json(_summary(event) | {"error": shown(event.error)} | data)
-    elif sys.stdout.isatty():
-        print(escape_json(event.raw.decode("utf-8", "backslashreplace")))
-    else:
-        sys.stdout.buffer.write(event.raw + b"\n")
-        sys.stdout.buffer.flush()
+    data = {"headers": event.headers, "data": orjson.Fragment(event.raw)}
+    print_json(_summary(event) | {"error": shown(event.error)} | data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Some:
-    """Events by their ids, or all that are chosen."""
-
     ids: list[str] | None = argument(
         "ID", "Events as 'ls' lists them; with --all the feed: its URL or a part.", default=None
     )
@@ -117,14 +103,12 @@ class _Some:
             raise ValueError("give IDs, or --all with at most one feed")
 
     async def load(self, store: QuarantineStore) -> list[str]:
-        """Return the ids that are given, or those of all chosen events."""
         ids, feed = self.ids or [], None
         if self.every:
             ids, feed = [], ids[0] if ids else os.environ.get("FEEDAPI_URL")
         elif self.name is None and self.partitions is None:
             return ids
-        chosen = Chosen(feed=feed, name=self.name)
-        found = await _chosen(store, chosen, self.partitions)
+        found = await _chosen(store, Chosen(feed=feed, name=self.name), self.partitions)
         return [event.id for event in found if not ids or event.id in ids]
 
 
@@ -163,7 +147,7 @@ async def replay(*, application: Application, some: _Some, json: bool = options.
         events.append({"id": event.id, "error": failure})
         if not json:
             result = "handled" if failure is None else f"failed again: {failure}"
-            report(f"{shown(event.id)}  {shown(result)}", escaped=True)
+            print(f"{shown(event.id)}  {shown(result)}")
 
     function = application.load()
     async with some.place.quarantine() as store, application.opened(function) as handler:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import msgspec
 import orjson
 
 from feedapi_client.arguments import environment_value
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from feedapi_client.model import Event
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
-_MANY_EVENTS = 1000
-_READ: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "bool": {"true": True, "false": False}.__getitem__,
-}
 _stream = partial(option, rich_help_panel="The stream")
 _cursors = partial(option, rich_help_panel="Cursors")
 _nats = partial(option, rich_help_panel="NATS")
@@ -134,26 +128,21 @@ class _Relay:
             )
 
     def new_stream(self) -> StreamOptions:
-        """Return how a new stream is made. Raises ValueError."""
         from feedapi_client.liftbridge import StreamOptions
 
-        kinds, values = get_type_hints(StreamOptions), {}
-        for name, text in (self.stream_option or {}).items():
-            if name not in kinds:
-                known = ", ".join(kinds)
-                raise ValueError(f"--stream-option: there is no {name}; there are: {known}")
-            kind = next(iter(get_args(kinds[name])), str).__name__
-            try:
-                values[name] = _READ.get(kind, str)(text)
-            except (ValueError, KeyError):
-                raise ValueError(f"--stream-option: {name} takes {kind}, not {text!r}") from None
-        made = StreamOptions(**values)
+        given, known = self.stream_option or {}, [field.name for field in fields(StreamOptions)]
+        if unknown := sorted(given.keys() - set(known)):
+            there = ", ".join(known)
+            raise ValueError(f"--stream-option: there is no {unknown[0]}; there are: {there}")
+        try:
+            made = msgspec.convert(given, StreamOptions, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"--stream-option: {error}") from None
         if self.exactly_once:
             made.for_ledger()
         return made
 
     def connect(self, patience: float) -> LiftbridgeApi | None:
-        """Return the connection to the broker's API. Raises ValueError for what is missing."""
         if not self.api:
             return None
         import grpc
@@ -195,7 +184,6 @@ async def relay(o: _Relay) -> int:
 
 
 async def _publish(o: _Relay, stop: Stopping, stack: AsyncExitStack) -> None:
-    """Relay until the end, a signal or an error."""
     from feedapi_client.liftbridge import (
         AckPolicy,
         LiftbridgePublisher,
@@ -206,7 +194,7 @@ async def _publish(o: _Relay, stop: Stopping, stack: AsyncExitStack) -> None:
     from feedapi_client.operations.opening import open_quarantine
 
     enter: Any = stack.enter_async_context
-    new, key = o.new_stream(), None if o.key is None else _Key(o.key)
+    new, key = o.new_stream(), None if o.key is None else partial(_key, o.key)
     patience = gives_up_after(RetryPolicy(give_up_after=o.feed.give_up_after))
     stream = Stream(o.stream, o.subject, o.partitions or 1)
     servers = o.nats or [_DEFAULT_NATS]
@@ -257,8 +245,6 @@ async def _publish(o: _Relay, stop: Stopping, stack: AsyncExitStack) -> None:
     )
     async with progress(lambda: (consumer, work.progress.events), quiet=o.quiet):
         await work.run()
-    if key is not None:
-        key.warn()
     if not o.quiet:
         say(_summary(work.progress, o.stream))
 
@@ -267,49 +253,18 @@ def _summary(done: Any, stream: str) -> str:
     batches = counted(done.batches, "batch", "batches")
     text = f"{counted(done.events, 'event')} in {batches} to stream {stream}, "
     text += counted(done.retries, "retry", "retries")
-    if done.put_aside:
-        text += f", {done.put_aside} too large and put aside"
-    if done.recovered:
-        text += f", {done.recovered} published again because the broker lost them"
-    return text
+    return text + (f", {done.put_aside} too large and put aside" if done.put_aside else "")
 
 
-class _Key:
-    """The key of a message by ``--key``. Says so when no event has that field: it may be a typo."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._events, self._found = path, 0, False
-
-    def __call__(self, event: Event) -> bytes | None:
-        try:
-            value: Any = event.json()
-        except ValueError:
-            text = "--key: an event is no valid JSON"
-            raise ProtocolError(text, partition=event.partition) from None
-        for name in self._path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        key = b"" if value is None else _as_bytes(value)
-        self._found = self._found or bool(key)
-        self._events += 1
-        if self._events == _MANY_EVENTS:  # a relay that follows the feed has no end
-            self.warn()
-        return key or None
-
-    def warn(self) -> None:
-        """Warn when there were events, and none had the field. Does so once."""
-        if self._events and not self._found:
-            self._found = True
-            say(
-                f"warning: of {counted(self._events, 'event')} none has the field {self._path} "
-                "of --key: their messages have no key"
-            )
-
-
-def _as_bytes(value: Any) -> bytes:
+def _key(path: str, event: Event) -> bytes | None:
     """Return a text as it is, other values as JSON."""
-    if isinstance(value, str):
-        return value.encode(errors="replace")
     try:
-        return orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        value = event.json()
+    except ValueError:
+        text = "--key: an event is no valid JSON"
+        raise ProtocolError(text, partition=event.partition) from None
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, str):
+        return value.encode(errors="replace") or None
+    return None if value is None else orjson.dumps(value)

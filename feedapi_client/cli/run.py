@@ -34,21 +34,10 @@ if TYPE_CHECKING:
     from feedapi_client.quarantine import Retry
 
 Handler = Callable[[Any], Awaitable[object]]
-_AT_ONCE = 32
-_URL_SECRETS = (
-    (re.compile(r"(://)[^/\s@'\"]+@"), r"\1***@"),
-    (re.compile(r"(https?://[^\s?#'\"]*)[?#][^\s'\"]*"), r"\1?***"),
-    (
-        re.compile(r"(?i)\b(pass(?:word|wd)?|pwd|secret|token|api[_-]?key)(\s*[=:]\s*)\S+"),
-        r"\1\2***",
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """The application's handler, and whether it takes batches or events."""
-
     handler: str = option(
         "MODULE:FUNCTION",
         "The application's 'async def handle(batch)', or with --key 'async def handle(event)', "
@@ -76,10 +65,6 @@ class Application:
         return [part.replace("~1", "/").replace("~0", "~") for part in parts]
 
     def load(self) -> Callable[..., Any]:
-        """Import the function, from the current directory too.
-
-        Raises `CommandError` when it can't be imported, or has another form.
-        """
         with refused():
             function = import_function(self.handler, "--handler")
         if _takes_a_batch(function):
@@ -88,13 +73,7 @@ class Application:
 
     @asynccontextmanager
     async def opened(self, function: Callable[..., Any]) -> AsyncIterator[Handler]:
-        """Give the handler that the function is, or that it opens.
-
-        A function without parameters returns an asynchronous context manager whose value is the
-        handler: the place for what the handler needs, such as a pool of connections. It is closed
-        at the end of the block. Raises `CommandError` for any other function, and when it can't be
-        opened.
-        """
+        """Give the handler that the function is, or that it opens for the block."""
         handler, option = function, f"--handler {self.handler}"
         async with AsyncExitStack() as stack:
             if not _takes_a_batch(function):
@@ -104,9 +83,13 @@ class Application:
                     text = f"{option} takes no batch and no event, so {error}"
                     raise CommandError(text, USAGE) from None
                 except Exception as error:
+                    # Not its text, which may quote a password, but what is known of its kind.
+                    from feedapi_client.causes import store_problem
+
+                    reason, name = store_problem(error), type(error).__qualname__
                     where = place_of(error, self.handler.partition(":")[0])
-                    text = f"{option} can't be opened: {_described(error)}{where}"
-                    raise CommandError(text) from error
+                    text = f"{name}: {reason}" if reason else name
+                    raise CommandError(f"{option} can't be opened: {text}{where}") from error
                 self._check(handler)
             yield handler
 
@@ -159,11 +142,8 @@ class _Run(Application):
         default=25.0,
         min=0,
     )
-    max_concurrency: int | None = option(
-        "N", f"Partitions that are handled at once, by default {_AT_ONCE}.", min=1
-    )
-    concurrency: int | None = option(
-        "N", f"With --key: events that are handled at once, by default {_AT_ONCE}.", min=1
+    max_concurrency: int = option(
+        "N", "Partitions, or with --key events, that are handled at once.", default=32, min=1
     )
     start: Literal["first", "last"] | None = options.where_to_begin()
     follow: bool = option(
@@ -190,13 +170,8 @@ class _Run(Application):
             object.__setattr__(self, "feed", replace(self.feed, connection=connection))
             object.__setattr__(self, "key", None)
         super().__post_init__()
-        if self.concurrency is not None and self.key is None:
-            raise ValueError("--concurrency goes with --key; partitions: --max-concurrency")
-        if self.max_concurrency is not None and self.key is not None:
-            raise ValueError("with --key, --concurrency is how many events at once")
 
     def policy(self) -> Literal["raise"] | Retry:
-        """Return what `FeedConsumer.run` takes as ``on_failure``."""
         from feedapi_client.quarantine import Quarantine, Retry
 
         if self.on_failure == "raise":
@@ -210,7 +185,7 @@ class _Run(Application):
     "run https://service/myfeed --handler shop.orders:handle --store cursors.db",
     "run https://service/myfeed --handler shop.orders:handle --store env:DATABASE_URL --share",
     "run https://service/myfeed --handler shop.orders:handle --store c.db --monitor 0.0.0.0:9464",
-    "run https://service/myfeed --handler shop.orders:each --store c.db --key /id --concurrency 99",
+    "run https://service/myfeed --handler shop.orders:each --store c.db --key /order/id",
     "run https://service/myfeed --handler shop.orders:handle --store cursors.db --journal 7",
 )
 async def run(o: _Run) -> int:
@@ -247,10 +222,9 @@ async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> Non
         consume: Callable[..., Any] = consumer.run
         if path := o.key_path():
             consume = partial(consumer.run_by_key, key=partial(_key_at, path))
-        at_once = o.max_concurrency or o.concurrency or _AT_ONCE
         async with o.opened(function) as handle:
             try:
-                await consume(handle, on_failure=o.policy(), max_concurrency=at_once)
+                await consume(handle, on_failure=o.policy(), max_concurrency=o.max_concurrency)
             except FeedError:  # of the feed or the store
                 raise
             except Exception as error:  # noqa: BLE001 - the handler may raise anything
@@ -260,39 +234,17 @@ async def _consume(o: _Run, function: Callable[..., Any], stop: Stopping) -> Non
 
 
 def _key_at(path: list[str], event: Event) -> Hashable:
-    """Return what is at one place of a payload.
-
-    Raises LookupError if there is no key, without a word of the payload.
-    """
+    """Return what is at one place of a payload. No error says a word of it."""
     found: Any = event.json()
     for part in path:
-        if isinstance(found, dict) and part in found:
-            found = found[part]
-        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
             found = found[int(part)]
         else:
-            raise LookupError("the payload has nothing at --key")
-    if isinstance(found, dict | list) or found is None:
-        raise LookupError("what the payload has at --key is no text, number or boolean")
+            found = found.get(part) if isinstance(found, dict) else None
+    if found is None or isinstance(found, dict | list):
+        raise LookupError("the payload has no text, number or boolean at --key")
     key: Hashable = found
     return key
-
-
-def _described(error: Exception) -> str:
-    """The error on one line, with why a database or a server is out of reach where that is known.
-
-    Credentials and queries of URLs are masked.
-    """
-    from feedapi_client.causes import store_problem
-    from feedapi_client.protocol.text import printable
-
-    text = store_problem(error)
-    if text is None:
-        text = printable(str(error)[:500])
-        for pattern, replacement in _URL_SECRETS:
-            text = pattern.sub(replacement, text)
-    name = type(error).__qualname__
-    return f"{name}: {text}" if text else name
 
 
 def _takes_a_batch(function: Callable[..., Any]) -> bool:

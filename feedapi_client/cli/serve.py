@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from feedapi_client import testing
-from feedapi_client.arguments import environment_value
 from feedapi_client.cli.command import CommandError, command, flag, option, stopping
-from feedapi_client.protocol.text import counted
 
 _MAX_OPEN_PARTITIONS, _ENTITIES = 64, 100
 _MAX_EVENTS = 1_000_000
 """All events are kept in memory."""
 _TYPES = ("OrderPlaced", "OrderPaid", "OrderShipped")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Publisher:
-    """The options of a `Publisher`."""
-
-    dialect: Literal["v1", "v2-draft", "v2-token"] = option(
-        help="The dialect that the publisher uses.", default="v2-token"
-    )
-    page_size: int = option("N", "Events per response.", default=1000, min=1)
-    checkpoint_every: int = option("N", "Events between two cursors.", default=100, min=1)
-    vary: bool = flag("Make every response different, as the specification allows.")
-    stream: bool = flag("Offer responses that stay open (v2-draft, v2-token).")
+_TICK = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Serve:
-    feed: _Publisher
+    dialect: Literal["v1", "v2-draft", "v2-token"] = option(
+        help="The dialect that the publisher uses.", default="v2-token"
+    )
     partitions: int = option(help="Partitions at the start.", default=2, min=1, max=1024)
+    page_size: int = option("N", "Events per response.", default=1000, min=1)
+    checkpoint_every: int = option("N", "Events between two cursors.", default=100, min=1)
+    vary: bool = flag("Make every response different, as the specification allows.")
+    stream: bool = flag("Offer responses that stay open (v2-draft, v2-token).")
     port: int = option(help="On 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535)
     history: int = option("N", "Events that are published before the start.", default=1000, min=0)
     rate: float = option("N", "New events per second.", default=10.0, min=0)
     split_every: float = option(
         "SECONDS", "Split a partition, by the two methods in turn; 0: never.", default=0.0, min=0
     )
-    rotate_every: float = option("SECONDS", "Make the token stale; 0: never.", default=0.0, min=0)
-    bearer_env: str | None = option(
-        "NAME",
-        "Require the bearer token in this environment variable.",
-        parse=lambda name: environment_value(name, "").removeprefix("Bearer ").strip(),
-    )
 
     def __post_init__(self) -> None:
-        if self.feed.dialect == "v1" and self.split_every:
+        if self.dialect == "v1" and self.split_every:
             raise ValueError("--split-every: a v1 feed has no splits")
 
 
@@ -61,10 +46,15 @@ async def serve(o: _Serve) -> None:
     """
     import anyio
 
-    filters = ("entity", "type") if o.feed.dialect == "v2-draft" else ()
-    ends = testing.Quirks(last_cursor=None if o.feed.dialect == "v1" else "closed")
     publisher = testing.Publisher(
-        o.partitions, bearer=o.bearer_env, filters=filters, quirks=ends, **vars(o.feed)
+        o.partitions,
+        dialect=o.dialect,
+        page_size=o.page_size,
+        checkpoint_every=o.checkpoint_every,
+        vary=o.vary,
+        stream=o.stream,
+        filters=("entity", "type") if o.dialect == "v2-draft" else (),
+        quirks=testing.Quirks(last_cursor=None if o.dialect == "v1" else "closed"),
     )
     feed = ExampleFeed(publisher)
     feed.publish(o.history)
@@ -74,40 +64,30 @@ async def serve(o: _Serve) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise CommandError(f"port {o.port} of 127.0.0.1 can't be used: {reason}") from None
+    options = f" --v1-partitions {o.partitions}" if o.dialect == "v1" else ""
     try:
         # First the signals: whoever reads the URL may send one at once.
-        async with stopping(), anyio.create_task_group() as tasks:
+        async with stopping():
             print(url, flush=True)
-            _hint(_first_steps(o, feed, url))
-            tasks.start_soon(_publish, feed, o.rate)
-            tasks.start_soon(_repeat, o.split_every, feed.split)
-            tasks.start_soon(_repeat, o.rotate_every, feed.rotate)
-            await anyio.sleep_forever()
+            _hint(f"try: feedapi cat {url} --follow{options}")
+            start, split_at = anyio.current_time(), o.split_every
+            while True:
+                await anyio.sleep(_TICK)
+                # By the time since the start, so that a late wake-up does not lower the rate.
+                seconds = anyio.current_time() - start
+                feed.publish(o.history + int(seconds * o.rate) - feed.published)
+                if o.split_every and seconds >= split_at:
+                    split_at += o.split_every
+                    feed.split()
     finally:
         serving.stop()
 
 
-def _first_steps(o: _Serve, feed: ExampleFeed, url: str) -> str:
-    options = f" --v1-partitions {o.partitions}" if o.feed.dialect == "v1" else ""
-    options += " --auth-env FEED_AUTH" if o.bearer_env else ""
-    events = counted(feed.published, "event")
-    return f"""a {o.feed.dialect} feed with {events}, and {o.rate:g} more a second.
-In another terminal:
-  feedapi discover {url}{options}
-  feedapi cat {url} --from last --follow{options}
-  feedapi cat {url} --store cursors.db{options} | head -5
-  feedapi cursors ls --store cursors.db
-Ctrl-C ends it."""
-
-
 class ExampleFeed:
-    """Publishes events about made-up orders, and splits partitions."""
-
     def __init__(self, publisher: testing.Publisher) -> None:
         self.publisher, self.published, self.splits = publisher, 0, 0
 
     def publish(self, count: int) -> None:
-        """Publish `count` more events, or as many as are still allowed."""
         headers = {"content-type": "application/json"} if self.publisher.dialect == "v1" else None
         while count > 0 and self.published < _MAX_EVENTS:
             entity, n = f"order-{self.published % _ENTITIES}", self.published // _ENTITIES + 1
@@ -115,14 +95,11 @@ class ExampleFeed:
             self.publisher.publish(entity, event, headers=headers)
             self.published, count = self.published + 1, count - 1
 
-    def split(self) -> str | None:
-        """Split a partition, by the two methods in turn, and return what was done.
-
-        Returns None when there are so many open partitions that no more are split.
-        """
+    def split(self) -> None:
+        """Split a partition, by the two methods in turn, unless there are many."""
         found = [each for each in self.publisher.partitions.values() if not each.closed]
         if len(found) >= _MAX_OPEN_PARTITIONS:
-            return None
+            return
         # A partition that starts after another one can't be split by cursor transfer: discovery
         # has no way to tell both its parent and the successors that take its cursor.
         roots = [each for each in found if each.starts_after is None]
@@ -131,33 +108,7 @@ class ExampleFeed:
             method, found = "cursor-from", roots
         self.splits += 1
         children = ", ".join(map(str, self.publisher.split(found[0].id, method=method)))
-        return f"partition {found[0].id} was split into {children} ({method})"
-
-    def rotate(self) -> str:
-        self.publisher.rotate_token()
-        return "the token changed"
-
-
-async def _publish(feed: ExampleFeed, rate: float) -> None:
-    import anyio
-
-    start, before = anyio.current_time(), feed.published
-    while rate and feed.published < _MAX_EVENTS:
-        await anyio.sleep(0.05)
-        # By the time since the start, so that a late wake-up does not lower the rate.
-        feed.publish(before + int((anyio.current_time() - start) * rate) - feed.published)
-    if rate:
-        _hint(f"{feed.published:,} events were published, and no more are: all are in memory")
-
-
-async def _repeat(seconds: float, action: Callable[[], str | None]) -> None:
-    """Do the action every so many seconds, 0 for never, and print what it did."""
-    import anyio
-
-    while seconds:
-        await anyio.sleep(seconds)
-        if (done := action()) is not None:
-            _hint(done)
+        _hint(f"partition {found[0].id} was split into {children} ({method})")
 
 
 def _hint(text: str) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from feedapi_client.cli import options, terminal
+from feedapi_client.cli import options
 from feedapi_client.cli.command import (
     REMOVED,
     USAGE,
@@ -20,34 +19,27 @@ from feedapi_client.cli.command import (
     option,
     run_async,
 )
-from feedapi_client.cli.terminal import Cell, age, print_line, print_table
+from feedapi_client.cli.terminal import (
+    MAX_LINE,
+    age,
+    print_json,
+    print_table,
+    report,
+    shown,
+    table,
+)
 
 Look = dict[str, Any]
-_STYLES = {
-    "reading": "blue",
-    "caught up": "green",
-    "retrying": "yellow",
-    "parked": "bold red",
-    "vanished": "red",
-}
 _ORDER = ("parked", "retrying", "vanished", "waiting")
 _COLUMNS = ("partition", "state", "rate", "behind", "in flight", "failures", "waits for", "error")
 _PROBLEMS, _LINES_AROUND = 5, 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Monitor:
-    target: str = argument("MONITOR", "A monitor: localhost:9464, or its URL.")
-    connection: options.Connection
-
-    def __post_init__(self) -> None:
-        self.connection.check_alone(self.target if "://" in self.target else "")
-
-
 @command("status localhost:9464", "status localhost:9464 --once")
 def status(
     *,
-    monitor: _Monitor,
+    target: str = argument("MONITOR", "A monitor: localhost:9464, or its URL."),
+    connection: options.Connection,
     interval: float = option("SECONDS", "Time between two looks.", default=2.0, min=0.1),
     once: bool = flag("Print it once; so it is where stdout is no terminal."),
     json: bool = options.as_json(),
@@ -59,24 +51,22 @@ def status(
     ls URL --lag' tells.
     """
     with suppress(KeyboardInterrupt):  # the way to leave a live view
-        look = run_async(_look, monitor)
+        look = run_async(_look, target, connection)
         if json:
-            terminal.print_json(look)
+            print_json(look)
         elif not once and sys.stdout.isatty():
-            run_async(_live, monitor, interval, look)
+            run_async(_live, target, connection, interval, look)
         else:
             for part in _parts(look):
-                if isinstance(part, list):
-                    print_table(_COLUMNS, part)
+                if isinstance(part, str):
+                    report(part)
                 else:
-                    print_line(*part)
+                    print_table(_COLUMNS, part)
 
 
-async def _look(monitor: _Monitor) -> Look:
-    """Ask the monitor."""
+async def _look(target: str, connection: options.Connection) -> Look:
     import httpx
 
-    target = monitor.target
     try:
         url = httpx.URL(target if "://" in target else f"http://{target}")
         url = httpx.URL(f"{str(url).rstrip('/')}/status")
@@ -84,7 +74,7 @@ async def _look(monitor: _Monitor) -> Look:
         raise CommandError("give the HOST:PORT of a monitor", USAGE) from None
     where = f"{url.host}:{url.port or ''}".rstrip(":")
     try:
-        async with monitor.connection.client() as given, httpx.AsyncClient() as client:
+        async with connection.client() as given, httpx.AsyncClient() as client:
             answer = await (given or client).get(url, timeout=20.0)
         if answer.status_code == httpx.codes.OK and "process" in (found := answer.json()):
             return dict(found)
@@ -97,33 +87,27 @@ async def _look(monitor: _Monitor) -> Look:
     raise CommandError(text)
 
 
-async def _live(monitor: _Monitor, interval: float, look: Look) -> None:
-    """Look again and again."""
+async def _live(target: str, connection: options.Connection, interval: float, look: Look) -> None:
     import anyio
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.live import Live
+    from rich.text import Text
 
-    screen, failure = terminal.console(), ""
-
-    def drawn() -> Group:
-        return Group(
-            *(
-                terminal.table(_COLUMNS, part)
-                if isinstance(part, list)
-                else terminal.plain(*part, terminal.MAX_LINE)
-                for part in _parts(look, rows=screen.height, failure=failure)
-            )
-        )
-
-    with Live(drawn(), console=screen, screen=True, auto_refresh=False) as live:
+    screen, failure = Console(highlight=False), ""
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
         while True:
+            parts = [*filter(None, [failure]), *_parts(look, rows=screen.height)]
+            drawn = (
+                Text(shown(part, MAX_LINE)) if isinstance(part, str) else table(_COLUMNS, part)
+                for part in parts
+            )
+            live.update(Group(*drawn), refresh=True)
             await anyio.sleep(interval)
             try:
-                before, look, failure = look, await _look(monitor), ""
+                before, look, failure = look, await _look(target, connection), ""
                 _add_rates(before, look)
             except CommandError as error:  # the process may be about to start again
                 failure = str(error)
-            live.update(drawn(), refresh=True)
 
 
 def _add_rates(before: Look, look: Look) -> None:
@@ -142,53 +126,46 @@ def _add_rates(before: Look, look: Look) -> None:
             each["rate"] = max(0, each.get("events", 0) - count) / seconds
 
 
-def _parts(
-    look: Look, *, rows: int = 0, failure: str = ""
-) -> Iterator[tuple[str, str] | list[list[Cell]]]:
-    """Yield what is shown: lines with their style, and the cells of tables.
-
-    With `rows` it is about as long as so many lines.
-    """
-    for text in filter(None, ((look.get("blocked") or {}).get("text"), failure)):
-        yield text, "bold red"
+def _parts(look: Look, *, rows: int = 0) -> Iterator[str | list[list[str]]]:
+    """Yield lines and the rows of tables; with `rows` about as much as so many lines hold."""
+    if blocked := look.get("blocked"):
+        yield blocked["text"]
     for consumer in look["consumers"]:
         health, partitions = consumer["health"], sorted(consumer["partitions"], key=_rank)
         word = "ready" if health["ready"] else "not ready" if health["live"] else "not live"
-        style = {"ready": "bold green", "not ready": "bold yellow"}.get(word, "bold red")
-        yield f"{consumer['name']} @ {consumer['feed']} · {word}", style
+        yield f"{consumer['name']} @ {consumer['feed']} · {word}"
         states = sorted(consumer["states"].items(), key=lambda item: -item[1])
         figures = [f"{count:,} {state}" for state, count in states]
         if rates := [each["rate"] for each in partitions if "rate" in each]:
             figures.append(f"{sum(rates):,.1f} events/s")
-        yield " · ".join(figures), ""
+        yield " · ".join(figures)
         problems, more = health["problems"][:_PROBLEMS], health["problem_count"] - _PROBLEMS
         for problem in problems:
             where = "" if problem["partition"] is None else f" partition {problem['partition']}"
-            yield f"{problem['name']}{where}: {problem['text']}", "red"
+            yield f"{problem['name']}{where}: {problem['text']}"
         if more > 0:
-            yield f"and {more} more problems", "red"
+            yield f"and {more} more problems"
         share = max(3, rows // len(look["consumers"])) - _LINES_AROUND - len(problems)
         room = max(1, share) if rows else len(partitions)
         yield [_row(each) for each in partitions[:room]]
         if partitions[room:]:
-            yield f"{len(partitions[room:]):,} more", "dim"
+            yield f"{len(partitions[room:]):,} more"
 
 
-def _row(each: dict[str, Any]) -> list[Cell]:
+def _row(each: dict[str, Any]) -> list[str]:
     """Return the cells of a partition. What an end waits for has its time, as evidence (R6)."""
     waits = ", ".join(map(str, each.get("waits_for", ())[:4]))
-    evidence = each.get("evidence_seconds")
-    wait = (each.get("wait") or "") + ("" if evidence is None else f", {age(evidence)}")
+    wait = ", ".join(filter(None, (each.get("wait"), age(each.get("evidence_seconds")))))
     failures = each.get("handler_failures", 0) + each.get("fetch_failures", 0)
     return [
         str(each["id"]),
-        (each["state"], _STYLES.get(each["state"], "dim")),
+        each["state"],
         f"{each['rate']:,.1f}" if "rate" in each else "",
         "caught up" if each.get("caught_up") else age(each.get("behind_seconds")),
         age(each.get("in_flight_seconds")),
-        (str(failures or ""), "red"),
+        str(failures or ""),
         f"partition {waits}" if waits else wait,
-        (each.get("error") or "", "red"),
+        each.get("error") or "",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import os
@@ -21,9 +20,7 @@ import orjson
 from feedapi_client.protocol.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from feedapi_client.consumer import FeedConsumer
 
@@ -35,8 +32,6 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({}))} | {
     *("message", "asctime", "taskName", "color_message")
 }
 _JSON_ESCAPED = re.compile(r"[^\n -~]")
-Cell = str | tuple[str, str]
-"""A text, or a text and its style."""
 
 
 # ---------------------------------------------------------------------- text from elsewhere
@@ -67,14 +62,10 @@ def escape_json(text: str, encoding: str | None = "utf-8") -> str:
     return _JSON_ESCAPED.sub(escaped, text)
 
 
-def json_text(value: Any) -> str:
-    """Return a value, or JSON in bytes, as JSON that stdout can encode."""
-    data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    return escape_json(data.decode(), sys.stdout.encoding)
-
-
 def print_json(value: Any) -> None:
-    print(json_text(value))
+    """Print a value, or JSON in bytes, as JSON that stdout can encode."""
+    data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    print(escape_json(data.decode(), sys.stdout.encoding))
 
 
 # ---------------------------------------------------------------------- stderr
@@ -98,8 +89,6 @@ def say(text: str, level: int = logging.INFO) -> None:
 
 
 class JSONLines(logging.Formatter):
-    """Log records as JSON objects, one a line, with their structured fields."""
-
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
@@ -143,44 +132,29 @@ class OnceAMinute(logging.Filter):
 # ---------------------------------------------------------------------- stdout
 
 
-def report(text: str, *, escaped: bool = False) -> None:
-    """Print what was done. It is done, and no error, where stdout can't be written."""
-    line = text if escaped else shown(text, MAX_LINE)
-    try:
-        print(line, flush=True)
-    except OSError as error:
-        discard(sys.stdout)
-        if error.errno != errno.EPIPE:
-            say(f"stdout can't be written ({error.strerror}), but this is done: {line}")
+def report(text: object, *, indent: str = "") -> None:
+    print(f"{indent}{shown(text, MAX_LINE)}")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on a terminal, and tab-separated lines where stdout is none."""
     if sys.stdout.isatty():
-        console().print(table(columns, rows))
+        from rich.console import Console
+
+        Console(highlight=False).print(table(columns, rows))
         return
     for row in (columns, *rows):
-        print("\t".join(shown(each if isinstance(each, str) else each[0]) for each in row))
+        print("\t".join(map(shown, row)))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     drawn = Table(*columns)
     for row in rows:
-        drawn.add_row(*(plain(each) if isinstance(each, str) else plain(*each) for each in row))
+        drawn.add_row(*(Text(shown(cell)) for cell in row))  # in which rich finds no markup
     return drawn
-
-
-def print_line(text: object, style: str = "", *, indent: str = "") -> None:
-    console().print(indent, plain(text, style, MAX_LINE), sep="")
-
-
-def plain(text: object, style: str = "", limit: int = MAX_SHOWN) -> Text:
-    """Return text as `shown` does, for rich, which finds no markup in it."""
-    from rich.text import Text
-
-    return Text(shown(text, limit), style=style)
 
 
 def age(seconds: float | None) -> str:
@@ -192,34 +166,15 @@ def age(seconds: float | None) -> str:
     return f"{seconds / size:.0f} {unit}"
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console on stdout or stderr, whose lines are wide where that is no terminal."""
-    from rich.console import Console
-
-    class RaisingConsole(Console):
-        def on_broken_pipe(self) -> None:  # rich's own exits with code 1
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else MAX_SHOWN
-    return RaisingConsole(stderr=stderr, highlight=False, width=width)
-
-
 def prepare_streams() -> None:
-    """Let stdout and stderr take any text, whatever their encoding, and replace closed streams.
-
-    Raises SystemExit where stdout is closed.
-    """
-    if sys.stderr is None:
-        # Another file could get the descriptor of a closed stderr, and be written to instead.
-        if (null := os.open(os.devnull, os.O_WRONLY)) != 2:
-            os.dup2(null, 2)
-            os.close(null)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    """Let stdout and stderr take any text, whatever their encoding."""
+    if sys.stderr is None:  # a caller closed it, and another file could get its descriptor
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         sys.stderr.write("feedapi: stdout is closed\n")
         raise SystemExit(1)
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -233,61 +188,45 @@ def discard(stream: TextIO) -> None:
         os.close(null)
 
 
-class OutputClosedError(Exception):
-    """The reader of stdout has closed it."""
+async def write_bytes(data: bytes) -> None:
+    """Write data on stdout, in a thread: a slow reader does not hold up signals."""
+    from anyio.to_thread import run_sync
+
+    if data:
+        await run_sync(_write, data)
 
 
-class Output:
-    """Stdout, for bytes. It notices when its reader goes away: `OutputClosedError`."""
+def _write(data: bytes) -> None:
+    if sys.stdout.isatty():  # JSON forbids only control characters below U+0020 in a text
+        data = escape_json(data.decode("utf-8", "backslashreplace")).encode()
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        sys.stdout.buffer.write(data)
+        return
+    # Not with sys.stdout: when Python runs unbuffered it writes only a part of the data, and after
+    # a failure it keeps the rest and tries again when Python exits.
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
-    def __init__(self) -> None:
-        self._file: int | None = None  # where stdout is no file
-        with suppress(OSError, ValueError):
-            self._file = sys.stdout.fileno()
 
-    async def write(self, data: bytes) -> None:
-        """Write data and flush it, in a thread: a slow reader does not hold up signals."""
-        from anyio.to_thread import run_sync
+async def reader_gone() -> None:
+    """Wait until the reader of a pipe is gone, for ever where stdout is no pipe.
 
-        if data:
-            await run_sync(self._write, data)
+    Without this it is noticed only at the next write.
+    """
+    import anyio
 
-    async def watch_reader(self) -> None:
-        """Wait until the reader of a pipe is gone. Returns at once where stdout is no pipe.
-
-        Without this it is noticed only at the next write.
-        """
-        import anyio
-
-        mode = 0 if self._file is None else os.fstat(self._file).st_mode
-        if self._file is None or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return
-        if hasattr(select, "poll"):
-            poll = select.poll()
-            poll.register(self._file, 0)
+    with suppress(OSError, AttributeError):  # stdout is no file, or the system has no poll()
+        descriptor, poll = sys.stdout.fileno(), select.poll()
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            poll.register(descriptor, 0)
             while not poll.poll(0):  # noqa: ASYNC110 - the event loop can't wait for this event
                 await anyio.sleep(0.5)
-            raise OutputClosedError
-
-    def _write(self, data: bytes) -> None:
-        if sys.stdout.isatty():  # JSON forbids only control characters below U+0020 in a text
-            data = escape_json(data.decode("utf-8", "backslashreplace")).encode()
-        # Not with sys.stdout: when Python runs unbuffered it writes only a part of the data, and
-        # after a failure it keeps the rest and tries again when Python exits.
-        try:
-            if self._file is None:
-                sys.stdout.buffer.write(data)
-                return
-            rest = memoryview(data)
-            while rest:
-                try:
-                    rest = rest[os.write(self._file, rest) :]
-                except BlockingIOError:  # another process made the terminal non-blocking
-                    select.select([], [self._file], [])
-        except BrokenPipeError:
-            raise OutputClosedError from None
-        except OSError as error:
-            raise OSError(error.errno, f"writing to stdout failed: {error.strerror}") from None
+            return
+    await anyio.sleep_forever()
 
 
 @asynccontextmanager
@@ -302,10 +241,11 @@ async def progress(
         yield
         return
     import anyio
+    from rich.console import Console
     from rich.progress import Progress, TextColumn
 
     column = TextColumn("{task.completed:,} events · {task.description}", style="bold")
-    line = Progress(column, console=console(stderr=True), redirect_stdout=False)
+    line = Progress(column, console=Console(stderr=True), redirect_stdout=False)
     task = line.add_task("", total=None)
 
     def show() -> None:

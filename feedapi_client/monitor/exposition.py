@@ -52,7 +52,6 @@ class Exposition(Meters, Collector):
         ]
 
     def render(self, accept: str, snapshots: Sequence[Snapshot]) -> bytes:
-        """Return the metrics as an ``Accept`` header wishes; see `media_type`."""
         self._snapshots = snapshots
         encode, _ = choose_encoder(accept)
         return encode(self._registry)
@@ -62,22 +61,15 @@ class Exposition(Meters, Collector):
             observation.close()
 
     def describe(self) -> list[Family]:
-        """Nothing, so that registering reads no consumer."""
-        return []
+        return []  # so that registering reads no consumer
 
     def collect(self) -> Iterator[Family]:
-        """Return the families of all metrics that have a value."""
         for metric in METRICS:
             if found := self.read(metric):
                 yield _family(metric, found)
 
     def _look(self, number: int) -> tuple[ConsumerStatus, Health]:
         return self._snapshots[number].status, self._snapshots[number].health
-
-
-def media_type(accept: str) -> str:
-    """Return the media type that an ``Accept`` header wishes: one of a few."""
-    return choose_encoder(accept)[1]
 
 
 def _family(metric: Metric, found: dict[Attributes, Numbers]) -> Family:

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import orjson
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.monitor.exposition import Exposition, media_type
+from feedapi_client.monitor.exposition import Exposition
 from feedapi_client.monitor.snapshots import Snapshots
 from feedapi_client.monitor.status_json import Quarantined, health_json, status_json
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
@@ -61,8 +62,6 @@ class Monitor:
         hosts: Collection[str] | None = None,
         _snapshots: Snapshots | None = None,
     ) -> None:
-        if not consumers:
-            raise TypeError("a Monitor needs a consumer")
         self._snapshots = _snapshots or Snapshots(consumers, quarantine)
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._exposition = Exposition(consumers)
@@ -131,8 +130,9 @@ class Monitor:
         seen, accept = await self._snapshots.look(), request.headers.get("accept", "")
         if seen.blocked is not None:
             return Response("the event loop does not answer", 503)
+        media_type = choose_encoder(accept)[1]  # one of a few
         return self._kept(
-            media_type(accept), seen.taken, lambda: self._exposition.render(accept, seen.snapshots)
+            media_type, seen.taken, lambda: self._exposition.render(accept, seen.snapshots)
         )
 
     def _kept(self, media_type: str, taken: float, render: Callable[[], bytes]) -> Response:

@@ -17,7 +17,6 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 import uvicorn
-from anyio.abc import TaskGroup
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from feedapi_client.consumer import FeedConsumer
@@ -113,35 +112,23 @@ class MonitorServer:
         quarantine: QuarantineStore | None,
         hosts: Collection[str] | None,
     ) -> None:
-        if not consumers:
-            raise TypeError("serve needs a consumer")
-        self._consumers = consumers
-        self._address = (host, port)
-        self._quarantine = quarantine
-        self._hosts = hosts
-        self._tasks: TaskGroup | None = None
-        self._monitor: Monitor | None = None
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
+        self._snapshots = Snapshots(consumers, quarantine)
+        self._consumers, self._address, self._hosts = consumers, (host, port), hosts
         self.url = ""
         """Where it listens, while it does."""
 
     async def __aenter__(self) -> Self:
-        listener = _listen(*self._address)
-        try:
-            self._tasks = anyio.create_task_group()
-            await self._tasks.__aenter__()
-        except BaseException:
-            listener.close()
-            raise
-        snapshots = Snapshots(self._consumers, self._quarantine)
-        snapshots.push(self._tasks)
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        listener = socket.create_server(self._address, family=family, backlog=_BACKLOG)
         host, port = listener.getsockname()[:2]
         hosts = ("localhost",) if self._hosts is None else self._hosts
         if self._hosts is None and not ip_address(host).is_loopback:
             hosts = ("localhost", socket.gethostname())
-        self._monitor = Monitor(*self._consumers, hosts=hosts, _snapshots=snapshots)
         self.url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._snapshots.push(self._tasks)
+        self._monitor = Monitor(*self._consumers, hosts=hosts, _snapshots=self._snapshots)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._monitor,
@@ -166,10 +153,6 @@ class MonitorServer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self._server is not None
-        assert self._thread is not None
-        assert self._tasks is not None
-        assert self._monitor is not None
         self._server.should_exit = True
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join)
@@ -192,8 +175,3 @@ async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
 
     asyncio.get_running_loop().set_exception_handler(throttled)
     await server.serve([listener])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -55,10 +55,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSnapshots:
-    """All consumers of a monitor, and what is wrong with the event loop that they run in.
-
-    With a blocked event loop the snapshots are the last ones that could be taken.
-    """
+    """Of all consumers; with a blocked event loop they are the last that could be taken."""
 
     snapshots: Sequence[Snapshot]
     taken: float
@@ -68,7 +65,7 @@ class ConsumerSnapshots:
 
 
 def take_snapshots(consumers: Sequence[FeedConsumer]) -> list[Snapshot]:
-    """Return a snapshot of each consumer. To be called in their event loop."""
+    """Return a snapshot of each consumer, in their event loop."""
     return [
         Snapshot(datetime.now(UTC), each.key.name, each.status(), each.health(), each.topology())
         for each in consumers
@@ -88,7 +85,7 @@ class _Pushed(Generic[T]):
         self.wanted = False
 
     async def read(self, max_age: float, timeout: float) -> None:
-        """Have a value that is not too old. Raises TimeoutError, and what taking it raised."""
+        """Renew what is too old. Raises TimeoutError, and what taking it raised."""
         asked = time.monotonic()
         if asked - self.taken < max_age:
             return
@@ -103,7 +100,6 @@ class _Pushed(Generic[T]):
             raise self._error
 
     async def renew(self) -> None:
-        """Take the value. To be called in the event loop of the consumers."""
         self._error = None
         try:
             self.value = await self._take()
@@ -113,17 +109,14 @@ class _Pushed(Generic[T]):
 
 
 class Snapshots:
-    """What a monitor shows of its consumers, at most half a second old.
-
-    Arguments:
-        quarantine: where quarantined events are; None for beside the cursors of each consumer.
-    """
+    """What a monitor shows of its consumers, at most half a second old."""
 
     def __init__(
         self, consumers: Sequence[FeedConsumer], quarantine: QuarantineStore | None
     ) -> None:
-        self._consumers = consumers
-        self._quarantine = quarantine
+        if not consumers:
+            raise TypeError("a monitor needs a consumer")
+        self._consumers, self._quarantine = consumers, quarantine
         self._stall_timeout = min(consumer.limits.stall_timeout for consumer in consumers)
         self._thread = 0
         self._beat = 0.0
@@ -132,7 +125,7 @@ class Snapshots:
         self._quarantined = _Pushed[list[dict[str, Any] | None]](self._take_quarantined, [])
 
     def push(self, tasks: TaskGroup) -> None:
-        """Serve a monitor in another thread. To be called in the event loop of the consumers."""
+        """Serve a monitor in another thread, from the event loop of the consumers."""
         self._thread, self._beat = threading.get_ident(), time.monotonic()
         self._snapshots.pushed = self._quarantined.pushed = True
         tasks.start_soon(self._push, tasks)
@@ -147,7 +140,6 @@ class Snapshots:
             await anyio.sleep(_TICK)
 
     async def look(self) -> ConsumerSnapshots:
-        """Return the snapshots. Where the event loop does not answer, they are the last ones."""
         pushed = self._snapshots
         try:
             await pushed.read(_MAX_AGE, _TIMEOUT)
@@ -162,7 +154,7 @@ class Snapshots:
         return ConsumerSnapshots(pushed.value, pushed.taken)
 
     async def quarantined(self) -> Sequence[Mapping[str, Any] | None]:
-        """Return the first quarantined events of each consumer; None where that can't be said."""
+        """Return the oldest events of each consumer, no payload; None where that can't be said."""
         try:
             timeout = 2 * _QUARANTINE_TIMEOUT
             await self._quarantined.read(_QUARANTINED_SECONDS, timeout)
@@ -182,7 +174,6 @@ class Snapshots:
         return found
 
     async def _read_quarantined(self, consumer: FeedConsumer) -> dict[str, Any] | None:
-        """Where the oldest quarantined events are, and why. No payload."""
         try:
             store = self._quarantine or quarantine_beside(consumer.store)
             events = await store.page(consumer.key, limit=_QUARANTINED_SHOWN + 1)
@@ -213,7 +204,6 @@ def frame_of_thread(id: int) -> FrameType | None:
 
 
 def _place_of_thread(id: int) -> str:
-    """Where a thread is: its innermost frames in one line."""
     frame = frame_of_thread(id)
     if frame is None:
         return "an unknown place"

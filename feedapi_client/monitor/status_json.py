@@ -27,7 +27,6 @@ Quarantined = Mapping[str, Any] | None
 
 
 def status_json(seen: ConsumerSnapshots, quarantined: Sequence[Quarantined]) -> dict[str, Any]:
-    """Return everything that is known, in values that JSON has."""
     from feedapi_client import __version__
 
     return {
@@ -43,7 +42,6 @@ def status_json(seen: ConsumerSnapshots, quarantined: Sequence[Quarantined]) -> 
 
 
 def health_json(seen: ConsumerSnapshots) -> dict[str, Any]:
-    """Return whether all consumers are live, whether all are ready, and what is wrong."""
     healths = [snapshot.health for snapshot in seen.snapshots]
     problems = [seen.blocked] if seen.blocked else []
     problems += [problem for health in healths for problem in health.problems]

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feedapi_client.operations.exported import (
-        count_replaced,
         export_positions,
         import_positions,
         parse_export,
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     from feedapi_client.operations.feed_lag import LagState, PartitionLag, lag
     from feedapi_client.operations.repair import (
         Change,
-        apply_change,
         drain,
-        positions_of_time,
         restore,
         rewind,
     )
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
         rename,
         reset,
         set_position,
-        with_lag,
     )
 
 __all__ = [
@@ -59,9 +55,7 @@ __all__ = [
     "OperationError",
     "PartitionLag",
     "Skipped",
-    "apply_change",
     "check_unused",
-    "count_replaced",
     "drain",
     "export_positions",
     "import_positions",
@@ -70,14 +64,12 @@ __all__ = [
     "list_positions",
     "move",
     "parse_export",
-    "positions_of_time",
     "rename",
     "reset",
     "restore",
     "rewind",
     "set_position",
     "skip",
-    "with_lag",
 ]
 
 _MODULES = ("stored_positions", "exported", "feed_access", "feed_lag", "repair", "skip_to_end")

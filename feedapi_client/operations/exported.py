@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import orjson
+from msgspec import Meta, Struct
 
 from feedapi_client.errors import NegotiationError
-from feedapi_client.model import MAX_PARTITION, FeedKey, Position
+from feedapi_client.model import MAX_PARTITION, FeedKey, Position, Status
 from feedapi_client.operations.stored_positions import FeedPositions, check_cursor, check_unused
-from feedapi_client.stores.base import AdministrableStore, CursorStore
+from feedapi_client.stores.base import AdministrableStore
 
 FORMAT = "feedapi-cursors/1"
 _NEWER = re.compile(r"feedapi-cursors/[1-9]\d*")
-_STATUSES = ("open", "drained", "superseded")
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,15 +27,6 @@ def export_positions(feeds: Iterable[FeedPositions]) -> bytes:
     """Return positions as the JSON that `parse_export` reads."""
     value = {"format": FORMAT, "feeds": [_feed_as_json(feed) for feed in feeds]}
     return orjson.dumps(value, option=orjson.OPT_INDENT_2)
-
-
-async def count_replaced(
-    store: CursorStore, feeds: Mapping[FeedKey, Mapping[int, Position]]
-) -> int:
-    """Return how many stored positions `import_positions` would replace."""
-    return sum(
-        [len((await store.load(key)).keys() & positions.keys()) for key, positions in feeds.items()]
-    )
 
 
 async def import_positions(
@@ -62,23 +54,58 @@ async def import_positions(
     ]
 
 
+class _Row(Struct):
+    partition: Annotated[int, Meta(ge=0, le=MAX_PARTITION)]
+    cursor: str | None = None
+    status: Status | None = None
+
+
+class _Feed(Struct):
+    url: str
+    name: Annotated[str, Meta(min_length=1)]
+    filters: dict[str, str]
+    positions: list[_Row]
+
+    def parsed(self) -> tuple[FeedKey, dict[int, Position]]:
+        texts = (self.url, self.name, *self.filters, *self.filters.values())
+        if "\0" in "".join(texts):  # PostgreSQL takes none
+            raise ValueError
+        positions = []
+        for row in self.positions:
+            if row.cursor is not None:
+                check_cursor(row.cursor)
+                if row.status is None:
+                    raise ValueError
+                positions.append((row.partition, Position(row.cursor, row.status)))
+        return FeedKey(self.url, self.name, self.filters), _unique(positions)
+
+
+class _Format(Struct):
+    format: str
+
+
+class _Export(_Format):
+    feeds: list[_Feed]
+
+
 def parse_export(text: bytes) -> dict[FeedKey, dict[int, Position]]:
     """Return the positions of an export, in UTF-8, or as another program saved it in Unicode.
 
     Raises:
         ValueError: the text is no export, or a newer version of this package wrote it.
     """
-    newer = None
+    written = ""
     try:
-        value = orjson.loads(text.decode(json.detect_encoding(text)))
-        if value["format"] != FORMAT:
-            newer = _NEWER.fullmatch(value["format"])
+        decoded = text.decode(json.detect_encoding(text))
+        written = msgspec.json.decode(decoded, type=_Format).format
+        if written != FORMAT:
             raise ValueError
-        return _unique([(_parse_key(feed), _parse_positions(feed)) for feed in value["feeds"]])
-    except (ValueError, KeyError, TypeError, AttributeError, NegotiationError):
-        if newer is not None:
+        feeds = msgspec.json.decode(decoded, type=_Export).feeds
+        return _unique([feed.parsed() for feed in feeds])
+    except (ValueError, RecursionError, msgspec.MsgspecError, NegotiationError):
+        if written != FORMAT and _NEWER.fullmatch(written):
             raise ValueError(
-                f"a newer version of feedapi-client wrote this export (format {newer[0]}, this one "
+                f"a newer version of feedapi-client wrote this export (format {written}, this one "
                 f"reads {FORMAT}): update feedapi-client here"
             ) from None
         raise ValueError(
@@ -106,42 +133,8 @@ def _row(feed: FeedPositions, id: int) -> dict[str, Any]:
     return row
 
 
-def _parse_key(feed: dict[str, Any]) -> FeedKey:
-    url, name, filters = feed["url"], feed["name"], feed["filters"]
-    if not name or not isinstance(filters, dict):
-        raise ValueError
-    if not all(_is_text(text) for text in (url, name, *filters, *filters.values())):
-        raise ValueError
-    return FeedKey(url, name, filters)
-
-
-def _is_text(value: object) -> bool:
-    # PostgreSQL takes no NUL, and no database a lone surrogate.
-    return isinstance(value, str) and "\0" not in value
-
-
-def _parse_positions(feed: dict[str, Any]) -> dict[int, Position]:
-    rows = [row for row in feed["positions"] if "cursor" in row]
-    return _unique([(_parse_id(row), _parse_position(row)) for row in rows])
-
-
 def _unique(items: list[tuple[K, V]]) -> dict[K, V]:
-    """Return the items as a dictionary. Raises ValueError for a key that is there twice."""
     found = dict(items)
     if len(found) < len(items):
         raise ValueError
     return found
-
-
-def _parse_id(row: dict[str, Any]) -> int:
-    id = row["partition"]
-    if type(id) is not int or not 0 <= id <= MAX_PARTITION:
-        raise ValueError
-    return id
-
-
-def _parse_position(row: dict[str, Any]) -> Position:
-    if row["status"] not in _STATUSES or not isinstance(row["cursor"], str):
-        raise ValueError
-    check_cursor(row["cursor"])
-    return Position(row["cursor"], row["status"])

@@ -87,7 +87,12 @@ async def open_store(
     """
     where = location(where)
     scheme, url, _ = where.partition("://")
-    kept = Journal(keep=None)
+
+    def kept(place: str, table: str, found: set[str]) -> Journal | None:
+        if not create and table not in found:
+            raise OperationError(f"{place}: the database holds no cursors (no table {table})")
+        return journal or (Journal(keep=None) if f"{table}_journal" in found else None)
+
     if url and scheme in _LEDGERS:
         ledgers = import_module("feedapi_client.liftbridge.ledger_url")
         async with ledgers.open_ledger(where, create=create) as ledger:
@@ -102,10 +107,7 @@ async def open_store(
                 f"(sqlite+aiosqlite:///{where}) for another one"
             )
         found = _tables(where, required=not create)
-        if not create and table not in found:
-            raise OperationError(f"{where}: the database holds no cursors (no table {table})")
-        journal = journal or (kept if f"{table}_journal" in found else None)
-        async with SQLiteCursorStore(where, journal=journal) as file:
+        async with SQLiteCursorStore(where, journal=kept(where, table, found)) as file:
             yield file
     else:
         if re.fullmatch(r"(\w+\.)?\w+", table) is None:
@@ -114,12 +116,11 @@ async def open_store(
         async with _database(where, schema, (name, f"{name}_journal")) as (engine, found):
             from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
-            if not create and name not in found:
-                place = without_secrets(where)
-                raise OperationError(f"{place}: the database holds no cursors (no table {table})")
-            journal = journal or (kept if f"{name}_journal" in found else None)
             database = SQLAlchemyCursorStore(
-                engine, table=name, schema=schema or None, journal=journal
+                engine,
+                table=name,
+                schema=schema or None,
+                journal=kept(without_secrets(where), name, found),
             )
             if create:
                 await database.create_tables()

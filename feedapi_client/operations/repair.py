@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from feedapi_client.errors import AmbiguousLineageError, LineageError, StoreError
-from feedapi_client.model import FIRST, FeedInfo, FeedKey, Partition, Position
+from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.operations.feed_access import FeedAccess
 from feedapi_client.operations.stored_positions import OperationError, check_cursor, check_unused
-from feedapi_client.protocol.text import names, quoted, shown
+from feedapi_client.protocol.text import names, shown
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
 from feedapi_client.stores.journal import check_rewind
 
@@ -26,25 +26,11 @@ class Change:
         key: the feed and consumer.
         before: all its positions.
         after: the positions that are other ones. Empty when there is nothing to do.
-        reason: what the feed and the store say, for the person who has to decide.
     """
 
     key: FeedKey
     before: Positions
     after: Positions
-    reason: str = ""
-
-
-async def apply_change(store: CursorStore, change: Change, *, force: bool = False) -> None:
-    """Save what `drain` or `restore` planned with `dry_run`: all of it, or nothing.
-
-    Raises:
-        FencedError: a consumer saved one of the positions after the change was planned.
-    """
-    if not force:
-        await check_unused(store, [change.key])
-    if change.after:
-        await store.save(change.key, change.after)
 
 
 async def drain(
@@ -70,54 +56,33 @@ async def drain(
     stored = await _stored(store, feed.key, force=force)
     found = stored.get(partition)
     listed = (await feed.discover()).partitions.get(partition)
-    reason = f"{_state(listed)}; {_cursor(found)} is stored"
     if found is not None and found.status == "drained":
-        return Change(feed.key, stored, {}, reason)
-    _check_drain(f"{feed.key}: partition {partition}", listed, found, force=force)
+        return Change(feed.key, stored, {})
+    where = f"{feed.key}: partition {partition}"
+    if found is not None and found.status == "superseded":
+        raise OperationError(
+            f"{where} is superseded: its successors took over its cursor, nobody waits for it"
+        )
+    if listed is not None and not listed.closed and not force:
+        raise OperationError(
+            f"{where} is open: the feed may add events to it, and its children would start before "
+            "those. If the feed's answer lags behind and the partition is closed, give --force "
+            "(force=True)"
+        )
+    if listed is None and found is None and not force:
+        raise OperationError(
+            f"{where} is neither listed by the feed nor stored. If a child waits for it all the "
+            "same, give --force (force=True)"
+        )
     if found is not None:
         drained = found.advance(status="drained")
     else:
         end = listed.last_cursor if listed is not None else None
         drained = Position.after(None, end or FIRST, "drained")
-    change = Change(feed.key, stored, {partition: drained}, reason)
+    change = Change(feed.key, stored, {partition: drained})
     if not dry_run:
-        await apply_change(store, change, force=force)
+        await store.save(feed.key, change.after)
     return change
-
-
-def _check_drain(
-    where: str, listed: Partition | None, stored: Position | None, *, force: bool
-) -> None:
-    if stored is not None and stored.status == "superseded":
-        raise OperationError(
-            f"{where} is superseded: its successors took over its cursor, nobody waits for it"
-        )
-    if force:
-        return
-    if listed is not None and not listed.closed:
-        raise OperationError(
-            f"{where} is open: the feed may add events to it, and its children would start before "
-            "those. A consumer reads an open partition on, drained or not. If the feed's answer "
-            "lags behind and the partition is closed, give --force (force=True)"
-        )
-    if listed is None and stored is None:
-        raise OperationError(
-            f"{where} is neither listed by the feed nor stored. If a child waits for it all the "
-            "same, give --force (force=True)"
-        )
-
-
-def _state(listed: Partition | None) -> str:
-    if listed is None:
-        return "is not listed by the feed"
-    if not listed.closed:
-        return "is open"
-    end = listed.last_cursor
-    return "is closed" + ("" if end is None else f" and ends at '{quoted(end)}'")
-
-
-def _cursor(stored: Position | None) -> str:
-    return "no cursor" if stored is None else f"the cursor '{quoted(stored.cursor)}'"
 
 
 async def restore(
@@ -151,33 +116,25 @@ async def restore(
         check_cursor(cursor)
     stored = await _stored(store, feed.key, force=force)
     info = await feed.discover()
-    if not force:
-        _check_rolled_back(feed.key, info, partitions)
-    url = feed.key.url
-    if successors is None and all(_is_drained(stored.get(id)) for id in partitions):
-        successors = []  # it has children, which keep their cursors
-    elif successors is None:
-        successors = presumed_successors(stored, info, partitions, feed=url)
-    after = restored_positions(stored, partitions, set(successors), cursor, feed=url)
-    change = Change(feed.key, stored, after)
-    if not dry_run:
-        await apply_change(store, change, force=force)
-    return change
-
-
-def _check_rolled_back(key: FeedKey, info: FeedInfo, partitions: Collection[int]) -> None:
-    for partition in sorted(partitions):
+    for partition in () if force else sorted(partitions):
         listed = info.partitions.get(partition)
         if listed is None or listed.closed:
             state = "does not list it" if listed is None else "lists it as closed"
             raise OperationError(
-                f"{key}: partition {partition} was not rolled back: the feed {state}. If its "
+                f"{feed.key}: partition {partition} was not rolled back: the feed {state}. If its "
                 "answer lags behind, give --force (force=True)"
             )
-
-
-def _is_drained(stored: Position | None) -> bool:
-    return stored is not None and stored.status == "drained"
+    url = feed.key.url
+    _check_over(stored, partitions, url)
+    if successors is None:
+        # What is drained has children, which keep their cursors.
+        drained = all(stored[id].status == "drained" for id in partitions)
+        successors = [] if drained else presumed_successors(stored, info, partitions, feed=url)
+    after = restored_positions(stored, partitions, set(successors), cursor, feed=url)
+    change = Change(feed.key, stored, after)
+    if not dry_run:
+        await store.save(feed.key, change.after)
+    return change
 
 
 async def _stored(store: CursorStore, key: FeedKey, *, force: bool) -> dict[int, Position]:
@@ -192,38 +149,18 @@ async def _stored(store: CursorStore, key: FeedKey, *, force: bool) -> dict[int,
 
 
 def presumed_successors(
-    stored: Mapping[int, Position], info: FeedInfo, partitions: Collection[int], *, feed: str
+    stored: Positions, info: FeedInfo, partitions: Collection[int], *, feed: str
 ) -> list[int]:
-    """Return the partitions that hold the cursors of rolled back ones, as far as that is certain.
+    """Return the partitions that were read and are not listed any more.
 
-    These are the ones that were read and are not listed any more. The store does not keep whose
-    successors they are.
-
-    Arguments:
-        stored: all positions of the consumer.
-        info: what the feed lists, after its rollback.
-        partitions: to be restored.
-        feed: for messages.
-
-    Raises:
-        LineageError: one of the partitions has no position or is not over.
-        AmbiguousLineageError: other partitions were rolled back, too.
+    They hold the cursors of those that were rolled back: the store does not keep whose successors
+    they are. Raises `AmbiguousLineageError` where other partitions were rolled back, too.
     """
-    _check_over(stored, partitions, feed)
-    candidates = sorted(
-        id
-        for id, position in stored.items()
-        if position.status == "open" and id not in info.partitions
-    )
-    others = [
-        id
-        for id, position in stored.items()
-        if position.status == "superseded"
-        and id in info.partitions
-        and not info.partitions[id].closed
-        and id not in partitions
-    ]
-    if candidates and others:
+    gone = stored.keys() - info.partitions.keys()
+    candidates = sorted(id for id in gone if stored[id].status == "open")
+    listed = [id for id, partition in info.partitions.items() if not partition.closed]
+    again = {id for id in listed if id in stored and stored[id].status == "superseded"}
+    if candidates and (others := sorted(again.difference(partitions))):
         raise AmbiguousLineageError(
             f"{names(others)} {'is' if len(others) == 1 else 'are'} listed as open again, too, and "
             f"{names(candidates)} may be successors of each: name those of this partition",
@@ -234,7 +171,7 @@ def presumed_successors(
 
 
 def restored_positions(
-    stored: Mapping[int, Position],
+    stored: Positions,
     partitions: Collection[int],
     successors: Collection[int],
     cursor: str | None = None,
@@ -243,50 +180,18 @@ def restored_positions(
 ) -> dict[int, Position]:
     """Return what has to be saved, in one save, to move cursors back to partitions.
 
-    Arguments:
-        stored: all positions of the consumer.
-        partitions: those that are listed as open again. Several if they were merged.
-        successors: those that hold their cursors now.
-        cursor: where the partitions go on; None for the cursor of the successors.
-        feed: for messages.
-
-    Raises:
-        LineageError: a partition has no position or is not over, or a successor has no position or
-            is superseded itself.
-        AmbiguousLineageError: the successors stand at different cursors, and no `cursor` is given.
+    Raises `LineageError`, or `AmbiguousLineageError` where the successors stand at different
+    cursors and none is given.
     """
     _check_over(stored, partitions, feed)
     for successor in successors:
-        position = stored.get(successor)
-        if successor in partitions or position is None or position.status == "superseded":
+        at = stored.get(successor)
+        if successor in partitions or at is None or at.status == "superseded":
             raise LineageError(
                 "holds no cursor that could be moved back", feed=feed, partition=successor
             )
-    target = cursor if cursor is not None else _common_cursor(stored, successors, feed, partitions)
-    restored = {
-        p: stored[p].advance(stored[p].cursor if target is None else target, "open")
-        for p in partitions
-    }
-    return restored | {s: stored[s].advance(status="superseded") for s in successors}
-
-
-def _check_over(stored: Mapping[int, Position], partitions: Collection[int], feed: str) -> None:
-    for partition in sorted(partitions):
-        position = stored.get(partition)
-        if position is None or position.status == "open":
-            why = "has no stored position" if position is None else "is not superseded or drained"
-            raise LineageError(f"{why}: nothing to restore", feed=feed, partition=partition)
-
-
-def _common_cursor(
-    stored: Mapping[int, Position],
-    successors: Collection[int],
-    feed: str,
-    partitions: Collection[int],
-) -> str | None:
-    """Return the one cursor of the successors; None without any."""
-    cursors = {stored[s].cursor for s in successors}
-    if len(cursors) > 1:
+    ends = {stored[successor].cursor for successor in successors}
+    if cursor is None and len(ends) > 1:
         stand = ", ".join(f"{s} at {shown(stored[s].cursor)}" for s in sorted(successors)[:_SHOWN])
         raise AmbiguousLineageError(
             f"its successors stand at different cursors: {stand}. Give the cursor to go on from: "
@@ -294,13 +199,26 @@ def _common_cursor(
             feed=feed,
             partition=min(partitions),
         )
-    if not cursors and any(stored[p].status == "superseded" for p in partitions):
+    cursor = next(iter(ends), None) if cursor is None else cursor
+    if cursor is None and any(stored[p].status == "superseded" for p in partitions):
         raise LineageError(
             "its successors are not known: name them, or give the cursor to go on from",
             feed=feed,
             partition=min(partitions),
         )
-    return cursors.pop() if cursors else None
+    restored = {
+        p: stored[p].advance(stored[p].cursor if cursor is None else cursor, "open")
+        for p in partitions
+    }
+    return restored | {s: stored[s].advance(status="superseded") for s in successors}
+
+
+def _check_over(stored: Positions, partitions: Collection[int], feed: str) -> None:
+    for partition in sorted(partitions):
+        at = stored.get(partition)
+        if at is None or at.status == "open":
+            why = "has no stored position" if at is None else "is not superseded or drained"
+            raise LineageError(f"{why}: nothing to restore", feed=feed, partition=partition)
 
 
 async def rewind(
@@ -325,7 +243,9 @@ async def rewind(
         StoreError: the journal does not reach back so far. The message says where it begins.
         ValueError: `to` has no time zone.
     """
-    before, then = await store.load(key), await positions_of_time(store, key, to)
+    if not isinstance(store, JournalledStore):
+        raise OperationError("this kind of store keeps no journal")
+    before, then = await store.load(key), await _positions_of_time(store, key, to)
     if partitions is not None:
         chosen = set(partitions)
         before, then = ({p: at[p] for p in at.keys() & chosen} for at in (before, then))
@@ -334,22 +254,20 @@ async def rewind(
     if not force:
         await check_unused(store, [key])
     if partitions is None:
-        return Change(key, before, await _with_journal(store).rewind(key, to))
+        return Change(key, before, await store.rewind(key, to))
     if forgotten := before.keys() - then.keys():
         await store.delete(key, forgotten)
     return Change(key, before, await store.replace(key, then) if then else {})
 
 
-async def positions_of_time(
-    store: CursorStore, key: FeedKey, when: datetime
+async def _positions_of_time(
+    store: JournalledStore, key: FeedKey, when: datetime
 ) -> dict[int, Position]:
-    """Return the positions that were stored at a time. Raises what `rewind` does."""
-    journalled = _with_journal(store)
     try:
-        then = await journalled.positions_at(key, when)
+        then = await store.positions_at(key, when)
         check_rewind(key, when, then)  # what the rewind itself refuses
     except StoreError as error:
-        if (begin := await _journal_begin(journalled, key, when)) is None:
+        if (begin := await _journal_begin(store, key, when)) is None:
             raise
         raise StoreError(
             f"{error}. The journal knows positions from {begin.isoformat()} on. 'feedapi cursors "
@@ -374,9 +292,3 @@ async def _journal_begin(store: JournalledStore, key: FeedKey, when: datetime) -
         middle = when + (begin - when) / 2
         when, begin = (when, middle) if await known(middle) else (middle, begin)
     return begin.replace(microsecond=0) + timedelta(seconds=1)
-
-
-def _with_journal(store: CursorStore) -> JournalledStore:
-    if not isinstance(store, JournalledStore):
-        raise OperationError("this kind of store keeps no journal")
-    return store

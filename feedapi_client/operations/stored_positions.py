@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import LAST, FeedKey, Position
-from feedapi_client.operations.feed_access import FeedAccess
-from feedapi_client.operations.feed_lag import PartitionLag, lag
-from feedapi_client.protocol.text import MAX_CURSOR, are_valid, counted, names
+from feedapi_client.operations.feed_lag import PartitionLag
+from feedapi_client.protocol.text import MAX_CURSOR, are_valid, counted
 from feedapi_client.quarantine.quarantine_store import QuarantineStore, quarantine_beside
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.done import DoneStore
@@ -73,11 +72,6 @@ async def list_positions(
                 await check_key_format(store, key)
             found.append(FeedPositions(key, positions))
     return found
-
-
-async def with_lag(feed: FeedAccess, found: FeedPositions) -> FeedPositions:
-    """Return the positions with how far behind they are. See `lag`."""
-    return FeedPositions(found.key, found.positions, await lag(feed, found.key, found.positions))
 
 
 async def list_leases(
@@ -167,8 +161,7 @@ async def reset(
     Returns what was deleted.
 
     Raises:
-        OperationError: nothing is stored for any of `partitions`, or all of them are superseded,
-            so that nothing would be read again.
+        OperationError: nothing is stored for any of `partitions`.
     """
     if not force:
         await check_unused(store, [key])
@@ -177,12 +170,6 @@ async def reset(
     if partitions is not None and not chosen:
         raise OperationError(
             f"{key}: nothing is stored for partition {', '.join(map(str, partitions))}"
-        )
-    superseded = all(stored[id].status == "superseded" for id in chosen)
-    if partitions is not None and superseded and not force:
-        raise OperationError(
-            f"{key}: a reset of superseded {names(chosen)} alone reads nothing again: the "
-            "successors went on from there. Give them, too, or --force (force=True)"
         )
     if not dry_run:
         await store.delete(key, None if partitions is None else chosen)

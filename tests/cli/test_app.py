@@ -126,7 +126,6 @@ WRONG = [
     Row(f"discover {NOBODY} --auth-env NOT_SET_ANYWHERE", 2, "NOT_SET_ANYWHERE is not set"),
     Row("serve --dialect v3", 2, "v3"),
     Row("serve --dialect v1 --split-every 1", 2, "no splits"),
-    Row("demo --dialect v1", 2, "v1"),
     Row("demo --instances 2 --sabotage cursor-last", 2, "one instance"),
     Row("cursors rewind --to 'the day before' --store x", 2, "is no time"),
     Row("cursors set 0 'a b\x07' --store x", 2, "printable ASCII"),
@@ -135,23 +134,6 @@ WRONG = [
     Row(f"doctor {NOBODY} --key client.key", 2, "--cert-key goes with --cert"),
     Row(f"doctor {NOBODY} --cert missing.pem", 2, "no certificate with its key"),
     Row(f"doctor {NOBODY} --oauth-client-id me", 2, "go together"),
-    Row(
-        f"doctor {NOBODY} --token-file t --oauth-token-url http://x --oauth-client-id me "
-        "--oauth-secret-env SECRET",
-        2,
-        "not both",
-    ),
-    *(
-        Row(words, 2, says)
-        for words, says in (
-            ("cat http://me:pw@h/feed --auth-env SECRET", "--auth-env or a password in the URL"),
-            (
-                "cursors ls http://me:pw@h/feed --lag --store x --token-file t",
-                "--token-file or a passw",
-            ),
-            (f"doctor {NOBODY} --auth-env SECRET --header-env authorization=SECRET", "not both"),
-        )
-    ),
     *(
         Row(f"{command} --store FOLDER", 2, "--store: FOLDER is a folder: name a file in it")
         for command in (f"cat {NOBODY}", f"run {NOBODY} {HANDLER}")
@@ -217,7 +199,6 @@ SECRETS = [
     f"discover {NOBODY} --auth-env 'Bearer hunter2-secret'",
     f"relay {NOBODY} --stream s --store x.db --nats-env nats://me:hunter2@host",
     f"relay {NOBODY} --stream s --store x.db --api h:9 --api-tls --api-token-env hunter2-token",
-    "serve --bearer-env 'Bearer hunter2'",
     "cursors ls --store env:postgresql://me:hunter2@host/db",
     "cursors ls --store liftbridges://broker:1/orders?token_env=hunter2-token",
 ]

@@ -82,9 +82,7 @@ CASES = {
         Row(r"cat URL --store STORE --format '%i\n'", says=ALL),
         Row("cat URL --store STORE", says="="),
         Row(r"cat URL --store STORE --name other --format '%i\n'", says=ALL),
-        Row("cat URL --store STORE --from first", says="--from does not apply"),
-        Row("cat URL --name me", 2, "and --feed-name need --store"),
-        Row("cat URL --feed-name me", 2, "and --feed-name need --store"),
+        Row("cat URL --store STORE --from first", says="="),
         Row("cat URL --store STORE --feed-name ''", 2, "--feed-name"),
     ],
     "a feed with a name may move": [

@@ -140,11 +140,11 @@ CASES = {
         Row("cursors set 0 _first --store STORE --name other"),
     ],
     "reset": [
-        Row("cursors reset --store STORE", 1, "forget 2 of 2 positions?", "n\n"),
+        Row("cursors reset --store STORE", 1, "forget 2 positions?", "n\n"),
         Row("cursors reset --store STORE", 1, "aborted", ""),
         Row("cursors reset --store STORE -p 0 --yes", says="1 position forgotten\n"),
         Row("cursors reset --store STORE -p 0 --yes", 1, "nothing is stored for partition 0"),
-        Row("cursors reset --store STORE", says="forget 1 of 1 position?", input="y\n"),
+        Row("cursors reset --store STORE", says="forget 1 position?", input="y\n"),
         Row("cursors ls --store STORE", says="=no positions are stored\n"),
     ],
     "import": [
@@ -165,23 +165,12 @@ CASES = {
     ],
     "skip": [
         Row(f"{SKIP} --dry-run", says="10 events skipped, 2 positions saved"),
-        Row(f"{SKIP} -p 0 --dry-run", says="start at their beginning"),
+        Row(f"{SKIP} -p 0 --dry-run", says="7 events skipped, 1 position saved (dry run"),
         Row(f"{SKIP} -p 0", says="7 events skipped, 1 position saved"),
         Row("cursors ls --store STORE --name new --json", says="END0"),
         Row(SKIP, says="=new @ URL: 3 events skipped, 1 position saved\n"),
         Row("cat URL --store STORE --name new", says="="),
         Row(SKIP, says="=new @ URL: 0 events skipped, 0 positions saved\n"),
-    ],
-    "skip without the name": [
-        Row("cursors rename default app --store STORE"),
-        Row("cursors skip URL --store STORE", 1, "but of app: give --name"),
-        Row("cursors ls --store STORE --name default", 1, "no positions"),
-        Row("cursors skip URL --store STORE --force", says="10 events skipped"),
-    ],
-    "reset of what is superseded": [
-        Row("cursors set 0 x --status superseded --store STORE"),
-        Row("cursors reset --store STORE -p 0 --yes", 1, "superseded partition 0 alone"),
-        Row("cursors reset --store STORE -p 0 -p 1 --yes", says="2 positions forgotten\n"),
     ],
     "drain": [
         Row("cursors drain URL 0 --store STORE --yes", 1, "partition 0 is open"),
@@ -190,8 +179,8 @@ CASES = {
         Row(
             "cursors drain URL 0 --store STORE --yes --force --name typo", 1, "no cursor is stored"
         ),
-        Row("cursors drain URL 0 --store STORE --force", 1, "will be skipped", "n\n"),
-        Row("cursors drain URL 0 --store STORE --force", says="END0", input="y\n"),
+        Row("cursors drain URL 0 --store STORE --force", 1, "skip what was not read?", "n\n"),
+        Row("cursors drain URL 0 --store STORE --force", says="is drained", input="y\n"),
         Row("cursors drain URL 0 --store STORE", says="partition 0 is drained already\n"),
         Row("cursors set 0 x --status superseded --store STORE"),
         Row("cursors drain URL 0 --store STORE --yes --force", 1, "superseded"),
@@ -340,8 +329,8 @@ def test_rewind_takes_the_consumer_back(
     rows(
         Row("cat URL --store STORE --format %s", says='={"n":7}'),
         Row("cursors set 1 x --store STORE"),
-        Row("cursors rewind --to TIME --store STORE --dry-run", says="END0"),
-        Row("cursors rewind --to TIME --store STORE", 1, "Stop the consumer first. Rewind?", "n\n"),
+        Row("cursors rewind --to TIME --store STORE --dry-run", says="2 positions rewound to"),
+        Row("cursors rewind --to TIME --store STORE", 1, "rewind 2 positions to", "n\n"),
         Row("cat URL --store STORE -p 0", says="="),
         Row("cursors rewind --to TIME --store STORE --yes", says="2 positions rewound to"),
         Row("cat URL --store STORE --format %s", says='={"n":7}'),
@@ -354,8 +343,6 @@ def test_rewind_takes_the_consumer_back(
     told = feedapi(*rewind, "--to", "2 hours ago", "--yes").stderr
     begin = told.partition("The journal knows positions from ")[2].partition(" on. ")[0]
     assert abs(datetime.fromisoformat(begin) - between) < timedelta(hours=1)
-    named = feedapi(*rewind, "--to", "now", "--dry-run").stdout.rpartition("--to ")[2].strip()
-    assert feedapi(*rewind, "--to", named, "--yes").exit_code == 0
 
 
 def test_a_redis_given_by_url(rows: Play, redis_server: Redis) -> None:
@@ -413,8 +400,8 @@ def test_r6_drain_starts_the_children_of_a_closed_partition(
     publisher.append(5, {"child": 1})
     publisher.fail(403, partition=0, times=None)
     rows(
-        Row("cursors drain URL 0 --store STORE", says="is closed", input="y\n"),
-        Row("cursors drain URL 1 --store STORE", says="is not listed by the feed", input="y\n"),
+        Row("cursors drain URL 0 --store STORE", says="partition 0 is drained", input="y\n"),
+        Row("cursors drain URL 1 --store STORE", says="partition 1 is drained", input="y\n"),
         Row("cat URL --store STORE --raw", says='={"child":1}\n'),
     )
     found = stored(filled, key(publisher))
@@ -458,7 +445,7 @@ ROLLED_BACK = {0: Position("60", "superseded"), 10: Position("80"), 2: Position(
             Row("0 --yes", says="=default @ URL: partition 0 at '80', which partition 10 held\n"),
             {0: ("80", "open"), 10: ("80", "superseded"), 2: ("7", "open")},
         ),
-        (ROLLED_BACK, Row("0", 1, "from the cursor '80', which partition 10 held?", "n\n"), None),
+        (ROLLED_BACK, Row("0", 1, "partition 0 at '80', which partition 10 held?", "n\n"), None),
         (
             {**ROLLED_BACK, 11: Position("75"), 1: Position("60", "superseded")},
             Row("0 --successor 10 --successor 11 --cursor 75 --yes"),

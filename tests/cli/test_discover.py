@@ -29,11 +29,11 @@ def test_the_lineage_is_drawn_as_a_tree(feedapi: Feedapi, publisher: Publisher) 
     assert (result.exit_code, "dialect v2-token · exactly once" in result.stdout) == (0, True)
     lineage = result.stdout[result.stdout.index("lineage") :].splitlines()
     assert lineage[1:] == [
-        "├── 0  closed",
-        "│   ├── after ▸ 2  open",
-        "│   └── after ▸ 3  open",
-        "└── 1  no longer listed",
-        "    └── cursor ▸ 4  open",
+        "├── 0 closed",
+        "│   ├── after ▸ 2 open",
+        "│   └── after ▸ 3 open",
+        "└── 1 no longer listed",
+        "    └── cursor ▸ 4 open",
     ]
 
 
@@ -78,7 +78,7 @@ def test_r8_an_edge_that_seems_to_be_missing_is_reported_until_it_is_given(
     rows = [
         Row("discover URL", says="suspected: partition 0 closed without a child"),
         Row("discover URL", says="--lineage 1:0"),
-        Row("discover URL --lineage 1:0", says="└── after (--lineage) ▸ 1  open"),
+        Row("discover URL --lineage 1:0", says="└── after (--lineage) ▸ 1 open"),
         Row("discover URL --lineage 7:0", 1, "it is not listed"),
         Row("cat URL --raw --lineage 1:0", says='={"n":0}\n{"n":1}\n'),
     ]

@@ -104,7 +104,7 @@ CASES = {
     ],
     "show": [
         Row("quarantine show ID1 --store STORE", says='"error": "a secret in the error"'),
-        Row("quarantine show ID1 --store STORE --raw", says='={"n":1,"secret":"payload"}\n'),
+        Row("quarantine show ID1 --store STORE", says='"data": {"n":1,"secret":"payload"}'),
         Row("quarantine show nothing --store STORE", 1, "there is no event 'nothing'"),
     ],
     "drop": [

@@ -13,8 +13,8 @@ from collections import Counter
 import pytest
 
 from feedapi_client.cli.command import UNREACHABLE
-from feedapi_client.cli.doctor import Bounds
 from feedapi_client.cli.doctor.command import sections
+from feedapi_client.cli.doctor.prober import Bounds
 from feedapi_client.lineage.states import TRANSITIONS, State
 from tests.docs import doctor_page
 from tests.docs.hooks import hooks

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli import doctor as package
 from feedapi_client.cli import options
 from feedapi_client.cli.command import (
     FAILURE,
@@ -17,15 +16,14 @@ from feedapi_client.cli.command import (
     flag,
     option,
 )
-from feedapi_client.cli.doctor import Bounds
-from feedapi_client.cli.terminal import Cell, print_json, print_line, print_table
+from feedapi_client.cli.terminal import print_json, print_table, report
 from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from feedapi_client.cli.doctor.examination import Examination
     from feedapi_client.cli.doctor.feed_checks import Check, Finding, Section
 
-_STYLES = {"MUST": "bold red", "SHOULD": "yellow", "deviation": "yellow"}
+_LEVELS = ("MUST", "SHOULD", "deviation")
 _ROWS = 5
 """Of one check in the table."""
 
@@ -39,14 +37,12 @@ async def doctor(
     *,
     asked: options.AskedFeed,
     json: bool = options.as_json(),
-    show_all: bool = flag("Show the checks that passed, too.", "--all"),
     strict: bool = flag("Exit with code 1 for every finding, not only for a MUST."),
     ignored: list[str] | None = option(
         "CHECK", "Leave out this check. Repeatable.", flags="--ignore"
     ),
-    partitions: list[int] | None = options.some_partitions(),
-    max_requests: int = option("N", "Requests in total.", default=Bounds().max_requests, min=1),
-    timeout: float = option("SECONDS", "Time for one request.", default=Bounds().timeout, min=0.1),
+    max_requests: int = option("N", "Requests in total.", default=120, min=1),
+    timeout: float = option("SECONDS", "Time for one request.", default=10.0, min=0.1),
 ) -> int:
     """Check a publisher: is this a sound FeedAPI feed? Each finding says what it costs a consumer.
 
@@ -56,31 +52,29 @@ async def doctor(
     the feed can't be reached.
     """
     from feedapi_client.cli.doctor.examination import Examination
-    from feedapi_client.cli.doctor.prober import Prober
+    from feedapi_client.cli.doctor.prober import Bounds, Prober
 
     checks = {check.id: check for section in sections() for check in section}
     for id in ignored or ():
         if checks.pop(id, None) is None:
             part = "".join(f": it is a part of {now}" for now in checks if id in checks[now].was)
             raise CommandError(f"--ignore: there is no check {id}{part}", USAGE)
-    bounds, count = package.Bounds(max_requests=max_requests, timeout=timeout), asked.v1_partitions
+    bounds = Bounds(max_requests=max_requests, timeout=timeout)
     connect: Any = asked.connection.client
     async with connect(own=False) as client, connect(own=False, anonymous=True) as anonymous:
-        prober = Prober(asked.url, client, anonymous, bounds)
-        e = Examination(prober, v1_partitions=count, only=partitions or ())
+        e = Examination(Prober(asked.url, client, anonymous, bounds), asked.v1_partitions)
         await e.run()
     _check_reached(e)
     results = [_result(check, e) for check in checks.values()]
-    found = {result.level for result in results if result.findings}
     if json:
         print_json(_as_json(e, results))
     else:
-        _print(e, results, verbose=show_all)
+        _print(e, results)
+    found = {result.level for result in results if result.findings}
     return FAILURE if "MUST" in found or (strict and found) else 0
 
 
 def sections() -> tuple[Section, ...]:
-    """Return all checks, in the order of the report."""
     from feedapi_client.cli.doctor import feed_checks, page_checks, request_checks
 
     feed = (feed_checks.DISCOVERY, feed_checks.LINEAGE, request_checks.RESPONSES)
@@ -88,15 +82,12 @@ def sections() -> tuple[Section, ...]:
 
 
 def _check_reached(e: Examination) -> None:
-    """Raise an error unless the first discovery says something about the publisher."""
     from feedapi_client.cli.doctor.prober import Problem
 
-    answer, code, text = e.discoveries[0].answer if e.discoveries else None, UNREACHABLE, ""
+    answer, code, text = e.discoveries[0].answer, UNREACHABLE, ""
     if e.wrong_count:  # no fault of the publisher
         code, text = USAGE, f"--v1-partitions is not the number of its partitions: {e.wrong_count}."
         text += " Give the number that its publisher documents"
-    elif answer is None:
-        text = "nothing could be asked"
     elif answer.status in (401, 403):
         text = f"{answer}. Give credentials with --auth-env or --header-env"
     elif answer.may_pass and answer.problem is not Problem.BROKEN:
@@ -110,17 +101,14 @@ def _check_reached(e: Examination) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What one check came to: what was found, or why it was not done."""
-
     check: Check
     findings: list[Finding]
     not_checked: str | None = None
 
     @property
     def level(self) -> str:
-        """How binding what was found is."""
         levels = [finding.level or self.check.level for finding in self.findings]
-        return min(levels, key=list(_STYLES).index, default=self.check.level)
+        return min(levels, key=_LEVELS.index, default=self.check.level)
 
     @property
     def outcome(self) -> str:
@@ -161,41 +149,38 @@ def _as_json(e: Examination, results: list[_Result]) -> dict[str, Any]:
     }
 
 
-def _print(e: Examination, results: list[_Result], *, verbose: bool) -> None:
-    """Print the findings, or with `verbose` all checks, and a summary."""
-    print_line(e.prober.feed, "bold")
+def _print(e: Examination, results: list[_Result]) -> None:
+    report(e.prober.feed)
     dialect = "unknown" if e.info is None else e.info.dialect
     read = f"{counted(len(e.partitions), 'partition')}, {len(e.visits)} read"
     requests, size = counted(e.prober.requests, "request"), counted(e.prober.bytes, "byte")
-    print_line(f"dialect {dialect} · {read} · {requests}, {size}")
+    report(f"dialect {dialect} · {read} · {requests}, {size}")
     found = [result for result in results if result.findings]
-    if rows := [row for result in (results if verbose else found) for row in _rows(result)]:
+    if found:
+        rows = [row for result in found for row in _rows(result)]
         print_table(("check", "level", "partitions", "result"), rows)
     for result in found:
         check, rules = result.check, f"; rules {', '.join(result.check.rules)}"
-        print_line(check.id, _STYLES[result.level])
+        report(check.id)
         for line in (
             f"required: {check.requirement}",
             f"costs: {check.cost}",
             f"see: {check.source}{rules if check.rules else ''}; doctor.md#{check.id}",
         ):
-            print_line(line.replace("`", ""), indent="  ")
+            report(line.replace("`", ""), indent="  ")
     violated = sum(result.level == "MUST" for result in found)
     verdict = f"{violated} violated" if violated else "sound"
-    extra = f", {counted(len(found) - violated, 'other finding')}" if len(found) > violated else ""
+    others = len(found) - violated
+    extra = f", {counted(others, 'other finding')}" if others else ""
     outcomes = [result.outcome for result in results]
     passed, skipped = outcomes.count("passed"), outcomes.count("not checked")
-    summary = (
-        f"{counted(passed, 'check')} passed, {skipped} not applicable or not done (--all says why)"
-    )
-    print_line(f"{verdict}{extra}: {summary}", "bold red" if violated else "bold green")
+    text = f"{counted(passed, 'check')} passed, {skipped} not applicable or not done"
+    report(f"{verdict}{extra}: {text}")
 
 
-def _rows(result: _Result) -> Iterator[list[Cell]]:
+def _rows(result: _Result) -> Iterator[list[str]]:
     """Yield what the table says of a check: partitions of which it says the same are a row."""
-    check, texts = result.check, dict[str, list[str]]()
-    if not result.findings:
-        yield [(check.id, "dim"), result.level, "", result.not_checked or "passed"]
+    texts = dict[str, list[str]]()
     for each in result.findings:
         partitions = texts.setdefault(each.text, [])
         partitions += [] if each.partition is None else [str(each.partition)]
@@ -203,4 +188,4 @@ def _rows(result: _Result) -> Iterator[list[Cell]]:
     if len(rows) > _ROWS:
         rows[_ROWS:] = [("", f"{len(rows) - _ROWS} more (--json lists them)")]
     for row in rows:
-        yield [(check.id, _STYLES[result.level]), result.level, *row]
+        yield [result.check.id, result.level, *row]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -41,7 +41,6 @@ class Resume:
 
     @property
     def events(self) -> list[bytes]:
-        """The events that came the second time."""
         *inner, last = self.pages
         return [*(event for page in inner for event in page.closed_events), *last.events]
 
@@ -103,10 +102,8 @@ class Examination:
         wrong_count: how it shows that `v1_partitions` is wrong; "" if it does not.
     """
 
-    def __init__(
-        self, prober: Prober, *, v1_partitions: int | None = None, only: Collection[int] = ()
-    ) -> None:
-        self.prober, self._v1_partitions, self._only = prober, v1_partitions, only
+    def __init__(self, prober: Prober, v1_partitions: int | None) -> None:
+        self.prober, self._v1_partitions = prober, v1_partitions
         self.discoveries: list[Discovery] = []
         self.visits: dict[int, Visit] = {}
         self.probes: dict[str, Page] = {}
@@ -159,7 +156,7 @@ class Examination:
         """Read partitions, and others in place of those that are replaced meanwhile."""
         size, replaced = self.prober.bounds.partitions, False
         for _ in range(_TOPOLOGIES):
-            found = [p for p in sample(info, size, self._only) if p.id not in self.visits]
+            found = [p for p in sample(info, size) if p.id not in self.visits]
             for partition in found[: size - len(self.visits)]:
                 visit = self.visits[partition.id] = Visit(partition)
                 try:
@@ -344,13 +341,8 @@ def _without(events: list[bytes], some: list[bytes]) -> list[bytes]:
     return rest
 
 
-def sample(info: FeedInfo, size: int, only: Collection[int] = ()) -> list[Partition]:
-    """Return partitions of each kind: closed, of either split method, and open roots.
-
-    With `only`, those of them that are listed.
-    """
-    if only:
-        return [p for id, p in sorted(info.partitions.items()) if id in only][:size]
+def sample(info: FeedInfo, size: int) -> list[Partition]:
+    """Return partitions of each kind: closed, of either split method, and open roots."""
     kinds: dict[object, list[Partition]] = defaultdict(list)
     for p in info.partitions.values():
         kinds[p.closed, p.starts_after is not None, bool(p.cursor_from)].append(p)

@@ -14,7 +14,6 @@ import httpx
 
 from feedapi_client import __version__
 from feedapi_client.causes import network_problem
-from feedapi_client.cli.doctor import Bounds
 from feedapi_client.errors import FeedError
 from feedapi_client.http.decompression import ACCEPT_ENCODING, CodingError, Decompressor
 from feedapi_client.http.redaction import header_secrets
@@ -25,6 +24,22 @@ from feedapi_client.protocol.text import excerpt, hide_secrets
 
 _MAX_REDIRECTS = 5
 _NO_SECRETS = {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one examination may cost, and how patient it is. Times are seconds."""
+
+    max_requests: int = 120
+    max_bytes: int = 32 * 1024**2  # received in total; one chunk may come on top
+    page_bytes: int = 1024**2
+    timeout: float = 10.0
+    partitions: int = 6  # that are read, of those that the feed lists
+    pages: int = 4  # that are read of each of these, from its first event on
+    unanswered: int = 3  # requests without an answer, one after the other, that end it
+    max_retry_after: float = 5.0
+    pauses: float = 1.0  # a factor on the pauses between attempts
+    stream_milliseconds: int = 400
 
 
 class Problem(StrEnum):
@@ -82,20 +97,17 @@ class Answer:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may be answered a moment later (R14)."""
         if self.problem is not None:
             return self.problem in (Problem.NO_ANSWER, Problem.BROKEN, Problem.SLOW)
         return self.status >= 500 or self.status in (408, 425, 429)
 
     @property
     def limited(self) -> bool:
-        """Whether the publisher asks for fewer requests (R14)."""
         later = self.status == 429 or (self.status == 503 and "retry-after" in self.headers)
         return self.problem is None and later
 
     @property
     def refused(self) -> bool:
-        """Whether a topology that has changed meanwhile may explain it (R10)."""
         return self.problem is None and self.status in (400, 404, 409, 410)
 
     def __str__(self) -> str:
@@ -126,21 +138,18 @@ class Prober:
         self.failures: list[Answer] = []
 
     def hide(self, text: str) -> str:
-        """Return a text without secrets."""
         return hide_secrets(text, self._secrets)
 
     async def ask(self, question: Question) -> Answer:
         """Make a request, again after a failure that may pass. Never raises for what comes."""
-        failed = {True: 0, False: 0}
+        attempts = 0
         while (answer := await self._ask_once(question)).may_pass:
             self.failures.append(answer)
-            attempts, base, longest = (6, 0.5, 4.0) if answer.limited else (3, 0.1, 1.0)
-            failed[answer.limited] = failures = failed[answer.limited] + 1
-            if self._exhausted or failures == attempts:
+            attempts += 1
+            if self._exhausted or attempts == (6 if answer.limited else 3):
                 break
             floor = retry_after(answer.headers.get("retry-after"), answer.headers.get("date")) or 0
-            pause = random.uniform(0, min(base * 2**failures, longest))
-            pause += min(floor, self.bounds.max_retry_after)
+            pause = random.uniform(0, 0.1 * 2**attempts) + min(floor, self.bounds.max_retry_after)
             await anyio.sleep(self.bounds.pauses * pause)
         silent = answer.problem in (Problem.NO_ANSWER, Problem.SLOW) and not answer.status
         if answer.asked:
@@ -184,7 +193,6 @@ class Prober:
         answer.cut = answer.cut or scope.cancelled_caught
 
     async def _send(self, answer: Answer) -> httpx.Response:
-        """Return the response, after redirects within the origin of the feed."""
         question = answer.question
         known = (self._anonymous, None) if question.anonymous else (self._client, self._auth)
         client, auth = known

@@ -20,7 +20,6 @@ _PAYLOAD_KEYS = {dialect.payload_key for dialect in DIALECTS.values()}
 
 
 def _object(text: bytes | bytearray) -> dict[str, Any] | None:
-    """Return the JSON object that a text is; None where it is none."""
     with suppress(ValueError):
         value = orjson.loads(without_lone_surrogates(bytes(text)))
         return value if isinstance(value, dict) else None
@@ -129,12 +128,10 @@ class Page:
 
     @property
     def closed_events(self) -> list[bytes]:
-        """The events before the last cursor. The others come again."""
         return self.events[: self.checkpoints[-1][1]] if self.checkpoints else []
 
     @property
     def whole(self) -> bool:
-        """Whether all that the publisher sent was read, without a fault."""
         return self.answer.ok and not self.answer.cut and not self.faults
 
     @property

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from feedapi_client.cli.doctor import Bounds
+from feedapi_client.cli.doctor.prober import Bounds
 from feedapi_client.testing import Publisher, Quirks, Request, Response, faults
 from feedapi_client.testing.publisher import answer
 

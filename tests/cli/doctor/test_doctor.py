@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from feedapi_client.cli import doctor
+from feedapi_client.cli.doctor import prober
 from feedapi_client.cli.doctor.command import sections
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.cli.conftest import Feedapi
@@ -93,7 +93,7 @@ def cases_of_rows() -> Iterator[Any]:
 def test_a_fault_is_found(
     feedapi: Feedapi, make: Make, row: Row, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "Bounds", row.bounds)
+    monkeypatch.setattr(prober, "Bounds", row.bounds)
     monkeypatch.setenv("WHO", "Bearer me")
     publisher = make(dialect)
     row.change(publisher)
@@ -101,7 +101,7 @@ def test_a_fault_is_found(
     assert row.finds in found(report)
     level = next(each["level"] for each in report["checks"] if each["id"] == row.finds)
     assert code == 1 or level != "MUST"
-    assert len(publisher.requests) <= report["requests"] <= doctor.Bounds().max_requests
+    assert len(publisher.requests) <= report["requests"] <= prober.Bounds().max_requests
 
 
 def test_every_check_has_its_row_and_its_texts() -> None:
@@ -299,9 +299,6 @@ def test_a_sound_feed_has_a_short_report(feedapi: Feedapi, make: Make) -> None:
     result = feedapi(*arguments(publisher))
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 3)
     assert "sound: " in result.stdout
-    result = feedapi(*arguments(publisher, "--all"))
-    assert "only in dialect v2-draft" in result.stdout
-    assert "passed" in result.stdout
 
 
 def test_a_deviation_is_an_error_only_if_strict(feedapi: Feedapi, make: Make) -> None:
@@ -357,19 +354,11 @@ def test_the_bound_on_requests_holds(feedapi: Feedapi, make: Make, limit: int) -
 def test_the_bound_on_bytes_holds(
     feedapi: Feedapi, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "Bounds", partial(doctor.Bounds, max_bytes=100_000))
+    monkeypatch.setattr(prober, "Bounds", partial(prober.Bounds, max_bytes=100_000))
     publisher = make("v2-token")
     publisher.fail(faults.EndlessRun(), times=None)
     # A chunk may come on top, and a page of one megabyte is the most that any request brings.
     assert examine(feedapi, publisher)[1]["bytes"] <= 100_000 + 1024 * 1024
-
-
-def test_only_the_given_partitions_are_read(feedapi: Feedapi, make: Make) -> None:
-    publisher = make("v2-draft")
-    _, report = examine(feedapi, publisher, "-p", "2", "-p", "0")
-    assert report["partitions_read"] == [0, 2]
-    read = {r.partition for r in publisher.requests if r.kind == "fetch"} - {32767}
-    assert read == {0, 2}
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
