@@ -212,7 +212,6 @@ def test_feed_without_partitions_is_an_empty_table(spark: SparkSession) -> None:
             {"header.Authorization": "Bearer s3cr3t-t0ken"},
             "option header.authorization would put a secret into the query plan",
         ),
-        ({"stream": "5"}, "there is no option stream: partitions are polled"),
     ],
 )
 def test_wrong_option_fails_before_any_job(

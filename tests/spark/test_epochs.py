@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.model import FIRST
-from feedapi_client.spark.query_offsets import read_offsets
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
 from feedapi_client.testing import Publisher, Quirks
@@ -184,25 +182,6 @@ def test_selected_partition_that_is_gone_before_its_turn_is_no_error(
     engine.run()
     assert {row["partition"] for row in engine.all_rows()} == {1, other, *grandchildren}
     assert problems(engine.all_rows(), publisher.payloads()) == []
-
-
-def test_positions_outside_a_later_selection_are_kept(publisher: Publisher, tmp_path: Path) -> None:
-    fill(publisher, 0)
-    engine = query(publisher, tmp_path)
-    engine.run()
-    narrower = query(publisher, tmp_path, partitions="1")
-    narrower.offsets, narrower.committed, narrower.rows = (
-        engine.offsets,
-        engine.committed,
-        engine.rows,
-    )
-    fill(publisher, 0, 1, n=2)
-    narrower.run()
-    run = json.loads(engine.offsets[0])["run"]
-    after = read_offsets(tmp_path.as_uri(), run).after
-    assert after[1] == publisher.end_cursor(1)
-    assert after[0] not in (FIRST, publisher.end_cursor(0))
-    assert len(after) == 40
 
 
 @pytest.mark.parametrize("later", [True, False])

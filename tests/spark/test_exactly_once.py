@@ -668,53 +668,18 @@ def test_r08_older_run_ends_at_its_next_plan_in_one_line(
     assert problems(newer.all_rows(), publisher.payloads()) == []
 
 
-def test_partitions_that_the_option_names_later_are_read_too(
-    start: Start, publisher: Publisher
+@pytest.mark.parametrize(("began", "now"), [("1", "0"), ("1", "0,1"), ("1", ""), ("", "1")])
+def test_another_selection_of_partitions_is_refused(
+    start: Start, publisher: Publisher, began: str, now: str
 ) -> None:
     publish(publisher, 100)
-    engine = start(partitions="1")
+    engine = start(**({"partitions": began} if began else {}))
     engine.run()
-    wider = options_for(publisher, partitions="0,1")
-    location = engine.reader.location  # type: ignore[attr-defined]
-    engine._make = lambda: FeedStreamReader(wider, location)
-    for _ in range(2):
-        engine.restart()
-        engine.run()
-        assert problems(engine.all_rows(), publisher.payloads()) == []
-
-
-def test_selection_of_a_query_that_had_none_goes_on_with_it(
-    start: Start, publisher: Publisher
-) -> None:
-    publish(publisher, 100)
-    engine = start()
-    engine.run()
-    before = len([*engine.all_rows()])
-    narrower = options_for(publisher, partitions="0")
-    location = engine.reader.location  # type: ignore[attr-defined]
-    engine._make = lambda: FeedStreamReader(narrower, location)
-    engine.restart()
-    publish(publisher, 50)
-    engine.run()
-    assert before == 100
-    assert {row["partition"] for row in [*engine.all_rows()][before:]} == {0}
-
-
-@pytest.mark.parametrize(
-    ("partitions", "message"),
-    [("0", "no longer names 1. A query can get more"), ("1,7", "names 7, which the feed does not")],
-)
-def test_partitions_that_cannot_be_changed_so_are_refused(
-    start: Start, publisher: Publisher, partitions: str, message: str
-) -> None:
-    publish(publisher, 100)
-    engine = start(partitions="1")
-    engine.run()
-    other = options_for(publisher, partitions=partitions)
+    other = options_for(publisher, **({"partitions": now} if now else {}))
     location = engine.reader.location  # type: ignore[attr-defined]
     engine._make = lambda: FeedStreamReader(other, location)
     engine.restart()
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match="partitions is not as it was when the query began"):
         engine.trigger()
 
 
@@ -806,9 +771,7 @@ def test_progress_reports_the_number_of_partitions_in_each_state(
     assert report["feed"] == publisher.url
 
 
-def test_progress_reports_requests_retries_and_the_time_behind(
-    start: Start, publisher: Publisher
-) -> None:
+def test_progress_reports_requests_and_the_time_behind(start: Start, publisher: Publisher) -> None:
     publish(publisher, 200)
     engine = start(maxEventsPerPartition="20")
     engine.trigger()
@@ -818,8 +781,6 @@ def test_progress_reports_requests_retries_and_the_time_behind(
     report = engine.reader.reportLatestOffset()
     assert report is not None
     assert report["behindSeconds"] is None  # never caught up yet
-    assert report["requests"] >= 2
-    assert report["retries"] == 2
     engine.run()
     publish(publisher, 200, first=200)
     engine.trigger()

@@ -66,7 +66,7 @@ def publisher() -> Iterator[GrowingFeed]:
 
 
 def options_of(publisher: Publisher, **given: Any) -> SourceOptions:
-    at_once = {"pollInterval": "0.001", "maxPollInterval": "0.001", "availableNowTimeout": "60"}
+    at_once = {"pollInterval": "0.001", "maxPollInterval": "0.001"}
     return parse_options({"url": str(publisher.url), **at_once, **given})
 
 

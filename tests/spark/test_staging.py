@@ -99,8 +99,8 @@ def test_missing_object_is_an_error_of_its_own(objects: Objects) -> None:
 
 @pytest.mark.parametrize("size", [0, 10, 70_000, 300_000])
 def test_head_of_any_length_is_read_on_its_own(objects: Objects, size: int) -> None:
-    objects.create("run/x", pack([RESULT | {"refusal": "x" * size}], [b"body" * 1000]))
-    assert objects.head("run/x") == [FetchResult(0, "_first", "a", 2, refusal="x" * size)]
+    objects.create("run/x", pack([RESULT | {"cursor": "x" * size}], [b"body" * 1000]))
+    assert objects.head("run/x") == [FetchResult(0, "_first", "x" * size, 2)]
 
 
 def test_r19_error_of_a_location_hides_its_url_also_in_its_cause(
@@ -132,9 +132,9 @@ def test_r19_an_error_of_any_length_says_what_is_wrong_and_shows_no_url() -> Non
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("dbfs:/staging", "dbfs: is a file system of the JVM"),
-        ("hdfs://namenode/staging", "hdfs: is a file system of the JVM"),
-        ("memory:///staging", "memory: is not shared by driver and executors"),
+        ("dbfs:/staging", "staging locations can't be dbfs: URLs: give an s3://"),
+        ("hdfs://namenode/staging", "staging locations can't be hdfs: URLs"),
+        ("memory:///staging", "staging locations can't be memory: URLs"),
         ("ftp://host/staging", "staging locations can't be ftp: URLs"),
         ("file://host/staging", "can't be opened: .*Error: "),
     ],
