@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.spark import ingest
-from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, read_table, resume
+from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline, read_table
 from feedapi_client.spark.ingest.columns import Rows, payload_schema
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.parquet_table import (
@@ -252,14 +252,14 @@ def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
     )
     run(spark, first)
     publish(publisher, 10, first=60)
-    read = resume.read_so_far
+    read = pipeline.read_so_far
 
     def meanwhile(*rows: Any) -> dict[int, ReadSoFar]:
         with pytest.raises(IngestError, match=r"goes on in .* checkpoint of that run"):
             run(spark, first)
         return read(*rows)
 
-    monkeypatch.setattr(resume, "read_so_far", meanwhile)
+    monkeypatch.setattr(pipeline, "read_so_far", meanwhile)
     second = replace(first, checkpoint=str(tmp_path / "second"), resume_from_table=True)
     assert run(spark, second).rows == 10
     assert read_table(spark, first.output).count() == 70
@@ -310,5 +310,5 @@ def test_r09_resume_goes_on_where_the_last_query_was(spark: SparkSession) -> Non
         ],
         "query STRING, partition INT, cursor STRING, sequence BIGINT, depth INT",
     )
-    read = resume.read_so_far(rows, Identity("feed", None), ["old", "new"])
+    read = pipeline.read_so_far(rows, Identity("feed", None), ["old", "new"])
     assert read == {0: ReadSoFar("c9", 10, 0), 1: ReadSoFar("d2", 3, 1)}
