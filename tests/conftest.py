@@ -88,7 +88,6 @@ FIRST_FILES = (
     "tests/spark/test_process_kills.py",
     "tests/spark/test_ingest_tables.py",
     "tests/spark/test_pipelines.py",
-    "tests/spark/test_speculation.py",
     "tests/spark/test_dataframe.py",
     "tests/crash/test_crash.py",
     "tests/crash/test_crash_drivers.py",

@@ -110,9 +110,6 @@ class FeedWatch:
         thread = threading.Thread(target=self._run, name="feedapi-watch", daemon=True)
         thread.start()
 
-    def __repr__(self) -> str:
-        return f"<FeedWatch: {len(self._waiting)} partitions wait>"
-
     # ------------------------------------------------------------------ from Spark's thread
 
     @property

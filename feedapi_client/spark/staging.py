@@ -79,9 +79,6 @@ class Objects:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_store": None}
 
-    def __repr__(self) -> str:
-        return f"<Objects of run {self.run}>"
-
     @property
     def store(self) -> Any:
         if self._store is None:
@@ -174,9 +171,6 @@ class Fence:
     def __init__(self, objects: Objects, number: int) -> None:
         self.number = number
         self._objects = objects
-
-    def __repr__(self) -> str:
-        return f"<Fence of run {self._objects.run}, place {self.number}>"
 
     @classmethod
     def claim(cls, objects: Objects, after: int = 0) -> Fence:

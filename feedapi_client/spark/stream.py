@@ -126,9 +126,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._deleted = -1  # the epoch up to which this driver deleted all
         self._objects_of: Objects | None = None
 
-    def __repr__(self) -> str:
-        return f"<FeedStreamReader at {self._current}>"
-
     # ------------------------------------------------------------------ on the driver
 
     def initialOffset(self) -> Offset:  # noqa: N802

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import threading
 import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -74,20 +73,6 @@ def test_a_location_can_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.M
     assert Objects("a folder", "run").create("run/x", b"here")
     assert pickle.loads(pickle.dumps(Objects("a folder", "run"))).get("run/x") == b"here"
     assert (tmp_path / "a folder/run/x").exists()
-
-
-def test_exactly_one_of_many_concurrent_writers_wins(objects: Objects) -> None:
-    for attempt in range(20):
-        barrier = threading.Barrier(8)
-
-        def write(number: int, attempt: int = attempt, barrier: Any = barrier) -> bytes | None:
-            content = bytes([number]) * 100_000
-            barrier.wait()
-            return content if objects.create(f"run/{attempt}", content) else None
-
-        with ThreadPoolExecutor(8) as pool:
-            won = [content for content in pool.map(write, range(8)) if content is not None]
-        assert won == [objects.get(f"run/{attempt}")]
 
 
 def test_missing_object_is_an_error_of_its_own(objects: Objects) -> None:

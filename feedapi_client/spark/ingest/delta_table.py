@@ -119,13 +119,9 @@ class DeltaTable(Table):
 
         retry_conflicts(checked)
 
-    def batches(
-        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
-    ) -> DataFrame | None:
-        if not numbers or not self._exists(spark):
-            return None
-        batch = column(who.column("batch")).between(min(numbers), max(numbers))
-        return spark.table(self.name).where((column(who.column("query")) == who.query) & batch)
+    def batch(self, spark: SparkSession, who: Identity, number: int) -> DataFrame:
+        own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
+        return spark.table(self.name).where(own)
 
     def delete_newer(self, spark: SparkSession, who: Identity, last: Mapping[str, int]) -> None:
         """Delete what queries wrote after their `last` micro-batches in another table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -62,12 +62,6 @@ class Table(ABC):
 
         Raises `IngestError` where the query must not write, also where it would in vain.
         """
-
-    @abstractmethod
-    def batches(
-        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
-    ) -> DataFrame | None:
-        """Return the rows of these micro-batches of the query, None when there are none."""
 
     def place(self, spark: SparkSession) -> str:  # noqa: ARG002
         return as_url(self.name)

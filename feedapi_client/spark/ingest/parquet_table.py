@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -335,24 +335,6 @@ class ParquetTable(Table):
         batch = re.compile(re.escape(who.column("batch")) + r"=(\d+)")  # others are not ours
         found = map(batch.fullmatch, self.folder.names(_folder_of(who)))
         return max((n for one in found if one and (n := int(one[1])) > after), default=-1)
-
-    def batches(
-        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
-    ) -> DataFrame | None:
-        if not numbers:
-            return None
-        some = ",".join(map(str, numbers))
-        folders = f"{self.name}/{_folder_of(who)}/{who.column('batch')}={{{some}}}"
-        # Folders of `partition_by` may lie below, and are columns, seen from the table.
-        options = {**READING, "mergeSchema": "false", "basePath": self.name}
-        try:
-            rows = spark.read.options(**options).parquet(folders)
-            _ = rows.schema  # Spark Connect looks at the files only now
-        except AnalysisException as error:
-            if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
-                return None
-            raise
-        return rows
 
     def _compare(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
         _, noted = _columns(spark, self.name)

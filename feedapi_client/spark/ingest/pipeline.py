@@ -102,10 +102,11 @@ class BatchWriter:
         written: list[WrittenFiles | None] = []
         for role, part in writing:
             who = tables.identity(role)
-            if role == "gold" and self.job.transform is not None:
+            source = tables["output"] if role == "gold" and self.job.transform else None
+            if isinstance(source, DeltaTable):
                 # What a transform computes, such as a time, is the same in both tables.
-                there = tables["output"].batches(part.sparkSession, who, [number])
-                part = part if there is None else there.select(*map(column, part.columns))
+                there = source.batch(part.sparkSession, who, number)
+                part = there.select(*map(column, part.columns))
             written.append(tables[role].write(part, who, number))
         return [one for one in written if one is not None]
 
