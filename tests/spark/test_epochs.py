@@ -9,19 +9,13 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.spark.source_options import OptionError, parse_options
-from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
+from feedapi_client.spark.source_options import OptionError
+from feedapi_client.spark.stream import StreamPartition
 from feedapi_client.testing import Publisher, Quirks
-from tests.spark.micro_batches import MicroBatchEngine, problems
+from tests.spark.micro_batches import MicroBatchEngine, problems, query
 
 pytestmark = pytest.mark.slow
 
-AT_ONCE = {
-    "pollInterval": "0.001",
-    "maxPollInterval": "0.02",
-    "baseDelay": "0.01",
-    "settleTime": "0.01",
-}
 SELDOM = {"pollInterval": "1000", "maxPollInterval": "2000"}
 
 
@@ -30,11 +24,6 @@ def publisher() -> Iterator[Publisher]:
     publisher = Publisher(partitions=40, page_size=50, checkpoint_every=10)
     with publisher.serve():
         yield publisher
-
-
-def query(publisher: Publisher, folder: Path, **given: Any) -> MicroBatchEngine:
-    options = parse_options({**AT_ONCE, "url": str(publisher.url), **given})
-    return MicroBatchEngine(lambda: FeedStreamReader(options, folder.as_uri()))
 
 
 def fill(publisher: Publisher, *partitions: int, n: int = 1) -> None:

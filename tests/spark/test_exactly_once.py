@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,22 @@ from feedapi_client.errors import (
 )
 from feedapi_client.spark import feed_watch
 from feedapi_client.spark.query_offsets import read_offsets
-from feedapi_client.spark.source_options import OptionError, parse_options
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
 from feedapi_client.stores.sqlite import MemoryCursorStore
 from feedapi_client.testing import Publisher
-from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
+from feedapi_client.testing.publisher.faults import Status
+from tests.spark.micro_batches import (
+    Crash,
+    MicroBatchEngine,
+    options_for,
+    problems,
+    publish,
+    query,
+)
 
 Start = Callable[..., MicroBatchEngine]
-
-
-@pytest.fixture
-def staging(tmp_path: Path) -> str:
-    return tmp_path.as_uri()
 
 
 @pytest.fixture
@@ -47,35 +52,9 @@ def publisher() -> Iterator[Publisher]:
         yield publisher
 
 
-def publish(publisher: Publisher, count: int, *, first: int = 0, entities: int = 7) -> None:
-    for n in range(first, first + count):
-        entity = f"e{n % entities}"
-        publisher.publish(entity, {"entity": entity, "n": n})
-
-
-def options_for(publisher: Publisher, **given: Any) -> Any:
-    assert publisher.url is not None
-    return parse_options(
-        {
-            "url": publisher.url,
-            "pollInterval": "0.001",
-            "maxPollInterval": "0.001",
-            "baseDelay": "0.01",
-            "settleTime": "0.01",
-            **given,
-        }
-    )
-
-
 @pytest.fixture
-def start(publisher: Publisher, staging: str) -> Start:
-    def start(
-        crash_at: Callable[[str], None] = lambda point: None, **given: Any
-    ) -> MicroBatchEngine:
-        options = options_for(publisher, **given)
-        return MicroBatchEngine(lambda: FeedStreamReader(options, staging), crash_at)
-
-    return start
+def start(publisher: Publisher, tmp_path: Path) -> Start:
+    return partial(query, publisher, tmp_path)
 
 
 def test_first_micro_batch_of_a_feed_without_events_is_empty(start: Start) -> None:
@@ -117,7 +96,7 @@ def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(
     engine.skip = lambda batch: batch % 7 == seed % 5
     chance = random.Random(seed)
     for step in range(12):
-        publish(publisher, 40, first=40 * step)
+        publish(publisher, 40)
         for _ in range(chance.randrange(6)):
             engine.trigger()
         if step == 3:
@@ -213,24 +192,22 @@ def test_r10_split_is_noticed_when_a_token_is_refused(
     engine = start()  # discovers once a minute
     publish(publisher, 40)
     engine.run()
-    publish(publisher, 40, first=40)
+    publish(publisher, 40)
     engine.crash_at = split_at
     split_at("idle")
     engine.run()
-    publish(publisher, 40, first=80)
+    publish(publisher, 40)
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
 @pytest.mark.parametrize("dialect", ["v1", "v2-draft", "v2-token"])
-def test_every_dialect_streams(staging: str, dialect: Any) -> None:
+def test_every_dialect_streams(tmp_path: Path, dialect: Any) -> None:
     publisher = Publisher(partitions=2, page_size=20, checkpoint_every=5, dialect=dialect, seed=1)
     publish(publisher, 100)
     with publisher.serve():
         given = {"v1Partitions": "2"} if dialect == "v1" else {}
-        engine = MicroBatchEngine(
-            lambda: FeedStreamReader(options_for(publisher, **given), staging)
-        )
+        engine = query(publisher, tmp_path, **given)
         engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
@@ -281,7 +258,7 @@ def test_idle_triggers_write_no_batch(start: Start, publisher: Publisher) -> Non
     for _ in range(20):
         assert not engine.trigger()
     assert len(engine.offsets) == batches
-    publish(publisher, 1, first=50)
+    publish(publisher, 1)
     engine.run()
     assert len(engine.offsets) == batches + 1
 
@@ -303,7 +280,7 @@ def test_empty_pages_that_move_the_cursor_make_no_batch(start: Start, publisher:
         publisher.append_internal(partition, 500)
     engine.run()
     assert len(engine.offsets) == batches
-    publish(publisher, 10, first=10)
+    publish(publisher, 10)
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
@@ -330,7 +307,7 @@ def test_r4_children_come_in_a_later_batch_than_their_parent(
 ) -> None:
     publish(publisher, 200)
     publisher.split(0, into=2, method="starts-after")
-    publish(publisher, 200, first=200)
+    publish(publisher, 200)
     engine = start(maxEventsPerPartition="50")
     engine.run()
     of = {
@@ -350,7 +327,7 @@ def test_r4_unordered_reads_children_and_parents_together(
 ) -> None:
     publish(publisher, 200)
     publisher.split(0, into=2, method="starts-after")
-    publish(publisher, 200, first=200)
+    publish(publisher, 200)
     engine = start(maxEventsPerPartition="50", ordered="false")
     engine.trigger()
     assert {row["partition"] for row in engine.rows[0]} == {0, 1, 2, 3}
@@ -364,7 +341,7 @@ def test_r7_last_reads_only_events_published_after_the_start(
     engine.run()
     assert list(engine.all_rows()) == []
     engine.restart()
-    publish(publisher, 50, first=100)
+    publish(publisher, 50)
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()[100:]) == []
 
@@ -375,7 +352,7 @@ def test_r7_last_is_kept_through_a_restart_before_the_first_event(
     publish(publisher, 100)
     engine = start(startingCursors="last")
     engine.trigger()
-    publish(publisher, 50, first=100)
+    publish(publisher, 50)
     finish(engine)
     assert problems(engine.all_rows(), publisher.payloads()[100:]) == []
 
@@ -385,7 +362,7 @@ def test_r7_start_from_given_cursors(start: Start, publisher: Publisher) -> None
     publish(publisher, 30)
     cursor = publisher.end_cursor(0)
     before = publisher.payloads(0)
-    publish(publisher, 30, first=30)
+    publish(publisher, 30)
     engine = start(startingCursors=f'{{"0": "{cursor}"}}')
     engine.run()
     assert (
@@ -397,18 +374,18 @@ def test_r7_start_from_given_cursors(start: Start, publisher: Publisher) -> None
 
 
 def test_offsets_can_be_printed_and_given_to_a_new_query(
-    start: Start, publisher: Publisher, staging: str
+    start: Start, publisher: Publisher, tmp_path: Path
 ) -> None:
     publisher.vary = False
     publish(publisher, 100)
     engine = start(maxEventsPerPartition="20")
     engine.run()
     publisher.split(0, into=2)
-    publish(publisher, 30, first=100)
+    publish(publisher, 30)
     engine.trigger()  # the end of the parent, and no child yet
     before = list(engine.all_rows())
     run = json.loads(engine.offsets[engine.committed])["run"]
-    offsets = read_offsets(staging, run)
+    offsets = read_offsets(tmp_path.as_uri(), run)
     assert (offsets.feed, offsets.epoch) == (publisher.url, engine.committed)
     assert offsets.before != offsets.after
     following = start(startingCursors=json.dumps(offsets.after))
@@ -416,7 +393,7 @@ def test_offsets_can_be_printed_and_given_to_a_new_query(
     rows = [*before, *following.all_rows()]
     assert sorted(json.loads(row["data"])["n"] for row in rows) == list(range(130))
     with pytest.raises(StagingError, match="there is no run"):
-        read_offsets(staging, "0" * 32)
+        read_offsets(tmp_path.as_uri(), "0" * 32)
 
 
 def test_r10_token_changes_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
@@ -469,8 +446,8 @@ def test_old_epochs_are_deleted_also_after_a_driver_that_died_before_it_did(
             raise Crash(point)
 
     engine = start(crash_at, maxEventsPerPartition="20")
-    for step in range(10):
-        publish(publisher, 40, first=40 * step)
+    for _ in range(10):
+        publish(publisher, 40)
         engine.run()
     epochs = {path.name for path in tmp_path.rglob("plan/*")}
     assert len(engine.offsets) >= 10
@@ -484,7 +461,7 @@ def test_plan_of_a_driver_that_died_is_taken_up_while_the_feed_is_down(
     publish(publisher, 10)
     engine = start()
     engine.run()
-    publish(publisher, 10, first=10)
+    publish(publisher, 10)
     next_plan = f"plan/{engine.committed + 1:012d}"
 
     def crash_at(point: str) -> None:
@@ -566,7 +543,7 @@ def test_r08_older_run_ends_at_its_next_plan_in_one_line(
     newer.offsets, newer.rows, newer.committed = older.offsets, older.rows, older.committed
     newer.run()
     assert not older.trigger()  # nothing to plan
-    publish(publisher, 20, first=20)
+    publish(publisher, 20)
     with pytest.raises(FencedError, match="a later run took the place of this one: process"):
         older.run()
     newer.run()
@@ -617,11 +594,10 @@ def test_checkpoint_of_another_selection_is_refused(start: Start, publisher: Pub
 def test_available_now_ends_while_the_publisher_goes_on(start: Start, publisher: Publisher) -> None:
     publish(publisher, 100)
     engine = start(maxEventsPerPartition="20")
-    published = iter(range(100, 100_000))
 
     def more(point: str) -> None:
         if point == "sunk":
-            publish(publisher, 1, first=next(published))
+            publish(publisher, 1)
 
     engine.crash_at = more
     engine.available_now()
@@ -643,7 +619,7 @@ def test_selected_partitions_and_their_descendants_are_read(
     engine.run()
     publisher.split(1, into=2, method="cursor-from")
     publisher.split(0, into=2, method="cursor-from")
-    publish(publisher, 100, first=100)
+    publish(publisher, 100)
     finish(engine)
     assert {row["partition"] for row in engine.all_rows()} == {1, 2, 3}
 
@@ -676,7 +652,7 @@ def test_progress_reports_requests_and_the_time_behind(start: Start, publisher: 
     assert report is not None
     assert report["behindSeconds"] is None  # never caught up yet
     engine.run()
-    publish(publisher, 200, first=200)
+    publish(publisher, 200)
     engine.trigger()
     assert not engine.trigger() or engine.trigger()
     report = engine.reader.reportLatestOffset()
@@ -742,9 +718,40 @@ def test_r07_query_of_a_feed_with_a_name_follows_it_to_another_url(
         with pytest.raises(LineageError, match="goes on if option feedName named it before"):
             engine.trigger()
     restart_with(feedName="orders")
-    publish(publisher, 100, first=100)
+    publish(publisher, 100)
     engine.run()
     restart_with(url=url, feedName="orders")
-    publish(publisher, 100, first=200)
+    publish(publisher, 100)
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_r10_refused_cursor_is_an_error_unless_data_may_be_lost(
+    start: Start, publisher: Publisher, fail: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher.extend(0, [{"n": n} for n in range(30)])
+    engine = start(failOnDataLoss=fail, partitions="0", refusedFor="0.1")
+    engine.run()
+    old = publisher.end_cursor(0)
+    publisher.fail(refuses(old), partition=0, times=None)
+    publisher.extend(0, [{"n": n} for n in range(30, 40)])
+    if fail == "true":
+        with pytest.raises(CursorRejectedError):
+            run_on(engine)
+        return
+    with caplog.at_level(logging.WARNING):
+        while len(list(engine.all_rows())) < 70:
+            engine.run()
+    assert "It is read from the first event that is left on" in caplog.text
+    assert len(list(engine.all_rows())) == 70
+    assert [row["sequence"] for row in engine.all_rows()] == list(range(70))
+
+
+def refuses(cursor: str) -> Any:
+    """A publisher that no longer has what comes after a cursor."""
+
+    def fault(response: Any, request: Any, publisher: Any, /) -> Any:
+        return Status(410)(response, request, publisher) if request.cursor == cursor else response
+
+    return fault
