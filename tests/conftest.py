@@ -68,7 +68,7 @@ TOUCHED = {
     ),
     "Spark": (
         "tests/spark/test_dataframe.py::test_batch_holds_every_event_of_every_partition",
-        "tests/spark/test_exactly_once.py::test_crash_at_each_point_replays_the_same_rows[staged]",
+        "tests/spark/test_exactly_once.py::test_plan_of_a_driver_that_died_is_taken_up_while_the_feed_is_down",
         "tests/spark/test_ingest.py::test_each_run_adds_the_new_events_and_counts_them",
     ),
     "Delta": ("tests/spark/test_delta.py::test_delta_tables_are_exact_or_refused",),
@@ -88,7 +88,6 @@ FIRST_FILES = (
     "tests/spark/test_process_kills.py",
     "tests/spark/test_ingest_tables.py",
     "tests/spark/test_pipelines.py",
-    "tests/spark/test_speculation.py",
     "tests/spark/test_dataframe.py",
     "tests/crash/test_crash.py",
     "tests/crash/test_crash_drivers.py",

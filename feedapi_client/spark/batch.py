@@ -10,14 +10,11 @@ can know: the note is valid for an hour.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -35,7 +32,7 @@ from feedapi_client.spark.feed_access import FeedConnection
 from feedapi_client.spark.fetch import PatientFetch, Target, fix_ends, fixed_end, read_end
 from feedapi_client.spark.schema import RowBuilder, event_columns
 from feedapi_client.spark.source_options import OptionError, SourceOptions
-from feedapi_client.spark.staging import private_folder
+from feedapi_client.spark.staging import MissingObjectError, Objects, StagingError, private_folder
 
 _log = logging.getLogger(__name__)
 
@@ -104,27 +101,20 @@ def _noted(options: SourceOptions, connection: FeedConnection, dataframe: str) -
         with suppress(FileNotFoundError):
             if file.stat().st_mtime <= old:
                 file.unlink()
-    note = folder / dataframe
-    if note.exists():
-        return _read_note(connection, note)
+    note = Objects(folder.as_uri(), "")
+    with suppress(MissingObjectError):
+        return _read_note(connection, note.get(dataframe))
     seen = _look(options, connection)
     try:
-        number, new = tempfile.mkstemp(dir=folder)
-        with os.fdopen(number, "wb") as content:
-            content.write(msgspec.json.encode(seen))
-        try:
-            os.link(new, note)
-        finally:
-            Path(new).unlink()
-    except FileExistsError:
-        return _read_note(connection, note)
-    except OSError as error:
+        if not note.create(dataframe, msgspec.json.encode(seen)):
+            return _read_note(connection, note.get(dataframe))
+    except StagingError as error:
         _log.warning("another scan of this action may see another end of the feed: %s", error)
     return seen
 
 
-def _read_note(connection: FeedConnection, note: Path) -> _Seen:
-    seen = msgspec.json.decode(note.read_bytes(), type=_Seen)
+def _read_note(connection: FeedConnection, note: bytes) -> _Seen:
+    seen = msgspec.json.decode(note, type=_Seen)
     connection.restore(seen.info)
     return seen
 

@@ -260,9 +260,6 @@ class FeedConnection:
         client.info = self._info  # an outage from here on is not a wrong URL
         return client
 
-    def __repr__(self) -> str:
-        return f"<FeedConnection {self.client!r}>"
-
 
 def _resolve_filters(wanted: Mapping[str, str], info: FeedInfo) -> dict[str, str]:
     """Return the filters under the names of the feed: Spark changes option names to lower case."""

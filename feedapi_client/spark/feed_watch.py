@@ -13,12 +13,13 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
 
 from feedapi_client.client import FeedClient
 from feedapi_client.consumer import FeedConsumer
@@ -98,7 +99,7 @@ class FeedWatch:
         self._slow: set[int] = set()
         """Partitions whose answer was waited for in vain."""
         self._news = threading.Condition()
-        self._counts: Counter[str] = Counter()
+        self._requests = 0
         self._report: dict[str, Any] = {}
         self._report_until = -math.inf
         self.selected = None if state is None else state.selected
@@ -108,9 +109,6 @@ class FeedWatch:
         self._closing = asyncio.Event()
         thread = threading.Thread(target=self._run, name="feedapi-watch", daemon=True)
         thread.start()
-
-    def __repr__(self) -> str:
-        return f"<FeedWatch: {len(self._waiting)} partitions wait>"
 
     # ------------------------------------------------------------------ from Spark's thread
 
@@ -165,7 +163,7 @@ class FeedWatch:
         - ``caughtUpPartitions``: as ``caughtUp``; drained ones included.
         - ``behindSeconds``: the longest time since a partition that is not caught up was; 0 when
           all are; None when one never was.
-        - ``requests``, ``retries``: of the last epoch and of the polls since the one before.
+        - ``requests``: polls since the last epoch.
         """
         now = time.monotonic()
         if now >= self._report_until:
@@ -253,9 +251,7 @@ class FeedWatch:
         if state is None:
             self._connection.restore(info)
             check_partitions(options, info)
-            return State(info, known=set(info.partitions), selected=options.partitions)
-        if state.added:
-            check_partitions(options, info, state.added)
+            return State(info=info, known=set(info.partitions), selected=options.partitions)
         assert state.selected is not None
         listed = info.partitions.keys()
         # One that waited and is no longer listed has no position: there is nothing to read.
@@ -303,9 +299,8 @@ class FeedWatch:
         known = self._known
         assert known is not None
         match what:
-            case FetchEnded(error=error):
-                self._counts["requests"] += 1
-                self._counts["retries"] += error is not None
+            case FetchEnded():
+                self._requests += 1
             case PartitionStarted(partition=partition):
                 known.late.pop(partition, None)
                 self._unsettled = self.changed = True
@@ -383,15 +378,13 @@ class FeedWatch:
         if any(self._waiting.get(r.partition, ("",))[0] != r.start for r in results):
             return False
         assert self._known is not None
-        self._counts.clear()
+        self._requests = 0
         self._unsettled, self._report_until = True, -math.inf
         for result in results:
             id = result.partition
             _, found = self._waiting.pop(id)
             found.set_result(Reached(result.cursor, result.more))
             self._known.sequences[id] = self._known.sequences.get(id, 0) + result.events
-            self._counts["requests"] += result.requests
-            self._counts["retries"] += result.retries
             if result.cursor != result.start:
                 self._uncommitted.add(id)
         if self._uncommitted and not self._over:
@@ -413,7 +406,7 @@ class FeedWatch:
             for id, until in known.late.items()
             if id in positions and positions[id].status == "drained" and until > time.time()
         }
-        return replace(
+        return msgspec.structs.replace(
             known,
             positions=positions,
             known=set(known.known),
@@ -448,8 +441,7 @@ class FeedWatch:
             "failing": failing,
             "caughtUpPartitions": counts["caughtUp"] + counts["drained"],
             "behindSeconds": None if longest == math.inf else longest,
-            "requests": self._counts["requests"],
-            "retries": self._counts["retries"],
+            "requests": self._requests,
         }
 
     def _hangs(self, one: PartitionStatus) -> bool:

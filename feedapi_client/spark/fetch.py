@@ -39,7 +39,6 @@ from feedapi_client.retry import Backoff, gives_up_after
 from feedapi_client.runtime.trouble import is_refusal, refusal_backoff
 from feedapi_client.spark.feed_access import FeedConnection
 from feedapi_client.spark.fixed_end import MAX_FOLLOWING, FixedEnd
-from feedapi_client.spark.source_options import with_option_names
 
 CONFLICT = 409
 DENIED = 401
@@ -53,12 +52,7 @@ _SHORTEST_LINE = len(b'{"data":""}\n')
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A partition to read, and the cursor to start from.
-
-    `sequence` and `depth` are for the columns of the same names. `end` is the cursor of a fixed end
-    (see `fixed_end`); None reads until the partition is caught up. With `required` it is an error
-    where no place of the read is that end.
-    """
+    """A partition to read from a cursor. `required`: it is an error where no place is the `end`."""
 
     partition: int
     cursor: str
@@ -72,41 +66,16 @@ class Target:
 
 @dataclass(slots=True)
 class FetchResult:
-    """How far a read of one partition came."""
-
     partition: int
     start: str
-    """The cursor that the read started from."""
     cursor: str
     """The cursor behind the last event that was read."""
     events: int = 0
-    ended: bool = False
-    """The end was reached: a complete response without events whose cursor is the one asked with,
-    or the last cursor of a closed partition."""
-    asked_closed: bool = False
-    """The discovery before the last request listed the partition as closed."""
-    unproven: bool = False
-    """It is closed, discovery lists no end, and only this empty response shows one (R6)."""
-    silent: bool = False
-    """That response held no cursor."""
     reached: bool = False
-    """The fixed end of the read was reached."""
     more: bool = False
     """Events are known to follow."""
     refused: int | None = None
     """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
-    refusal: str = ""
-    """What the publisher said with it."""
-    conflict: bool = False
-    """A token was refused (409): the partitions have changed."""
-    unknown_commands: bool = False
-    """Lines were there that an extension of the protocol may know: the partitions may have
-    changed."""
-    failed: str | None = None
-    """A temporary error, as text."""
-    requests: int = 0
-    retries: int = 0
-    """Requests that failed or were refused, and were or will be made again."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
@@ -146,10 +115,12 @@ class Fetch:
         self.connection = connection
         self.result = FetchResult(target.partition, target.cursor, target.cursor)
         self.result.reached = end is not None and end.reached
-        self.error: FeedError | None = None
-        """What stopped the read."""
-        self.lags = False
-        """Whether that is a replica that lags."""
+        self.error: FeedError | None = None  # what stopped the read
+        self.lags = False  # whether that is a replica that lags
+        # Whether the end was reached: a complete response without events, or the last cursor of a
+        # closed partition. Unproven: discovery lists no end, and only this response shows it (R6).
+        self.ended = self.unproven = False
+        self.silent = False  # whether that response held no cursor
         self._limit, self._full, self._page_size = limit, full, page_size
         self._patience = limits.slot_timeout if patience is None else patience
         self._hurried, self._end, self._clock = hurried, end, clock
@@ -157,24 +128,18 @@ class Fetch:
         self._began = self._moved = clock()
 
     def batches(self) -> Iterator[CheckpointedEvents]:
-        """Yield what is read. Nothing is received while the caller is busy with a batch.
-
-        `result` and `error` are complete at the end. Raises `FeedError` for an event that is too
-        large for the options.
-        """
+        """`result` and `error` are complete at the end. Raises for an event that is too large."""
         result, asked = self.result, self.result.cursor
         try:
-            while not (result.ended or result.reached):
+            while not (self.ended or result.reached):
                 asked = result.cursor
-                result.requests += 1
                 yield from self._request()
         except _Stop:
             pass
-        except (BufferLimitError, LineTooLongError) as error:
-            raise _in_option_names(error) from error
+        except (BufferLimitError, LineTooLongError):
+            raise
         except FeedError as error:
-            ours = type(error) is ProtocolError and error.status is None
-            self.error = _in_option_names(error) if ours else error
+            self.error = error
             if result.cursor != asked:
                 self._progress.moved(result.cursor, events=True)
 
@@ -187,16 +152,13 @@ class Fetch:
         with client.open(info, result.partition, asked, progress=self._progress) as response:
             reader = response.reader
             self._moved = self._clock()
-            try:
-                for chunk in response:
-                    for piece in self._pieces(reader, chunk):
-                        yield from self._deliver(reader.feed(piece))
-                    reader.check()
-                    self._check_pace()
-                finished = reader.finish()
-                yield from self._deliver(finished.batches)
-            finally:
-                result.unknown_commands |= reader.unknown_commands > 0
+            for chunk in response:
+                for piece in self._pieces(reader, chunk):
+                    yield from self._deliver(reader.feed(piece))
+                reader.check()
+                self._check_pace()
+            finished = reader.finish()
+            yield from self._deliver(finished.batches)
         self._take_outcome(finished.outcome, reader, asked)
 
     def _check_pace(self) -> None:
@@ -235,12 +197,12 @@ class Fetch:
             if batch is not None:
                 result.events += len(batch.events)
                 result.cursor = batch.cursor
-                result.ended = result.asked_closed = self._at_last_cursor()
+                self.ended = self._at_last_cursor()
                 yield batch
             self._moved = self._clock()
             late = self._hurried and self._moved - self._began > self._patience
             enough = limit is not None and result.events >= limit
-            if late or enough or result.ended or result.reached or self._full():
+            if late or enough or self.ended or result.reached or self._full():
                 raise _Stop
 
     def _at_last_cursor(self) -> bool:
@@ -250,8 +212,7 @@ class Fetch:
         return listed.last_cursor == self.result.cursor
 
     def _take_outcome(self, outcome: Outcome, reader: PageReader, asked: str) -> None:
-        """Act on a complete response. Raises `FeedError` for one that brings nothing."""
-        result, feed, partition = self.result, self.connection.url, self.result.partition
+        feed, partition = self.connection.url, self.result.partition
         if self._end is not None and outcome is Outcome.PROGRESS:
             if not self._end.response_over():
                 raise ProtocolError(
@@ -261,9 +222,9 @@ class Fetch:
                     partition=partition,
                 )
         elif outcome in (Outcome.END, Outcome.EMPTY, Outcome.SILENT):
-            result.ended, result.asked_closed = True, reader.closed
-            result.silent = outcome is not Outcome.END and reader.last_checkpoint is None
-            result.unproven = outcome is not Outcome.END and reader.closed
+            self.ended = True
+            self.silent = outcome is not Outcome.END and reader.last_checkpoint is None
+            self.unproven = outcome is not Outcome.END and reader.closed
         elif outcome in (Outcome.LAGGING, Outcome.BEHIND, Outcome.UNRECOGNIZED):
             self.lags = self.lags or outcome is not Outcome.UNRECOGNIZED
             raise outcome_error(outcome, asked, reader.last_cursor, feed=feed, partition=partition)
@@ -281,21 +242,16 @@ def fetch(
     receive: Callable[[CheckpointedEvents], object] = len,
     clock: Callable[[], float] = time.monotonic,
 ) -> FetchResult:
-    """Read a partition for a task: `receive` gets each batch, in order.
-
-    Where nothing was read, there is a second attempt. The result says what stopped the read. Raises
-    `FeedError` where no further attempt helps.
-    """
+    """Read for a task; where nothing was read, twice. Raises where no further attempt helps."""
     backoff = Backoff.of(connection.options.retry)
     patience = connection.options.limits.slot_timeout
-    requests, retries = 0, 0
-    while True:
+    for attempt in (1, 2):
         one = Fetch(
             connection,
             target,
             limit=limit,
             full=full,
-            patience=patience * (1 + retries),
+            patience=patience * attempt,
             hurried=True,
             end=fixed_end(connection, target, cut=False),
             clock=clock,
@@ -303,26 +259,20 @@ def fetch(
         for batch in one.batches():
             receive(batch)
         result, error = one.result, one.error
-        requests, retries = requests + result.requests, retries + (error is not None)
-        nothing = result.cursor == result.start
-        if error is not None and not _is_noted(result, error) and not one.lags:
-            pause = backoff.pause(error)
-            if retries == 1 and nothing and pause < _LONGEST_PAUSE:
-                time.sleep(pause)
-                continue
-        if error is not None and result.refused is None and nothing:
-            result.failed = f"{type(error).__name__}: {error.message}"
-        result.requests, result.retries = requests, retries
-        return result
+        if error is None or _is_refused(result, error) or one.lags:
+            break
+        pause = backoff.pause(error)
+        if attempt == 2 or result.cursor != result.start or pause >= _LONGEST_PAUSE:
+            break
+        time.sleep(pause)
+    return result
 
 
-def _is_noted(result: FetchResult, error: FeedError) -> bool:
-    """Note a refusal, after which the driver discovers (R10). Return whether it is one."""
+def _is_refused(result: FetchResult, error: FeedError) -> bool:
     if not is_refusal(error):
         return False
     status = DENIED if isinstance(error, AuthenticationError) else getattr(error, "status", None)
-    result.refused, result.refusal = int(status or 0), error.message
-    result.conflict = status == CONFLICT
+    result.refused = int(status or 0)
     return True
 
 
@@ -330,11 +280,7 @@ def _is_noted(result: FetchResult, error: FeedError) -> bool:
 
 
 class PatientFetch:
-    """Reads a partition to its end, however long that takes. Use it once.
-
-    Arguments:
-        end, full, clock: as of `Fetch`.
-    """
+    """Reads a partition to its end, however long that takes. Use it once."""
 
     def __init__(
         self,
@@ -359,15 +305,11 @@ class PatientFetch:
         self._conflicts = refusal_backoff(policy, give_up_after=policy.refused_for)
         self._evidence = EndEvidence(self._limits.settle_time, self._limits.poll_interval)
         self._closed_since: float | None = None
+        self._reads = 0
         self._silent = False
 
     def batches(self) -> Iterator[CheckpointedEvents]:
-        """Yield what is read. `result` is complete at the end.
-
-        Raises:
-            FeedError: no further attempt helps, or there were too many. A refusal (R10) is in the
-                result.
-        """
+        """Yield what is read. A refusal (R10) is in `result`, which is complete at the end."""
         progress, goes_on = Progress(self._limits.max_attempts_without_progress), True
         while goes_on:
             self._note_if_closed()
@@ -389,14 +331,13 @@ class PatientFetch:
         if listed is None or not listed.closed:
             self._closed_since = None
         elif self._closed_since is None:
-            first = not self.result.requests
+            first = not self._reads
             self._closed_since = self.connection.began if first else time.monotonic()
 
     def _goes_on(self, one: Fetch) -> bool:
-        """Take what a read came to, and wait for the next one. Return whether there is one."""
         before, result = self.result, one.result
         result.start, result.events = before.start, before.events + result.events
-        result.requests, result.retries = before.requests + result.requests, before.retries
+        self._reads += 1
         self.result = result
         if result.cursor != before.cursor or one.error is None:
             self._failures.reset()
@@ -405,13 +346,12 @@ class PatientFetch:
         if result.cursor != before.cursor and self._evidence.answers:
             self._doubt()  # what came behind empty responses shows that they may lag
         if one.error is not None:
-            result.retries += 1
             return self._waits(one, one.error)
-        return result.ended and not result.reached and self._seems_to_end()
+        return one.ended and not result.reached and self._seems_to_end(one)
 
     def _waits(self, one: Fetch, error: FeedError) -> bool:
         """Sleep until the next attempt. A new token is all that a conflict needs at first."""
-        if isinstance(error, RequestRefusedError) and _is_noted(self.result, error):
+        if isinstance(error, RequestRefusedError) and _is_refused(self.result, error):
             if self.result.refused != CONFLICT:
                 return False
             try:
@@ -430,22 +370,22 @@ class PatientFetch:
         time.sleep((self._lag if one.lags else self._failures).pause(error))
         return True
 
-    def _seems_to_end(self) -> bool:
+    def _seems_to_end(self, one: Fetch) -> bool:
         """Return whether, after an empty response, another one has to show the end (R6)."""
-        result, info, pause = self.result, self.connection.info, None
-        was_silent, self._silent = self._silent, result.silent
+        info, pause = self.connection.info, None
+        was_silent, self._silent = self._silent, one.silent
         if self._target.cursor == LAST:
             return False
-        if result.unproven:
+        if one.unproven:
             assert self._closed_since is not None
             since = max(self._closed_since, self.connection.failed_at)
             pause = self._evidence.add(info, now=time.monotonic(), since=since)
-        elif result.silent and not was_silent:
+        elif one.silent and not was_silent:
             pause = self._limits.silent_pause
         if pause is None:
             return False
         time.sleep(pause)
-        if result.unproven and self._evidence.lacks_discovery(self.connection.info):
+        if one.unproven and self._evidence.lacks_discovery(self.connection.info):
             self.connection.discover(seen=info)
         return True
 
@@ -459,7 +399,6 @@ class PatientFetch:
 
 
 def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> FixedEnd | None:
-    """Return what recognizes the end of a read; None for one without a fixed end."""
     if target.end is None:
         return None
 
@@ -479,14 +418,7 @@ def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> Fixed
 def fix_ends(
     connection: FeedConnection, partitions: Collection[int], info: FeedInfo
 ) -> dict[int, str | None]:
-    """Return the present end of each partition, where a read that starts now ends.
-
-    None where the partition is closed, or no end can be fixed: the read then ends when the
-    partition is caught up. Raises `FeedError` where no further attempt helps.
-
-    Arguments:
-        info: the last discovery.
-    """
+    """None where no end can be fixed: the read ends when the partition is caught up."""
     if not partitions:
         return {}
     threads = min(_MAX_THREADS, connection.options.limits.max_concurrent_fetches, len(partitions))
@@ -506,12 +438,7 @@ def _fix_end(connection: FeedConnection, info: FeedInfo, partition: int) -> str 
 
 
 def read_end(connection: FeedConnection, partition: int) -> str:
-    """Return the cursor behind the newest event of an open partition, by a fetch of ``_last``.
-
-    Raises:
-        NoProgressError: the publisher gives no cursor.
-        FeedError: as `PatientFetch.batches`.
-    """
+    """Return the cursor behind the newest event of an open partition, by a fetch of ``_last``."""
     answer = "with events, again and again"
     for _ in range(connection.options.limits.max_attempts_without_progress):
         read = PatientFetch(connection, Target(partition, LAST), full=lambda: True)
@@ -527,8 +454,3 @@ def read_end(connection: FeedConnection, partition: int) -> str:
         feed=connection.url,
         partition=partition,
     )
-
-
-def _in_option_names(error: FeedError) -> FeedError:
-    message = with_option_names(error.message)
-    return type(error)(message, feed=error.feed, partition=error.partition)

@@ -21,13 +21,13 @@ the same rows in the same order again.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Literal
 
+import msgspec
 import pyarrow as pa
+from msgspec import Meta
 from pyspark import TaskContext
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -42,62 +42,47 @@ _NATS = "nats://127.0.0.1:4222"
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _TASK_SHIFT = 40
-_ACK_POLICIES = {"leader": AckPolicy.LEADER, "all": AckPolicy.ALL}
 _TEXT = (T.StringType, T.BinaryType)
 _WHOLE_NUMBER = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-
-
-def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = number(text)
-        if not 0 < value < math.inf:
-            raise ValueError(text)
-        return value
-
-    return parse
-
-
-def _not_empty(text: str) -> str:
-    if not text.strip():
-        raise ValueError(text)
-    return text
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "stream": str,
-    "subject": str,
-    "partitions": _positive(int),
-    "nats": _not_empty,
-    "natsenv": str,
-    "ackpolicy": lambda value: _ACK_POLICIES[value.lower()],
-    "acktimeout": _positive(float),
-    "maxinflight": _positive(int),
-    "attempts": _positive(int),
-}
 _OPTIONS_OF_SPARK = {"checkpointlocation", "path", "queryname"}
+Positive = Annotated[int, Meta(gt=0)]
+Text = Annotated[str, Meta(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
+class SinkOptions(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename=lambda name: name.replace("_", ""),
+):
     """The options of ``format("liftbridge")``. Only `stream` is required.
 
     Attributes:
-        stream: options ``stream``, ``subject`` and ``partitions``.
+        stream, subject, partitions: of the `Stream`.
         nats: URLs of NATS servers, separated by commas.
         nats_env: an environment variable of the executors that holds them instead.
-        ack_policy: ``leader`` or ``all``.
         ack_timeout: seconds that each message waits for its ack.
         max_in_flight: maximum number of messages of a task that wait for their ack.
         attempts: number of attempts to publish without progress after which the task fails.
     """
 
-    stream: Stream
-    nats: str = field(default=_NATS, repr=False)  # may hold a password
+    stream: Text
+    subject: str = ""
+    partitions: Positive = 1
+    nats: Text = _NATS
     nats_env: str | None = None
-    ack_policy: AckPolicy = AckPolicy.ALL
-    ack_timeout: float = 10.0
-    max_in_flight: int = 8192
-    attempts: int = 10
+    ack_policy: Literal["leader", "all"] = "all"
+    ack_timeout: Annotated[float, Meta(gt=0, le=1e9)] = 10.0
+    max_in_flight: Positive = 8192
+    attempts: Positive = 10
+
+    def __repr__(self) -> str:
+        return f"<SinkOptions of {self.stream}>"  # `nats` may hold a password
+
+    @property
+    def target(self) -> Stream:
+        return Stream(self.stream, self.subject, self.partitions)
 
     def servers(self) -> list[str]:
         urls = os.environ.get(self.nats_env, "") if self.nats_env else self.nats
@@ -152,7 +137,7 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
         count, options = 0, self._options
         async with LiftbridgePublisher(
             options.servers(),
-            ack_policy=options.ack_policy,
+            ack_policy=AckPolicy[options.ack_policy.upper()],
             ack_timeout=options.ack_timeout,
             max_in_flight=options.max_in_flight,
         ) as publisher:
@@ -164,7 +149,7 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
                     ]
                     await publish_until_acked(
                         publisher,
-                        options.stream,
+                        options.target,
                         [value or b"" for value in _bytes(rows.column("value"))],
                         _bytes(rows.column("key")) if "key" in rows.schema.names else None,
                         headers,
@@ -223,28 +208,11 @@ def _fits(found: T.DataType, kinds: tuple[type[T.DataType], ...]) -> bool:
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:
     """Raises `OptionError`, which never quotes a value of ``nats``."""
-    options = {name.lower(): value for name, value in given.items()}
-    unknown = sorted(options.keys() - _PARSERS.keys() - _OPTIONS_OF_SPARK)
-    if unknown:
-        raise OptionError(
-            f"liftbridge sink: unknown option {', '.join(unknown)}; "
-            f"the options are {', '.join(sorted(_PARSERS))}"
-        )
-    if not options.get("stream"):
-        raise OptionError("liftbridge sink: option stream is required")
+    options = {name.lower(): value.strip() for name, value in given.items()}
+    own = {name: options[name] for name in options if name not in _OPTIONS_OF_SPARK}
     try:
-        values = {name: _PARSERS[name](options[name]) for name in options if name in _PARSERS}
-    except (ValueError, KeyError) as error:
-        raise OptionError(
-            "liftbridge sink: nats is a URL, partitions, maxInFlight and attempts are whole "
-            "numbers above 0, ackTimeout a number of seconds, ackPolicy leader or all"
-        ) from error
-    try:
-        stream = Stream(
-            values.pop("stream"), values.pop("subject", ""), values.pop("partitions", 1)
-        )
-        check_publishable(stream.subject)
+        found = msgspec.convert(own, SinkOptions, strict=False)
+        check_publishable(found.target.subject)
     except ValueError as error:
         raise OptionError(f"liftbridge sink: {error}") from error
-    names = {one.name.replace("_", ""): one.name for one in fields(SinkOptions)}
-    return SinkOptions(stream, **{names[name]: value for name, value in values.items()})
+    return found

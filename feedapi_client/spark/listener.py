@@ -36,8 +36,7 @@ __all__ = ["FeedQueryListener"]
 _STATES = ("reading", "caughtUp", "waiting", "drained", "failing")
 _GAUGES = (
     ("partitions", "{partition}", "Partitions by state", _STATES),
-    ("requests", "{request}", "Requests of the last epoch and the polls before it", ["requests"]),
-    ("retries", "{retry}", "Requests of the last epoch that were repeated", ["retries"]),
+    ("requests", "{request}", "Polls since the last micro-batch", ["requests"]),
     ("caught_up", "{partition}", "Partitions at their end", ["caughtUpPartitions"]),
     ("behind", "s", "Longest time since a partition was at its end", ["behindSeconds"]),
     ("idle", "{query}", "1 while the query finds nothing new, else 0", ["idle"]),

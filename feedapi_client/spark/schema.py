@@ -48,7 +48,6 @@ def spark_schema() -> T.StructType:
 
 
 def event_columns(events: Sequence[Event], *, headers: bool) -> pa.RecordBatch:
-    """Return the events as `EVENTS`, with their headers or without."""
     payloads, count = [event._payload for event in events], len(events)
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(np.fromiter(map(len, payloads), np.int32, count), out=offsets[1:])
@@ -73,22 +72,15 @@ def _text(value: Any) -> str | None:
 
 @dataclass(slots=True)
 class RowBuilder:
-    """Builds the rows of one partition's events, one batch after the other.
-
-    Arguments:
-        sequence: number of the first event.
-        checkpoints: (number of events, cursor of the checkpoint that closes them), in order.
-    """
+    """Rows of a partition's events. `checkpoints`: (events, cursor that closes them), in order."""
 
     partition: int
     depth: int
     sequence: int
     checkpoints: Sequence[tuple[int, str]]
     built: int = 0
-    """Events built so far."""
 
     def build(self, events: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of the next `EVENTS`."""
         data, headers = events.columns
         count, first = len(events), self.sequence + self.built
         columns = [
@@ -116,11 +108,7 @@ class RowBuilder:
 
 
 class StagedEvents:
-    """The events of one partition as an Arrow IPC stream, compressed as they are fetched.
-
-    Arguments:
-        batch_bytes: of one batch of the stream, which is what a reader holds in memory at once.
-    """
+    """One partition as an Arrow IPC stream in batches, compressed as it is fetched."""
 
     def __init__(self, *, headers: bool, batch_bytes: int) -> None:
         self.bytes = 0
@@ -136,11 +124,9 @@ class StagedEvents:
 
     @property
     def size(self) -> int:
-        """Compressed bytes so far."""
         return int(self._sink.tell())
 
     def add(self, batch: CheckpointedEvents) -> None:
-        """Append the events of a batch."""
         if not batch.events:
             return
         self.bytes += batch.size
@@ -150,7 +136,6 @@ class StagedEvents:
             self._write()
 
     def finish(self) -> bytes:
-        """Return the stream, nothing where there are no events. Nothing can be added afterwards."""
         self._write()
         self._writer.close()
         return self._sink.getvalue().to_pybytes() if self.checkpoints else b""

@@ -204,7 +204,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         try:
             getattr(options, part)
         except ValueError as error:
-            problems.append(with_option_names(str(error)))
+            problems.append(str(error))
     if problems:
         kind = UrlOptionError if any(one.endswith(_NO_URL) for one in problems) else OptionError
         raise kind(f"feedapi source: {'; '.join(problems)}")
@@ -301,50 +301,6 @@ follows the name of the option in a sentence where the field's type has no descr
 
 _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
 
-_BY_TIME = "feeds can't be searched by time: drop rows with where(...) on a time in column data"
-_BY_TRIGGER = "give the query a longer processing-time trigger"
-_BY_URL = "a feed is named by url, and its partitions by partitions"
-_A_COLUMN = '.withColumn("feed", lit(...))'
-_OF_A_CONSUMER = "it is of a FeedConsumer, and changed nothing here: leave it out"
-_INSTEAD = {
-    # Of earlier versions.
-    "startingtimestamp": _BY_TIME,
-    "eventtime": _BY_TIME,
-    "eventtimeunit": _BY_TIME,
-    "missingeventtime": _BY_TIME,
-    "mineventspertrigger": _BY_TRIGGER,
-    "maxtriggerdelay": _BY_TRIGGER,
-    "payload": "data is always text: select try_parse_json(data), and keep data where that is null",
-    "urls": f"load each feed with url, and write union(...) of what you give {_A_COLUMN}",
-    "feedcolumn": f"give the rows {_A_COLUMN}",
-    "pushfilters": "option partitions chooses what is read",
-    "previousurl": "feedName names a feed for its checkpoint, before it moves from URL to URL",
-    "stream": "partitions are polled, at the latest each maxPollInterval",
-    "maxrequestspersecond": "maxConcurrentFetches and maxPollInterval, and the publisher's 429",
-    "forbiddenpayloads": "they are read, as sent, in column data; feedapi ingest rejects them",
-    "fenced": "every streaming query is fenced",
-    "cacertificates": "caFile names a PEM file that the driver and all executors have",
-    "maxbatchevents": "maxBatchBytes bounds an Arrow batch",
-    "streamidletimeout": _OF_A_CONSUMER,
-    "committimeout": _OF_A_CONSUMER,
-    "stalltimeout": _OF_A_CONSUMER,
-    "reportinterval": _OF_A_CONSUMER,
-    # Of Spark's Kafka source.
-    "subscribe": _BY_URL,
-    "subscribepattern": _BY_URL,
-    "assign": _BY_URL,
-    "minpartitions": "a task reads a group of partitions: see maxPartitionsPerTask",
-    "maxoffsetspertrigger": "see maxEventsPerTrigger and maxEventsPerPartition",
-    "minoffsetspertrigger": _BY_TRIGGER,
-    "startingoffsets": "see startingCursors, which takes first, last or a JSON object of cursors",
-    "startingoffsetsbytimestamp": _BY_TIME,
-    "endingoffsets": "see endingCursors; a batch read ends where the feed ends when it starts",
-    "endingoffsetsbytimestamp": "a read ends where the feed ends when it starts",
-    "includeheaders": "column headers is always there",
-    "groupidprefix": "a query keeps its place in its checkpoint, and has no consumer group",
-}
-"""Options that are not taken, and what to write in their place."""
-
 
 def _contradictions(values: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[str]:
     for name in filter(_SECRET.search, headers):
@@ -357,21 +313,5 @@ def _contradictions(values: Mapping[str, Any], headers: Mapping[str, str]) -> It
 
 
 def _unknown(option: str) -> str:
-    name = option.lower()
-    if name in _INSTEAD:
-        return f"there is no option {option}: {_INSTEAD[name]}"
-    if name.startswith("kafka."):
-        return f"there is no option {option}: a feed is read over HTTP; see authEnv and caFile"
-    close = difflib.get_close_matches(name, _SPELLING, n=1)
+    close = difflib.get_close_matches(option.lower(), _SPELLING, n=1)
     return f"unknown option {option}" + (f" (did you mean {_SPELLING[close[0]]}?)" if close else "")
-
-
-_CAMEL = {info.name: name for name, info in _OPTIONS.items() if info.name != name}
-_FIELD = re.compile(
-    rf"\b((?:FetchOptions|Limits|RetryPolicy)(?:\.|: ))?({'|'.join(sorted(_CAMEL))})\b"
-)
-
-
-def with_option_names(message: str) -> str:
-    """Return a text that names fields of option objects, with the names of the options."""
-    return _FIELD.sub(lambda found: ("option " if found[1] else "") + _CAMEL[found[2]], message)

@@ -58,11 +58,6 @@ _SCHEMES = frozenset(
     ["file", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "https", "http"]
 )
 _WAYS = "give an s3://, gs://, az:// or file:// URL, or a path that driver and executors share"
-_NO_STORE = {
-    "dbfs": "dbfs: is a file system of the JVM, which Python tasks can't write to: ",
-    "hdfs": "hdfs: is a file system of the JVM, which Python tasks can't write to: ",
-    "memory": "memory: is not shared by driver and executors: ",
-}
 
 
 class StagingError(StoreError):
@@ -74,10 +69,7 @@ class MissingObjectError(StagingError):
 
 
 class Objects:
-    """The objects of one run.
-
-    Picklable: every process opens the location for itself. All methods may be called concurrently.
-    """
+    """The objects of one run. Every process opens the location for itself."""
 
     def __init__(self, location: str, run: str) -> None:
         self.location = location
@@ -87,30 +79,22 @@ class Objects:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_store": None}
 
-    def __repr__(self) -> str:
-        return f"<Objects of run {self.run}>"
-
     @property
     def store(self) -> Any:
-        """The obstore store, opened at first use. Raises `StagingError`."""
         if self._store is None:
             self._store = open_store(self.location)
         return self._store
 
     def driver_key(self, number: int) -> str:
-        """Return the key of the fence's place with that number."""
         return f"{self.run}/driver/{number:012d}"
 
     def plan_key(self, epoch: int) -> str:
-        """Return the key of an epoch's plan."""
         return f"{self.run}/plan/{epoch:012d}"
 
     def data_key(self, epoch: int, task: int) -> str:
-        """Return the key of a task's events."""
         return f"{self.run}/data/{epoch:012d}/{task:06d}"
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write the object unless it exists. Return whether it did not. Raises `StagingError`."""
         with self._explained("write", key):
             try:
                 obstore.put(self.store, key, content, mode="create", use_multipart=False)
@@ -119,15 +103,11 @@ class Objects:
         return True
 
     def get(self, key: str) -> bytes:
-        """Return the whole object. Raises `MissingObjectError`, `StagingError`."""
         with self._explained("read", key):
             return bytes(obstore.get(self.store, key).bytes())
 
     def head(self, key: str) -> list[FetchResult]:
-        """Return the results of a task, without its events.
-
-        Raises `MissingObjectError`, `StagingError`.
-        """
+        """Return the results of a task, without its events."""
         with self._explained("read", key):
             start = bytes(obstore.get_range(self.store, key, start=0, length=_FIRST_READ))
             missing = _head_end(start, key) - len(start)
@@ -139,7 +119,6 @@ class Objects:
             return msgspec.convert(results, list[FetchResult])
 
     def exists(self, key: str) -> bool:
-        """Whether the object exists. Raises `StagingError`."""
         try:
             with self._explained("look up", key):
                 obstore.head(self.store, key)
@@ -148,16 +127,11 @@ class Objects:
         return True
 
     def numbers(self, folder: str, after: str | None = None) -> list[int]:
-        """Return the numbers that objects in a folder are named by. Raises `StagingError`.
-
-        Arguments:
-            after: key of an object. Those up to it are left out.
-        """
+        """Return the numbers that objects in a folder are named by, behind the key `after`."""
         names = (key.rpartition("/")[2] for key in listed(self.store, folder, after))
         return [int(name) for name in names if name.isdecimal()]
 
     def delete(self, key: str) -> None:
-        """Delete the object if it exists. Raises `StagingError`."""
         # FileNotFoundError: another process deleted it first
         with self._explained("delete", key), suppress(FileNotFoundError):
             obstore.delete(self.store, key)
@@ -181,7 +155,6 @@ class _Driver(msgspec.Struct):
     process: int
     host: str
     since: float
-    """Seconds since 1970, for people."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.since))
@@ -199,19 +172,9 @@ class Fence:
         self.number = number
         self._objects = objects
 
-    def __repr__(self) -> str:
-        return f"<Fence of run {self._objects.run}, place {self.number}>"
-
     @classmethod
     def claim(cls, objects: Objects, after: int = 0) -> Fence:
-        """Claim the place behind all others.
-
-        Arguments:
-            after: a place that is known to be taken, 0 for none: those up to it are not listed.
-
-        Raises:
-            StagingError: the location failed, or it overwrites what it must not.
-        """
+        """Claim the place behind all others; those up to `after` are taken."""
         me = msgspec.json.encode(_Driver(os.getpid(), socket.gethostname(), time.time()))
         taken = objects.numbers(f"{objects.run}/driver", objects.driver_key(after))
         number = max(taken, default=after) + 1
@@ -250,14 +213,12 @@ class _Head(msgspec.Struct):
 
 
 def pack(results: Any, streams: Sequence[bytes] = ()) -> bytes:
-    """Return the object of a task's results and its Arrow IPC streams."""
     body = b"".join(streams)
     text = msgspec.json.encode(_Head(results, len(body), zlib.crc32(body)))
     return b"".join([_PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)), text, body])
 
 
 def unpack(content: bytes, key: str) -> tuple[Any, memoryview]:
-    """Return the results and the streams of an object. Raises `StagingError`."""
     head, body = _head(content, key), memoryview(content)[_head_end(content, key) :]
     if (len(body), zlib.crc32(body)) != (head.size, head.crc):
         raise torn(key)
@@ -265,7 +226,6 @@ def unpack(content: bytes, key: str) -> tuple[Any, memoryview]:
 
 
 def inflate(content: bytes, key: str) -> bytes:
-    """Return what zlib compressed. Raises `StagingError`: torn, too large, or of another format."""
     _check_format(content, key)
     inflater = zlib.decompressobj()
     with whole(key):
@@ -305,7 +265,6 @@ def _check_format(start: bytes, key: str) -> None:
 
 
 def torn(key: str) -> StagingError:
-    """Return the error for an object that is not what was written."""
     return StagingError(
         f"staged object {key} is torn or damaged: it is not what was written there. Rows may have "
         "been delivered from it before, so it is not fetched again. If the sink has not committed "
@@ -315,11 +274,7 @@ def torn(key: str) -> StagingError:
 
 @contextmanager
 def whole(key: str, *more: type[Exception]) -> Iterator[None]:
-    """Raise `StagingError` where the block can't read what an object holds.
-
-    Arguments:
-        more: exceptions of the library that reads it.
-    """
+    """Raise `StagingError` where the block can't read it; `more` are errors of its library."""
     try:
         yield
     except _UNREADABLE + more:
@@ -327,7 +282,6 @@ def whole(key: str, *more: type[Exception]) -> Iterator[None]:
 
 
 def newer_format(what: str, found: int, known: int) -> str:
-    """Return what to say of something stored in a format that this version does not read."""
     return (
         f"{what} was written by a newer version of feedapi_client (format {found}, this one reads "
         f"up to {known}): run the query with that version"
@@ -338,21 +292,11 @@ def newer_format(what: str, found: int, known: int) -> str:
 
 
 def open_store(location: str) -> Any:
-    """Return the obstore store of a URL or a plain path.
-
-    Arguments:
-        location: ``s3://`` (or ``s3a://``), ``gs://``, ``az://`` (or ``abfss://``), ``file://`` or
-            a path. Region, endpoint and credentials come from the environment of this process, as
-            for every tool of that cloud.
-
-    Raises:
-        StagingError: it can't be opened. The message says why, and never quotes the URL.
-    """
+    """Raises `StagingError`, which says why, and never quotes the URL."""
     url = location if _SCHEME.match(location) else Path(location).absolute().as_uri()
     scheme = url.partition(":")[0].lower()
     if scheme not in _SCHEMES:
-        why = _NO_STORE.get(scheme, f"staging locations can't be {scheme}: URLs: ")
-        raise StagingError(why + _WAYS)
+        raise StagingError(f"staging locations can't be {scheme}: URLs: {_WAYS}")
     try:
         return from_url(url, mkdir=True) if scheme == "file" else from_url(url)
     except (BaseError, OSError, ValueError, TypeError) as error:
@@ -364,7 +308,6 @@ def open_store(location: str) -> Any:
 
 
 def listed(store: Any, folder: str, after: str | None = None) -> Iterator[str]:
-    """Yield the keys of all objects in a folder, behind one of them. Raises `StagingError`."""
     try:
         for page in obstore.list(store, prefix=folder, offset=after):
             for entry in page:
@@ -405,10 +348,7 @@ def default_location() -> str:
 
 
 def private_folder(name: str, advice: str = "set TMPDIR to a folder of your own") -> Path:
-    """Return a temporary folder of this user on this machine.
-
-    Raises `OptionError` for one of another user, who could read and change what is there.
-    """
+    """Raises `OptionError` for one of another user, who could read and change what is there."""
     folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():

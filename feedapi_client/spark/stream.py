@@ -71,15 +71,12 @@ class Epoch(NamedTuple):
 
     @classmethod
     def of(cls, offset: Offset) -> Epoch:
-        """Return the epoch of an offset that Spark passes."""
         return cls(offset["run"], int(offset["epoch"]))
 
     def offset(self) -> Offset:
-        """Return the offset, as Spark keeps it in the checkpoint."""
         return {"run": self.run, "epoch": self.number}
 
     def next(self) -> Epoch:
-        """Return the epoch after this one. The first one gets a new run id."""
         return Epoch(self.run or uuid.uuid4().hex, self.number + 1)
 
 
@@ -88,11 +85,7 @@ _BEFORE_FIRST = Epoch("", -1)
 
 @dataclass
 class AvailableNow:
-    """Where a trigger that ends by itself ends, at the latest at `deadline` (monotonic clock).
-
-    `ends` has the end of each partition, fixed when that first had news; `reached` the partitions
-    that were read to it.
-    """
+    """`ends` are fixed when a partition first had news; `reached` was read to its end."""
 
     deadline: float
     ends: dict[int, str | None] = field(default_factory=dict)
@@ -100,8 +93,6 @@ class AvailableNow:
 
 
 class StreamPartition(InputPartition):
-    """One task of one epoch."""
-
     def __init__(self, run: str, task: FetchTask) -> None:
         self.run = run
         self.task = task
@@ -135,29 +126,18 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._deleted = -1  # the epoch up to which this driver deleted all
         self._objects_of: Objects | None = None
 
-    def __repr__(self) -> str:
-        return f"<FeedStreamReader at {self._current}>"
-
     # ------------------------------------------------------------------ on the driver
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Return the offset before the first epoch.
-
-        Spark calls this twice. The run id is therefore made by `latestOffset`.
-        """
+        """Spark calls this twice. The run id is therefore made by `latestOffset`."""
         if self.options.resume_run is not None:
             return Epoch(self.options.resume_run, 0).offset()
         return _BEFORE_FIRST.offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return ``maxEventsPerPartition``. `latestOffset` applies it to each partition."""
         return ReadMaxRows(self.options.max_events_per_partition)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read every partition until it was caught up once.
-
-        `latestOffset` then returns the same offset again, which ends the query.
-        """
         self._available_now = AvailableNow(time.monotonic() + self.options.available_now_timeout)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
@@ -191,23 +171,17 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return epoch.offset()
 
     def _take_up(self, epoch: Epoch) -> Offset:
-        """Go on with an epoch that another driver has planned."""
         self._let_go()
         self._current, self._added, self._planned_here = epoch, False, False
         return epoch.offset()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """Return the number of partitions in each state, for `StreamingQueryProgress`.
-
-        A feed does not tell how many events it holds.
-        """
         if self._watch is None or self._connection is None:
             return None
         feed = self._connection.url
         return {**self._current.offset(), "feed": feed, **self._watch.report()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the tasks of the epochs after `start`, up to `end`. Raises `StagingError`."""
         last = Epoch.of(end)
         if last != _BEFORE_FIRST:
             self._claim(last.run, self._plan(last).driver)
@@ -236,10 +210,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _delete(self, epoch: Epoch) -> bool:
-        """Delete an epoch, its plan last: it says what else there is. Return whether it was there.
-
-        Raises `StagingError`.
-        """
+        """Delete an epoch, its plan last, which says what else there is. Was it there?"""
         objects = self._objects(epoch.run)
         try:
             plan = self._plan(epoch)
@@ -256,11 +227,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connection = None
 
     def _claim(self, run: str, after: int) -> Fence:
-        """Return the place of this driver among those of the run, claimed at first use.
-
-        Arguments:
-            after: a place that is taken, as a plan says.
-        """
         if self._fence is None:
             self._fence = Fence.claim(self._objects(run), after)
         return self._fence
@@ -268,10 +234,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ on executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a task. Every attempt gets what the first one fetched.
-
-        Raises `FeedError`, and `StagingError` where the location failed or is not the driver's.
-        """
         if not isinstance(partition, StreamPartition):
             return
         _freeze_imported_objects()
@@ -282,15 +244,11 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ the watch and its epoch
 
     def _is_planned_after(self, last: Epoch) -> bool:
-        """Whether the epoch after `last` is planned, and Spark has not run it yet."""
         current = self._current
         return current.number == last.number + 1 and last.run in ("", current.run)
 
     def _next(self, last: Epoch) -> tuple[State | None, list[int]]:
-        """Return the state to plan the epoch after `last` from, and what that reads.
-
-        None where there is nothing to plan. Raises `FeedError` where the query can't continue.
-        """
+        """Return the state to plan the next epoch from, if there is anything, and what it reads."""
         trigger = self._available_now
         while trigger is None or time.monotonic() < trigger.deadline:
             try:
@@ -317,10 +275,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if trigger is None or self._is_done(trigger, watch):
                 return None, []
             time.sleep(_PAUSE / 10)  # what is ready is at its end
-        _log.warning(
-            "feed %s: availableNowTimeout is over, the rest is left for the next run",
-            self._connect().url,
-        )
+        url = self._connect().url
+        _log.warning("feed %s: availableNowTimeout is over, the rest is for the next run", url)
         return None, []
 
     def _before_ends(self, trigger: AvailableNow, state: State, ready: list[int]) -> list[int]:
@@ -336,7 +292,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [p for p in ready if p not in trigger.reached]
 
     def _is_done(self, trigger: AvailableNow, watch: FeedWatch) -> bool:
-        """Whether all is read: the watch is at the end of the feed, or what is left is at its."""
         if watch.over:
             return True
         return bool(trigger.reached) and watch.reading() <= trigger.reached
@@ -348,11 +303,10 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return at_end or state.selected != self.options.partitions
         plan = self._plan(last)
         # What descends from a selected partition over one that is gone is found by no later run.
-        selects = state.selected is not None and sorted(state.selected) != plan.selected
+        selects = state.selected is not None and state.selected != plan.selected
         return selects or plan.feed != key_of(self._connect()) or state.is_unsaved(plan.positions)
 
     def _watch_after(self, last: Epoch) -> FeedWatch:
-        """Return the watch with the results of the epoch added."""
         if self._watch is None or self._current != last:
             return self._restore(last)
         if not self._added:
@@ -362,7 +316,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._watch
 
     def _restore(self, last: Epoch, lost: int | None = None) -> FeedWatch:
-        """Watch the feed from a plan of this driver or another one, and its results on."""
         state = None
         if last != _BEFORE_FIRST:
             plan = self._plan(last)
@@ -375,7 +328,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "Start a new query with a checkpoint location of its own",
                     feed=connection.url,
                 )
-            state = State.before(plan, self.options)
+            state = plan.state(self.options)
             state.add(self._results(last))
             if lost is not None:
                 state.positions[lost] = Position(FIRST)
@@ -406,7 +359,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _make_plan(
         self, state: State, ready: list[int], limit: int | None, driver: int
     ) -> EpochPlan:
-        """Return a plan with as many of the partitions as the trigger's limits allow."""
         options = self.options
         limits = (
             (options.max_events_per_trigger, _LEAST_SHARE),
@@ -417,29 +369,19 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = (_share(options.max_events_per_trigger, partitions), limit)
         ends = {} if self._available_now is None else self._available_now.ends
         return EpochPlan(
+            **msgspec.structs.asdict(state),
             feed=key_of(self._connect()),
             name=self._connect().url,
-            info=state.info,
-            positions=state.positions,
-            sequences=state.sequences,
-            depths=state.depths,
-            known=sorted(state.known),
-            selected=None if state.selected is None else sorted(state.selected),
             groups=split_into_groups(partitions, options.max_partitions_per_task),
-            late=state.late or msgspec.UNSET,
             limit=min((bound for bound in bounds if bound is not None), default=None),
-            max_bytes=_share(options.max_bytes_per_trigger, partitions) or msgspec.UNSET,
-            chosen=None if options.partitions is None else sorted(options.partitions),
+            max_bytes=_share(options.max_bytes_per_trigger, partitions),
+            chosen=options.partitions,
             ends={p: end for p in partitions if (end := ends.get(p)) is not None},
             driver=driver,
         )
 
     def _results(self, epoch: Epoch) -> list[FetchResult]:
-        """Return the results in the epoch's staged objects.
-
-        A task without an object was not read by the sink. An empty object is staged for it, so
-        that it never holds an event.
-        """
+        """A task without an object was not read by the sink: an empty one is staged for it."""
         groups = range(len(self._plan(epoch).groups))
         with ThreadPoolExecutor(min(_HEAD_READERS, len(groups) or 1)) as pool:
             heads = list(pool.map(partial(_head, self._objects(epoch.run), epoch.number), groups))
@@ -474,7 +416,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def key_of(connection: FeedConnection, *, named: bool = True) -> str:
-    """Return the key of the feed, by its name if it has one, and of the selection of events."""
     options, selection = connection.options, connection.fetch_options.selection()
     if named and options.feed_name is not None:
         return FeedKey.named(options.feed_name, "spark", selection).id
@@ -482,7 +423,6 @@ def key_of(connection: FeedConnection, *, named: bool = True) -> str:
 
 
 def _share(most: int | None, partitions: Sequence[int]) -> int | None:
-    """Return how much of a limit on the epoch is for each of its partitions."""
     return max(1, most // len(partitions)) if most is not None and partitions else None
 
 
@@ -519,7 +459,6 @@ def seed(
         partition: Position(one.cursor, "open" if partition in info.partitions else "drained")
         for partition, one in read.items()
     }
-    chosen = None if options.partitions is None else sorted(options.partitions)
     plan = EpochPlan(
         feed=key_of(connection),
         name=connection.url,
@@ -527,11 +466,11 @@ def seed(
         positions=positions,
         sequences={partition: one.events for partition, one in read.items()},
         depths={partition: one.depth for partition, one in read.items()},
-        known=sorted(read),
-        selected=chosen,
+        known=set(read),
+        selected=options.partitions,
         groups=[],
         limit=None,
-        chosen=chosen,
+        chosen=options.partitions,
     )
     objects = Objects(location, run or uuid.uuid4().hex)
     objects.create(objects.plan_key(0), encode(plan))
@@ -547,7 +486,6 @@ def _gone(epoch: int) -> MissingObjectError:
 
 
 def _head(objects: Objects, epoch: int, group: int) -> list[FetchResult]:
-    """Return the results of a task; none where the sink did not read it."""
     key = objects.data_key(epoch, group)
     try:
         return objects.head(key)
@@ -562,10 +500,7 @@ def _head(objects: Objects, epoch: int, group: int) -> list[FetchResult]:
 
 
 def fetch_once(options: SourceOptions, objects: Objects, task: FetchTask) -> bytes:
-    """Return the staged object of the task, fetching and staging it when there is none yet.
-
-    Raises `FeedError`, and `StagingError` where the location failed or is not the driver's.
-    """
+    """Return the staged object of the task, fetching and staging it when there is none yet."""
     key = objects.data_key(task.epoch, task.number)
     with suppress(MissingObjectError):
         return objects.get(key)
@@ -581,7 +516,6 @@ def fetch_once(options: SourceOptions, objects: Objects, task: FetchTask) -> byt
 
 
 def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
-    """Fetch every partition of the task and return the object to stage. Raises `FeedError`."""
     limits, v1 = options.limits, task.info.dialect == "v1"
     fetched = [StagedEvents(headers=v1, batch_bytes=limits.max_batch_bytes) for _ in task.targets]
 

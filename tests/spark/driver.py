@@ -32,7 +32,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from feedapi_client.spark import ingest
 from feedapi_client.spark.ingest import Ingest
-from tests.spark.refetching import RefetchingSource
 from tests.spark.sessions import OF_SEVERAL, session
 from tests.spark.slow_workers import despite_slow_workers
 
@@ -56,7 +55,7 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
         open_database(spark, Path(given["output"]))
     if given["sink"] in ("ingest", "delta"):
         return ingest.start(spark, pipeline(given)).query
-    reader = spark.readStream.format(given["format"]).options(**given["options"])
+    reader = spark.readStream.format("feedapi").options(**given["options"])
     urls = given.get("urls") or [None]
     loads = [reader.load(url) if url is None else load(reader, url) for url in urls]
     stream = reduce(DataFrame.union, loads)
@@ -132,13 +131,10 @@ def write(given: dict[str, Any], batch: DataFrame, number: int) -> None:
         batch.count()
         end()
     final = f"{given['output']}/batch={number}"
-    if given["format"] == "refetching":
-        batch.write.mode("overwrite").parquet(final)
-    else:
-        attempt = f"{given['output']}/attempt-{uuid.uuid4().hex}"
-        batch.write.parquet(attempt)
-        with suppress(OSError):  # it is there: of several attempts the first counts
-            Path(attempt).rename(final)
+    attempt = f"{given['output']}/attempt-{uuid.uuid4().hex}"
+    batch.write.parquet(attempt)
+    with suppress(OSError):  # it is there: of several attempts the first counts
+        Path(attempt).rename(final)
     if die == "written" and number == at:
         end()
     if die == "error" and number == at:
@@ -155,7 +151,6 @@ def main(arguments: list[str]) -> None:
     serving = arguments[0] == "--serve"
     given = {"master": arguments[1]} if serving else json.loads(arguments[0])
     spark = session(given["master"], OF_SEVERAL)
-    spark.dataSource.register(RefetchingSource)
     if serving:
         serve(spark)
     else:

@@ -43,7 +43,6 @@ class KilledQuery:
     publisher: Publisher
     folder: Path
     sink: str
-    format: str = "feedapi"
     master: str = LOCAL
     options: dict[str, str] = field(default_factory=dict)
     driver: DriverProcess | None = None
@@ -65,7 +64,6 @@ class KilledQuery:
     def given(self, **more: Any) -> dict[str, Any]:
         return {
             "master": self.master,
-            "format": self.format,
             "sink": self.sink,
             "options": {
                 "url": self.publisher.url,

@@ -6,10 +6,21 @@ import json
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
+from feedapi_client.spark.source_options import SourceOptions, parse_options
+from feedapi_client.spark.stream import FeedStreamReader
+from feedapi_client.testing import Publisher
+
+AT_ONCE = {
+    "pollInterval": "0.001",
+    "maxPollInterval": "0.001",
+    "baseDelay": "0.01",
+    "settleTime": "0.01",
+}
 Row = dict[str, Any]
 
 
@@ -125,6 +136,28 @@ class MicroBatchEngine:
         """Yield the rows of the batches in the sink."""
         for batch in sorted(self.rows):
             yield from self.rows[batch]
+
+
+def options_for(publisher: Publisher, **given: Any) -> SourceOptions:
+    return parse_options({"url": str(publisher.url), **AT_ONCE, **given})
+
+
+def query(
+    publisher: Publisher,
+    folder: Path,
+    crash_at: Callable[[str], None] = lambda point: None,
+    **given: Any,
+) -> MicroBatchEngine:
+    options = options_for(publisher, **given)
+    return MicroBatchEngine(lambda: FeedStreamReader(options, folder.as_uri()), crash_at)
+
+
+def publish(publisher: Publisher, count: int, *, entities: int = 7) -> None:
+    """Publish events with the next numbers."""
+    first = len(publisher.payloads())
+    for n in range(first, first + count):
+        entity = f"e{n % entities}"
+        publisher.publish(entity, {"entity": entity, "n": n})
 
 
 def problems(rows: Iterable[Row], published: Iterable[dict[str, Any]]) -> list[str]:

@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.model import FIRST
-from feedapi_client.spark.query_offsets import read_offsets
-from feedapi_client.spark.source_options import OptionError, parse_options
-from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
+from feedapi_client.spark.source_options import OptionError
+from feedapi_client.spark.stream import StreamPartition
 from feedapi_client.testing import Publisher, Quirks
-from tests.spark.micro_batches import MicroBatchEngine, problems
+from tests.spark.micro_batches import MicroBatchEngine, problems, query
 
 pytestmark = pytest.mark.slow
 
-AT_ONCE = {
-    "pollInterval": "0.001",
-    "maxPollInterval": "0.02",
-    "baseDelay": "0.01",
-    "settleTime": "0.01",
-}
 SELDOM = {"pollInterval": "1000", "maxPollInterval": "2000"}
 
 
@@ -32,11 +24,6 @@ def publisher() -> Iterator[Publisher]:
     publisher = Publisher(partitions=40, page_size=50, checkpoint_every=10)
     with publisher.serve():
         yield publisher
-
-
-def query(publisher: Publisher, folder: Path, **given: Any) -> MicroBatchEngine:
-    options = parse_options({**AT_ONCE, "url": str(publisher.url), **given})
-    return MicroBatchEngine(lambda: FeedStreamReader(options, folder.as_uri()))
 
 
 def fill(publisher: Publisher, *partitions: int, n: int = 1) -> None:
@@ -184,25 +171,6 @@ def test_selected_partition_that_is_gone_before_its_turn_is_no_error(
     engine.run()
     assert {row["partition"] for row in engine.all_rows()} == {1, other, *grandchildren}
     assert problems(engine.all_rows(), publisher.payloads()) == []
-
-
-def test_positions_outside_a_later_selection_are_kept(publisher: Publisher, tmp_path: Path) -> None:
-    fill(publisher, 0)
-    engine = query(publisher, tmp_path)
-    engine.run()
-    narrower = query(publisher, tmp_path, partitions="1")
-    narrower.offsets, narrower.committed, narrower.rows = (
-        engine.offsets,
-        engine.committed,
-        engine.rows,
-    )
-    fill(publisher, 0, 1, n=2)
-    narrower.run()
-    run = json.loads(engine.offsets[0])["run"]
-    after = read_offsets(tmp_path.as_uri(), run).after
-    assert after[1] == publisher.end_cursor(1)
-    assert after[0] not in (FIRST, publisher.end_cursor(0))
-    assert len(after) == 40
 
 
 @pytest.mark.parametrize("later", [True, False])

@@ -37,7 +37,6 @@ from feedapi_client.testing.publisher.faults import (
     SameCheckpoint,
     Status,
     Truncate,
-    UnknownCommands,
 )
 
 
@@ -78,12 +77,7 @@ def numbers(batches: list[CheckpointedEvents]) -> list[int]:
 def test_open_partition_is_read_until_caught_up(publisher: Publisher) -> None:
     batches, result = read(publisher)
     assert numbers(batches) == list(range(100))
-    assert (result.events, result.cursor, result.ended, result.asked_closed) == (
-        100,
-        publisher.end_cursor(0),
-        True,
-        False,
-    )
+    assert (result.events, result.cursor) == (100, publisher.end_cursor(0))
 
 
 @pytest.mark.parametrize("payload", [b'[{"n":100}]', b"17", b"true", b"null"])
@@ -102,7 +96,7 @@ def test_r6_closed_partition_ends_at_last_cursor_without_another_request(
     publisher.quirks = Quirks(last_cursor="closed")
     publisher.close(0)
     _, result = read(publisher)
-    assert (result.ended, result.asked_closed) == (True, True)
+    assert result.cursor == publisher.end_cursor(0)
     assert publisher.counters["fetch"] == 2
 
 
@@ -110,7 +104,7 @@ def test_r6_without_last_cursor_an_empty_response_is_the_end(publisher: Publishe
     publisher.quirks = Quirks(last_cursor="never")
     publisher.close(0)
     _, result = read(publisher, given={"settleTime": "0.1"})
-    assert (result.events, result.ended, result.asked_closed) == (100, True, True)
+    assert (result.events, result.cursor) == (100, publisher.end_cursor(0))
 
 
 @pytest.mark.parametrize(("limit", "events"), [(100, 100), (55, 50), (10, 10), (19, 10), (3, 10)])
@@ -130,15 +124,13 @@ def test_more_is_set_only_when_further_events_were_seen(publisher: Publisher) ->
 
 def test_r3_events_without_checkpoint_are_fetched_again(publisher: Publisher) -> None:
     publisher.fail(Truncate(after_lines=27), times=1)
-    batches, result = read(publisher)
-    assert numbers(batches) == list(range(100))
-    assert result.ended
+    assert numbers(read(publisher)[0]) == list(range(100))
 
 
 def test_r3_bytes_without_checkpoint_are_bounded(publisher: Publisher) -> None:
     publisher.extend(0, ({"n": n, "text": "x" * 100} for n in range(20_000)))
     publisher.checkpoint_every = publisher.page_size = 20_000
-    with pytest.raises(BufferLimitError, match="option maxBufferedBytes is 100000"):
+    with pytest.raises(BufferLimitError, match="max_buffered_bytes is 100000"):
         read(publisher, given={"maxBufferedBytes": "100000"})
 
 
@@ -160,28 +152,23 @@ def test_r14_batch_read_raises_the_error_after_give_up_after(publisher: Publishe
         read(publisher, given={"giveUpAfter": "0.05"})
 
 
-def test_r14_task_that_read_nothing_tries_twice_and_says_what_failed(publisher: Publisher) -> None:
+def test_r14_task_that_read_nothing_tries_twice(publisher: Publisher) -> None:
     publisher.fail(503, times=1)
-    batches, result = task(publisher)
-    assert (numbers(batches), result.retries) == (list(range(100)), 1)
+    assert numbers(task(publisher)[0]) == list(range(100))
     publisher.fail(503, times=None)
-    batches, result = task(publisher)
-    assert (batches, result.requests) == ([], 2)
-    assert result.failed is not None
-    assert result.failed.startswith("FeedUnavailableError: the publisher answers status 503")
+    publisher.clear_requests()
+    assert task(publisher)[0] == []
+    assert [request.kind for request in publisher.requests].count("fetch") == 2
 
 
 def test_r14_task_keeps_what_came_before_a_failure(publisher: Publisher) -> None:
     publisher.fail(503, times=None, after=1)
-    batches, result = task(publisher)
-    assert numbers(batches) == list(range(50))
-    assert (result.failed, result.ended, result.requests) == (None, False, 2)
+    assert numbers(task(publisher)[0]) == list(range(50))
 
 
 def test_r14_task_does_not_wait_for_a_retry_after(publisher: Publisher) -> None:
     publisher.fail(Status(429, headers={"retry-after": "3600"}), times=None)
-    _, result = task(publisher)
-    assert result.failed is not None
+    task(publisher)
     assert publisher.counters["fetch"] == 1
 
 
@@ -250,10 +237,7 @@ def test_r14_response_without_a_checkpoint_fails_and_next_time_has_twice_as_long
     publisher: Publisher, beat: bytes
 ) -> None:
     result, events, seconds = trickled(publisher, repeat(beat), repeat(beat))
-    assert events == []
-    assert result.failed is not None
-    assert "no checkpoint came within 10 s" in result.failed
-    assert "slotTimeout" in result.failed
+    assert (events, result.cursor) == ([], FIRST)
     assert seconds == [6, 11]
 
 
@@ -269,22 +253,22 @@ def test_r14_checkpoints_that_come_in_time_keep_a_batch_read_going(publisher: Pu
     result, events, seconds = trickled(
         publisher, body, [b'{"cursor":"19"}\n'], [b'{"cursor":"19"}\n'], given=given
     )
-    assert (len(events), result.ended, result.retries) == (20, True, 0)
+    assert (len(events), result.cursor) == (20, "19")
     assert seconds[0] == 80
 
 
 def test_r14_silence_that_a_checkpoint_ends_is_no_failure(publisher: Publisher) -> None:
     """One read that took long, as where the publisher computes a page."""
     page = (29.0, b'{"data":{"n":1}}\n{"cursor":"1"}\n')
-    result, events, _ = trickled(publisher, [page], [b'{"cursor":"1"}\n'], given={})
-    assert (events, result.retries) == ([1], 0)
+    _, events, seconds = trickled(publisher, [page], [b'{"cursor":"1"}\n'], given={})
+    assert (events, len(seconds)) == ([1], 2)
 
 
 def test_r14_epoch_does_not_wait_for_a_response_that_never_ends(publisher: Publisher) -> None:
     """Other partitions of the epoch do: what came is kept, and read on from later."""
     body = (b'{"data":{"n":1}}\n{"cursor":"%d"}\n' % n for n in count())
     result, events, seconds = trickled(publisher, body)
-    assert (len(events), result.failed, result.ended) == (6, None, False)
+    assert len(events) == 6
     assert (result.cursor, seconds) == ("5", [6])
 
 
@@ -301,20 +285,9 @@ def test_r10_new_token_is_fetched_after_a_conflict(publisher: Publisher) -> None
     connection = connect(publisher)
     connection.discover()
     publisher.rotate_token()
-    assert fetch(connection, Target(0, FIRST)).conflict  # which is left to the driver
+    assert fetch(connection, Target(0, FIRST)).refused == 409  # which is left to the driver
     batches = list(PatientFetch(connection, Target(0, FIRST)).batches())
     assert numbers(batches) == list(range(100))
-
-
-def test_r10_result_says_that_the_partitions_may_have_changed(publisher: Publisher) -> None:
-    _, result = task(publisher)
-    assert (result.conflict, result.unknown_commands) == (False, False)
-    publisher.fail(409)
-    _, result = task(publisher)
-    assert (result.conflict, result.refused, result.unknown_commands) == (True, 409, False)
-    publisher.fail(UnknownCommands())
-    _, result = task(publisher)
-    assert (result.conflict, result.unknown_commands) == (False, True)
 
 
 def test_r10_repeated_conflicts_are_an_error(publisher: Publisher) -> None:

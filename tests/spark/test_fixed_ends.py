@@ -13,10 +13,9 @@ import pytest
 from feedapi_client.errors import ProtocolError
 from feedapi_client.spark.batch import Chain, FeedReader
 from feedapi_client.spark.source import FeedDataSource
-from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
-from feedapi_client.spark.stream import FeedStreamReader
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.testing import Publisher, Quirks
-from tests.spark.micro_batches import MicroBatchEngine
+from tests.spark.micro_batches import options_for, query
 
 pytestmark = pytest.mark.slow
 
@@ -65,13 +64,8 @@ def publisher() -> Iterator[GrowingFeed]:
         yield publisher
 
 
-def options_of(publisher: Publisher, **given: Any) -> SourceOptions:
-    at_once = {"pollInterval": "0.001", "maxPollInterval": "0.001", "availableNowTimeout": "60"}
-    return parse_options({"url": str(publisher.url), **at_once, **given})
-
-
 def read(publisher: Publisher, **given: Any) -> list[int]:
-    reader = FeedReader(options_of(publisher, **given))
+    reader = FeedReader(options_for(publisher, **given))
     numbers = []
     for part in reader.partitions():
         for batch in reader.read(part):
@@ -155,7 +149,7 @@ def test_batch_read_takes_no_repeated_events_for_its_end() -> None:
     history = [{"n": n} for n in range(1005)]
     with publisher.serve():
         publisher.extend(0, history)
-        reader = FeedReader(options_of(publisher))
+        reader = FeedReader(options_for(publisher))
         (part,) = reader.partitions()
         publisher.extend(0, history)
         rows = [row for batch in reader.read(part) for row in batch.to_pylist()]
@@ -163,7 +157,7 @@ def test_batch_read_takes_no_repeated_events_for_its_end() -> None:
 
 
 def test_end_at_a_checkpoint_is_not_read_beyond(publisher: GrowingFeed) -> None:
-    reader = FeedReader(options_of(publisher, startingCursors="first"))
+    reader = FeedReader(options_for(publisher, startingCursors="first"))
     parts = reader.partitions()
     publisher.checkpoint_every = 1
     publisher.grow(500)
@@ -176,19 +170,19 @@ def test_read_is_cut_at_its_end_and_its_last_cursor_leads_to_the_rest(
     publisher: GrowingFeed, growth: int
 ) -> None:
     """No checkpoint lies there: neither this read nor the next one begins or ends at another."""
-    reader = FeedReader(options_of(publisher))
+    reader = FeedReader(options_for(publisher))
     parts = reader.partitions()
     publisher.grow(growth)
     rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
     assert sorted(json.loads(row["data"])["n"] for row in rows) == list(range(1005))
     last = {str(row["partition"]): row["cursor"] for row in rows}
-    later = rows_of(FeedReader(options_of(publisher, startingCursors=json.dumps(last))))
+    later = rows_of(FeedReader(options_for(publisher, startingCursors=json.dumps(last))))
     assert sorted(json.loads(row["data"])["n"] for row in later) == list(range(1005, 1005 + growth))
 
 
 def cursors(publisher: Publisher, **places: int) -> str:
     """Return option ``endingCursors``: the end of the n-th row of each partition."""
-    rows = rows_of(FeedReader(options_of(publisher, pageSizeHint="7")))
+    rows = rows_of(FeedReader(options_for(publisher, pageSizeHint="7")))
     by_partition: dict[str, list[Any]] = {"p0": [], "p1": []}
     for row in rows:
         by_partition[f"p{row['partition']}"].append(row["cursor"])
@@ -207,7 +201,7 @@ def test_ending_cursors_bound_a_batch_read(publisher: GrowingFeed, closed: bool)
     ends = cursors(publisher, p0=200)
     if closed:
         publisher.close(0)
-    rows = rows_of(FeedReader(options_of(publisher, endingCursors=ends)))
+    rows = rows_of(FeedReader(options_for(publisher, endingCursors=ends)))
     first = [row for row in rows if row["partition"] == 0]
     assert first[-1]["cursor"] == json.loads(ends)["0"]
     assert [json.loads(row["data"])["n"] for row in first] == list(range(0, 2 * len(first), 2))
@@ -221,7 +215,7 @@ def test_ending_cursor_that_no_longer_comes_as_a_checkpoint_is_searched(
     publisher.checkpoint_every = 7
     ends = cursors(publisher, p0=20)
     publisher.checkpoint_every = 50
-    rows = rows_of(FeedReader(options_of(publisher, endingCursors=ends)))
+    rows = rows_of(FeedReader(options_for(publisher, endingCursors=ends)))
     first = [row for row in rows if row["partition"] == 0]
     assert first[-1]["cursor"] == json.loads(ends)["0"]
     assert 20 < len(first) < 30
@@ -230,21 +224,21 @@ def test_ending_cursor_that_no_longer_comes_as_a_checkpoint_is_searched(
 def test_ending_cursor_that_never_comes_is_an_error(publisher: GrowingFeed) -> None:
     unknown = json.dumps({"0": publisher.end_cursor(1)})
     with pytest.raises(OptionError, match=r"endingCursors.*partition 0"):
-        rows_of(FeedReader(options_of(publisher, endingCursors=unknown)))
+        rows_of(FeedReader(options_for(publisher, endingCursors=unknown)))
 
 
 def test_ending_cursor_before_the_start_is_an_error(publisher: GrowingFeed) -> None:
     ends = cursors(publisher, p0=20)
     start = cursors(publisher, p0=200, p1=0)
     with pytest.raises(OptionError, match=r"endingCursors.*partition 0"):
-        rows_of(FeedReader(options_of(publisher, startingCursors=start, endingCursors=ends)))
+        rows_of(FeedReader(options_for(publisher, startingCursors=start, endingCursors=ends)))
 
 
 def test_ending_cursor_of_an_unlisted_partition_and_of_a_stream_are_refused(
     publisher: GrowingFeed,
 ) -> None:
     with pytest.raises(OptionError, match="endingCursors names 7, which the feed does not list"):
-        FeedReader(options_of(publisher, endingCursors='{"7": "a"}')).partitions()
+        FeedReader(options_for(publisher, endingCursors='{"7": "a"}')).partitions()
     source = FeedDataSource({"url": str(publisher.url), "endingCursors": '{"0": "a"}'})
     with pytest.raises(OptionError, match="bounds a batch read"):
         source.streamReader(source.schema())
@@ -289,7 +283,7 @@ def test_snapshot_is_not_shared_for_long(
 
 
 def test_read_from_the_end_asks_for_nothing(publisher: GrowingFeed) -> None:
-    reader = FeedReader(options_of(publisher, startingCursors="last"))
+    reader = FeedReader(options_for(publisher, startingCursors="last"))
     parts = reader.partitions()
     publisher.clear_requests()
     assert [batch for part in parts for batch in reader.read(part)] == []
@@ -305,8 +299,7 @@ def test_publisher_without_an_end_is_read_until_caught_up(publisher: GrowingFeed
 def test_available_now_ends_on_a_feed_that_grows_with_each_fetch(
     publisher: GrowingFeed, tmp_path: Path, growth: int
 ) -> None:
-    options = options_of(publisher, maxEventsPerPartition="200")
-    engine = MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
+    engine = query(publisher, tmp_path, maxEventsPerPartition="200")
     publisher.growth = growth
     engine.available_now()
     numbers = [json.loads(row["data"])["n"] for row in engine.all_rows()]
@@ -325,8 +318,7 @@ def test_available_now_ends_where_each_page_has_another_order(tmp_path: Path, gr
     publisher = ShuffledFeed(partitions=2, page_size=50, checkpoint_every=10, seed=3)
     publisher.grow(1005)
     with publisher.serve():
-        options = options_of(publisher)
-        engine = MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
+        engine = query(publisher, tmp_path)
         publisher.growth = growth
         engine.available_now()
         numbers = [json.loads(row["data"])["n"] for row in engine.all_rows()]
@@ -338,8 +330,7 @@ def test_available_now_ends_where_each_page_has_another_order(tmp_path: Path, gr
 def test_available_now_of_an_idle_feed_asks_each_partition_once(
     publisher: GrowingFeed, tmp_path: Path
 ) -> None:
-    options = options_of(publisher)
-    engine = MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
+    engine = query(publisher, tmp_path)
     engine.available_now()
     assert len(list(engine.all_rows())) == 1005
     engine.restart()
@@ -355,7 +346,7 @@ def test_identical_payloads_are_not_taken_for_the_end(tmp_path: Path) -> None:
         publisher.extend(0, [{"same": True}] * 30)
         publisher.extend(0, [{"n": n} for n in range(500)])
         publisher.extend(0, [{"same": True}] * 3)
-        reader = FeedReader(options_of(publisher))
+        reader = FeedReader(options_for(publisher))
         (part,) = reader.partitions()
         assert isinstance(part, Chain)
         publisher.extend(0, [{"same": True}] * 3)
@@ -369,7 +360,7 @@ def test_events_that_repeat_in_a_pattern_are_not_taken_for_the_end() -> None:
     with publisher.serve():
         for _ in range(60):
             publisher.extend(0, [{"state": state} for state in range(20)])
-        reader = FeedReader(options_of(publisher))
+        reader = FeedReader(options_for(publisher))
         (part,) = reader.partitions()
         for _ in range(20):
             publisher.extend(0, [{"state": state} for state in range(20)])

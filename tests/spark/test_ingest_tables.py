@@ -13,9 +13,7 @@ from feedapi_client.spark.ingest import (
     Ingest,
     IngestError,
     MicroBatchError,
-    columns,
     latest,
-    pipeline,
     read_table,
 )
 from feedapi_client.spark.ingest.parquet_table import Decisions
@@ -62,28 +60,6 @@ def test_two_feeds_in_one_table_keep_their_rows(
             publish(one, 1, first=5000)
     feeds = spark.read.parquet(str(tmp_path / "table")).groupBy("feed").count().collect()
     assert sorted(row["count"] for row in feeds) == [40, 61]
-
-
-def test_r03_payload_that_the_protocol_forbids_is_rejected(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    bad = [b"[1,2]", b"17", b"false", b"null", b'[{"entity":"e","n":1}]', b'"text"']
-    publisher.extend(0, [{"mark": n} for n in range(len(bad))])
-
-    def replaced(body: bytes) -> bytes:
-        for n, payload in enumerate(bad):
-            body = body.replace(b'{"mark":%d}' % n, payload)
-        return body
-
-    publisher.fail(Rewrite(replaced), times=None)
-    given: dict[str, Any] = {"schema": TYPED, "rejected": str(tmp_path / "rejected")}
-    given["bronze"] = str(tmp_path / "bronze")
-    summary = run(spark, job(publisher, tmp_path, **given))
-    assert (summary.rows, summary.unparsed) == (60, len(bad))
-    rejected = spark.read.parquet(str(tmp_path / "rejected")).orderBy("sequence").collect()
-    assert sorted(row.data for row in rejected) == sorted(payload.decode() for payload in bad)
-    assert {row.reason for row in rejected} == {"not a JSON object"}
-    assert spark.read.parquet(str(tmp_path / "bronze")).count() == 60 + len(bad)
 
 
 def test_lost_checkpoint_is_refused_and_may_be_appended(
@@ -187,7 +163,7 @@ def test_r09_second_new_query_of_a_feed_is_refused(
         run(spark, job(publisher, tmp_path))
         return rows
 
-    refused = r"table is written by query [\w-]+ of feed .* delete .*_feedapi/owners/feed="
+    refused = r"table is written by query [\w-]+ of feed "
     with pytest.raises(MicroBatchError, match=refused):
         run(spark, job(publisher, tmp_path, transform=meanwhile, **other))
     with pytest.raises(IngestError, match="all events would be written again"):
@@ -307,38 +283,33 @@ def test_r10_columns_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
     assert (row["geo.lat"], row["nested"][0]["a.b c"]) == (1.5, {"x y": 1})
 
 
-def test_columns_are_made_once_for_all_micro_batches(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[object] = []
-
-    class CountedRows(columns.Rows):
-        def __init__(self, *given: Any) -> None:
-            made.append(given)
-            super().__init__(*given)
-
-    monkeypatch.setattr(pipeline, "Rows", CountedRows)
-    given = {"schema": TYPED, "options": {"maxEventsPerPartition": "10"}}
-    assert run(spark, job(publisher, tmp_path, **given)).batches > 2
-    assert len(made) == 2  # before the query starts, and in its first micro-batch
+BAD = [b"[1,2]", b"17", b"false", b"null", b'[{"entity":"e","n":1}]', b'"text"']
+"""The protocol forbids these payloads."""
 
 
 def test_rejected_events_have_a_table_and_a_reason(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
-    for payload in ({"entity": "x", "n": "many"}, {"n": 1}, "text"):
+    for payload in ({"entity": "x", "n": "many"}, {"n": 1}, *({"mark": n} for n in range(6))):
         publisher.append(0, payload)
+
+    def rewritten(body: bytes) -> bytes:
+        for number, payload in enumerate(BAD):
+            body = body.replace(b'{"mark":%d}' % number, payload)
+        return body
+
+    publisher.fail(Rewrite(rewritten), times=None)
     tables = {name: str(tmp_path / name) for name in ("bronze", "rejected")}
     summary = run(spark, job(publisher, tmp_path, schema=TYPED, **tables))
-    assert (summary.rows, summary.unparsed) == (60, 3)
+    assert (summary.rows, summary.unparsed) == (60, 8)
     rejected = spark.read.parquet(tables["rejected"])
     assert {row.data: row.reason for row in rejected.collect()} == {
         '{"entity":"x","n":"many"}': "n is not int",
         '{"n":1}': "entity is missing",
-        '"text"': "not a JSON object",
+        **dict.fromkeys([payload.decode() for payload in BAD], "not a JSON object"),
     }
     bronze = spark.read.parquet(tables["bronze"])
-    assert bronze.count() == 63
+    assert bronze.count() == 68
     assert {"feed", "query", "batch", "cursor", "sequence", "depth", "ingested_at"} <= set(
         bronze.columns
     )

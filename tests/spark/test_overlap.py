@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.spark import ingest
-from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, read_table, resume
+from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline, read_table
 from feedapi_client.spark.ingest.columns import Rows, payload_schema
 from feedapi_client.spark.ingest.ingest_table import Identity
 from feedapi_client.spark.ingest.parquet_table import (
@@ -126,53 +126,6 @@ def run_that_is_killed(spark: SparkSession, given: Ingest, monkeypatch: pytest.M
             run(spark, given)
 
 
-def test_r08_attempt_that_counts_is_published_by_the_next_run(
-    spark: SparkSession,
-    publisher: Publisher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run_that_is_killed(spark, typed(publisher, tmp_path), monkeypatch)
-    assert len(list(tmp_path.rglob("batch=0"))) == 1
-    run(spark, typed(publisher, tmp_path))
-    assert counts(spark, tmp_path) == {"bronze": 60, "rejected": 0, "table": 60}
-
-
-def test_r08_query_with_a_sink_of_sparks_own_is_fenced(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    """A copy of the checkpoint makes the second query look like one of another driver."""
-    stream = spark.readStream.format("feedapi").options(
-        url=str(publisher.url), stagingLocation=(tmp_path / "staging").as_uri()
-    )
-
-    def start(name: str) -> Any:
-        writer = stream.load().writeStream.format("noop")
-        writer = writer.option("checkpointLocation", str(tmp_path / name))
-        return writer.trigger(processingTime="1 second").start()
-
-    first = start("checkpoint")
-    try:
-        while not (tmp_path / "checkpoint" / "commits" / "0").exists():
-            assert first.isActive
-            first.awaitTermination(1)
-        shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
-        metadata = tmp_path / "copy" / "metadata"
-        metadata.write_text('{"id":"00000000-0000-0000-0000-000000000001"}')
-        (metadata.parent / ".metadata.crc").unlink()
-        second = start("copy")
-        while not list((tmp_path / "staging").glob("*/driver/*2")):
-            assert second.isActive
-            second.awaitTermination(1)
-        publish(publisher, 10, first=60)
-        with pytest.raises(Exception, match="a later run took the place of this one: process"):
-            first.awaitTermination(200)
-        assert second.isActive
-        second.stop()
-    finally:
-        first.stop()
-
-
 def test_r09_checkpoint_older_than_its_table_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -252,47 +205,17 @@ def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
     )
     run(spark, first)
     publish(publisher, 10, first=60)
-    read = resume.read_so_far
+    read = pipeline.read_so_far
 
     def meanwhile(*rows: Any) -> dict[int, ReadSoFar]:
         with pytest.raises(IngestError, match=r"goes on in .* checkpoint of that run"):
             run(spark, first)
         return read(*rows)
 
-    monkeypatch.setattr(resume, "read_so_far", meanwhile)
+    monkeypatch.setattr(pipeline, "read_so_far", meanwhile)
     second = replace(first, checkpoint=str(tmp_path / "second"), resume_from_table=True)
     assert run(spark, second).rows == 10
     assert read_table(spark, first.output).count() == 70
-
-
-def test_r09_one_query_of_a_feed_owns_its_rows_in_a_folder(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    given, rows = typed(publisher, tmp_path), spark.range(1)
-
-    def write(table: ParquetTable, who: Identity) -> None:
-        table.prepare(rows, who, 0)
-        table.write(rows, who, 0)
-
-    for feed in (".", "feed"):
-        first = Identity(feed, "first")
-        live = ParquetTable(given)
-        write(live, first)
-        with pytest.raises(IngestError, match=r"query first of feed .* delete .*/feed=.*/1"):
-            write(ParquetTable(given), replace(first, query="second"))
-        write(ParquetTable(replace(given, append=True)), replace(first, query="added"))
-        for table in (live, ParquetTable(given)):  # also one that was writing all the time
-            with pytest.raises(IngestError, match=r"run added goes on .* delete .*/feed=.*/2"):
-                write(table, first)
-        ParquetTable(given).take_over(spark, Identity(feed, None, run="run"))
-        with pytest.raises(IngestError, match=r"run run goes on .* delete .*/feed=.*/3"):
-            write(ParquetTable(given), replace(first, query="added"))
-        resumed = replace(first, query="resumed", run="run")
-        write(ParquetTable(given), resumed)
-        ParquetTable(given).take_over(spark, Identity(feed, None, run="second"))
-        with pytest.raises(IngestError, match=r"run second goes on .* delete .*/feed=.*/5"):
-            write(ParquetTable(given), resumed)
-        write(ParquetTable(given), replace(first, query="added", feed="another"))
 
 
 def fitting(publisher: Publisher) -> list[Any]:
@@ -310,5 +233,5 @@ def test_r09_resume_goes_on_where_the_last_query_was(spark: SparkSession) -> Non
         ],
         "query STRING, partition INT, cursor STRING, sequence BIGINT, depth INT",
     )
-    read = resume.read_so_far(rows, Identity("feed", None), ["old", "new"])
+    read = pipeline.read_so_far(rows, Identity("feed", None), ["old", "new"])
     assert read == {0: ReadSoFar("c9", 10, 0), 1: ReadSoFar("d2", 3, 1)}

@@ -19,8 +19,6 @@ from feedapi_client.errors import (
     TransportError,
 )
 from feedapi_client.spark import feed_watch
-from feedapi_client.spark.source_options import parse_options
-from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import (
     Both,
@@ -32,17 +30,16 @@ from feedapi_client.testing.publisher.faults import (
     Status,
     Trickle,
 )
-from tests.spark.micro_batches import MicroBatchEngine, problems
+from tests.spark.micro_batches import MicroBatchEngine, problems, publish, query
 
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., MicroBatchEngine]
-AT_ONCE = {
-    "pollInterval": "0.001",
-    "maxPollInterval": "0.001",
-    "baseDelay": "0.01",
-    "settleTime": "0.01",
-}
+
+
+@pytest.fixture
+def start(publisher: Publisher, tmp_path: Path) -> Start:
+    return partial(query, publisher, tmp_path)
 
 
 @pytest.fixture
@@ -52,32 +49,12 @@ def publisher() -> Iterator[Publisher]:
         yield publisher
 
 
-@pytest.fixture
-def start(publisher: Publisher, tmp_path: Path) -> Start:
-    def start(**given: Any) -> MicroBatchEngine:
-        options = parse_options({**AT_ONCE, "url": str(publisher.url), **given})
-        return MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
-
-    return start
-
-
-def publish(publisher: Publisher, count: int) -> None:
-    first = len(publisher.payloads())
-    for n in range(first, first + count):
-        entity = f"e{n % 7}"
-        publisher.publish(entity, {"entity": entity, "n": n})
-
-
 def wait(engine: MicroBatchEngine, reached: Callable[[], object]) -> None:
     """Trigger until it is so."""
     end = time.monotonic() + 60
     while not reached():
         assert time.monotonic() < end
         engine.trigger()
-
-
-def has_rows(engine: MicroBatchEngine, count: int) -> bool:
-    return len(list(engine.all_rows())) >= count
 
 
 def report_of(engine: MicroBatchEngine) -> dict[str, Any]:
@@ -149,32 +126,6 @@ def test_r10_what_a_gateway_answers_is_no_refusal_of_a_cursor(
     assert "s3cret" not in str(caught.value)
 
 
-def test_r10_credentials_that_nothing_takes_any_more_are_an_error(
-    start: Start, publisher: Publisher
-) -> None:
-    publish(publisher, 50)
-    engine = start(refusedFor="0.5", discoveryInterval="0.001")
-    engine.run()
-    publisher.fail(401, on="any", times=None)
-    with pytest.raises(AuthenticationError):
-        wait(engine, lambda: False)
-
-
-def test_r10_other_partitions_go_on_while_one_is_refused(
-    start: Start, publisher: Publisher
-) -> None:
-    publish(publisher, 50)
-    engine = start()
-    engine.run()
-    publisher.fail(404, partition=0, times=None)
-    read = len(list(engine.all_rows()))
-    for number in range(1, 4):
-        publisher.append(1, {"entity": "other", "n": number})
-        wait(engine, partial(has_rows, engine, read + number))
-    publisher.heal()
-    wait(engine, lambda: problems(engine.all_rows(), publisher.payloads()) == [])
-
-
 # ---------------------------------------------------------------------- late is better than lost
 
 
@@ -191,16 +142,6 @@ def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
     wait(engine, lambda: len(engine.rows) > batches)  # whose plan holds that end
     assert problems(engine.all_rows(), publisher.payloads()) != []
     publisher.heal()
-
-
-def test_r06_event_behind_an_end_that_was_none_is_read_late(
-    start: Start, publisher: Publisher, caplog: pytest.LogCaptureFixture
-) -> None:
-    publisher.quirks = Quirks(last_cursor="never")
-    engine = start(discoveryInterval="0.01")
-    drain_too_early(engine, publisher)
-    wait(engine, lambda: problems(engine.all_rows(), publisher.payloads()) == [])
-    assert "it is delivered late" in caplog.text
 
 
 def test_r06_next_run_asks_once_more_behind_such_an_end(start: Start, publisher: Publisher) -> None:
@@ -221,9 +162,7 @@ def test_r14_partitions_of_a_feed_that_hangs_are_not_caught_up(
     """Only four are asked at a time: the others wait for their turn."""
     publisher = Publisher(partitions=partitions)
     with publisher.serve():
-        given = {"requestTimeout": "600", "maxConcurrentFetches": "4"}
-        options = parse_options({**AT_ONCE, "url": str(publisher.url), **given})
-        engine = MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
+        engine = query(publisher, tmp_path, requestTimeout="600", maxConcurrentFetches="4")
         for partition in range(partitions):
             publisher.append(partition, {"entity": "a", "n": partition})
         wait(engine, lambda: report_of(engine).get("caughtUpPartitions") == partitions)

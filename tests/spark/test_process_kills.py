@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from feedapi_client.spark.ingest import latest
-from tests.spark import driver
 from tests.spark.conftest import needs_jvm
 from tests.spark.killed_query import (
     KILLS,
@@ -29,7 +27,6 @@ from tests.spark.killed_query import (
 )
 from tests.spark.micro_batches import problems
 from tests.spark.processes import ClusterDriver
-from tests.spark.refetching import RefetchingSource
 from tests.spark.sessions import CLUSTER, LOCAL
 
 if TYPE_CHECKING:
@@ -192,17 +189,3 @@ def test_r08_driver_that_wakes_up_late_writes_nothing(
     assert any(text in late.driver.log() for text in ENDED_BY_ANOTHER), late.driver.log()
     assert problems(late.rows("bronze"), late.publisher.payloads()) == []
     assert len(list(late.rows("silver"))) + len(list(late.rows("rejected"))) == 1300
-
-
-def test_control_refetching_reader_loses_or_doubles_events(
-    spark: SparkSession, killed: Callable[..., KilledQuery]
-) -> None:
-    spark.dataSource.register(RefetchingSource)
-    query = killed("foreach", format="refetching")
-    query.publish(800)
-    with pytest.raises(StreamingQueryException, match="after the sink has written"):
-        driver.run(spark, query.given(die="error", at=0))
-    query.publish(500)
-    query.finish(spark)
-    found = query.problems()
-    assert any(problem.startswith("lost") or " times " in problem for problem in found)

@@ -67,7 +67,6 @@ def test_stream_of_two_feeds_is_exact_through_a_failure_and_a_split(
     spark: SparkSession, publishers: list[Publisher], tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {
-        "format": "feedapi",
         "sink": "foreach",
         "options": {
             "stagingLocation": (tmp_path / "staging").as_uri(),

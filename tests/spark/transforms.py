@@ -12,7 +12,3 @@ def only_odd(batch: DataFrame, number: int) -> DataFrame:
 
 def writes_by_itself(batch: DataFrame, number: int) -> None:
     batch.write.format("noop").mode("append").save()
-
-
-def leaves_out_2(batch: DataFrame, number: int) -> DataFrame | None:
-    return batch if batch.where("n = 2").isEmpty() else None

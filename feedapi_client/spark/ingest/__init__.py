@@ -17,13 +17,14 @@ from feedapi_client.spark.ingest.job import (
     FORMATS,
     Ingest,
     IngestError,
+    MicroBatchError,
     Summary,
     Transform,
+    plain_message,
     trigger_options,
 )
 from feedapi_client.spark.ingest.parquet_table import read_table
 from feedapi_client.spark.ingest.pipeline import Run, run, start
-from feedapi_client.spark.ingest.plain_messages import MicroBatchError, plain_message
 
 __all__ = [
     "CORRUPT",

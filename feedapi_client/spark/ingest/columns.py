@@ -20,8 +20,8 @@ from feedapi_client.spark.ingest.job import (
     NO_VALUE,
     Ingest,
     IngestError,
+    plain_message,
 )
-from feedapi_client.spark.ingest.plain_messages import plain_message
 
 EVENT = ("partition", "cursor", "sequence", "depth", "headers")
 REASON = "reason"

@@ -19,9 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 from feedapi_client.retry import Backoff
-from feedapi_client.spark.ingest.ingest_table import Identity, Table, forgotten, identified
-from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.ingest.plain_messages import plain_message
+from feedapi_client.spark.ingest.ingest_table import Identity, Table, identified
+from feedapi_client.spark.ingest.job import IngestError, plain_message
 
 ORDER = ("depth", "sequence", "partition")
 """The columns that the order of an entity's events comes from. The partition makes the latest one
@@ -37,6 +36,7 @@ _CONFLICT = re.compile(
 )
 """The last two are of a table that another query creates: its folder is there before its commit."""
 _ATTEMPTS = 20
+_CATALOG = "spark.sql.catalogImplementation"
 _ATTEMPTS_TO_PREPARE = 8
 _MAPPING = "delta.columnMapping.mode"
 _NOT_IN_FILES = frozenset(" ,;{}()\n\t=.")
@@ -55,7 +55,16 @@ class DeltaTable(Table):
                 retry_conflicts(lambda: self._write_none(none, who), _ATTEMPTS_TO_PREPARE)
             except Exception as error:  # Delta's are py4j's
                 what = f"{self.name} can't be written: {plain_message(error).rstrip('.')}"
-                raise IngestError(what + self._cure(spark, what)) from error
+                if "SCHEMA_NOT_FOUND" in what:
+                    of = self.name.rpartition(".")[0]
+                    what += f'. spark.sql("CREATE SCHEMA {of}") makes it'
+                    if spark.conf.get(_CATALOG, "in-memory") == "in-memory":
+                        what += (
+                            ". The catalog of this session is in memory, and forgets schemas and "
+                            "tables when the process ends: give one that lasts, such as "
+                            f"--conf {_CATALOG}=hive"
+                        )
+                raise IngestError(what) from error
 
     def place(self, spark: SparkSession) -> str:
         """As `Table.place`, with the schema that the session completes the name with."""
@@ -81,22 +90,15 @@ class DeltaTable(Table):
     def _write_none(self, none: DataFrame, who: Identity) -> None:
         self._align(none, who)
 
-    def _cure(self, spark: SparkSession, message: str) -> str:
-        if "SCHEMA_NOT_FOUND" not in message:
-            return ""
-        schema = self.name.rpartition(".")[0]
-        return f'. spark.sql("CREATE SCHEMA {schema}") makes it{forgotten(spark)}'
-
     def _align(self, rows: DataFrame, who: Identity) -> None:
         spark, fields = rows.sparkSession, [T.StructField(f.name, f.dataType) for f in rows.schema]
-        names = "".join(_names_in(rows.schema))
         options = {**self.job.writer_options, "mergeSchema": "true"}
         # Delta takes some names only under names of its own in the files.
-        if not _NOT_IN_FILES.isdisjoint(names):
+        if not _NOT_IN_FILES.isdisjoint("".join(_names_in(rows.schema))):
             options[_MAPPING] = "name"
         self._compare(spark, rows.schema, who)
         if self._exists(spark) and _MAPPING in options.keys() - self._properties(spark).keys():
-            self._set_properties(spark, {_MAPPING: "name"})
+            self._alter(spark, f"SET TBLPROPERTIES ('{_MAPPING}' = 'name')")
         # Not `writeTo`, whose `partitionedBy` parses names without their quotes. Fields without
         # their metadata: Delta refuses defaults of another table.
         none = spark.createDataFrame([], T.StructType(fields)).write.format("delta")
@@ -117,13 +119,9 @@ class DeltaTable(Table):
 
         retry_conflicts(checked)
 
-    def batches(
-        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
-    ) -> DataFrame | None:
-        if not numbers or not self._exists(spark):
-            return None
-        batch = column(who.column("batch")).between(min(numbers), max(numbers))
-        return spark.table(self.name).where((column(who.column("query")) == who.query) & batch)
+    def batch(self, spark: SparkSession, who: Identity, number: int) -> DataFrame:
+        own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
+        return spark.table(self.name).where(own)
 
     def delete_newer(self, spark: SparkSession, who: Identity, last: Mapping[str, int]) -> None:
         """Delete what queries wrote after their `last` micro-batches in another table."""
@@ -149,18 +147,15 @@ class DeltaTable(Table):
 
     def _add_owner(self, spark: SparkSession, who: Identity, name: str) -> None:
         number = 1 + max(self.owners(spark, who).values(), default=0)
-        self._set_properties(spark, {self._property(who, name): str(number)})
+        own = self._property(who, name)
+        self._alter(spark, f"SET TBLPROPERTIES ('{own}' = '{number}')")
         owners = self.owners(spark, who)
         others = {other: owners[other] for other in owners if other != name}
         try:  # of two that looked at the same time, the second one sees the first
             _ = name == who.run or self.is_owner(others, who)
         except IngestError:
-            retry_conflicts(lambda: spark.sql(self._undo(who, {name: number})))
+            self._alter(spark, f"UNSET TBLPROPERTIES ('{own}')")
             raise
-
-    def _undo(self, who: Identity, owners: Mapping[str, int]) -> str:
-        own = self._property(who, list(owners)[-1])
-        return f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{own}')"
 
     def _holds_rows(self, spark: SparkSession, who: Identity) -> bool:
         own = column(who.column("feed")) == who.feed
@@ -182,10 +177,8 @@ class DeltaTable(Table):
         rows = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
         return {row["key"]: row["value"] for row in rows}
 
-    def _set_properties(self, spark: SparkSession, properties: Mapping[str, str]) -> None:
-        given = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
-        sql = f"ALTER TABLE {self.name} SET TBLPROPERTIES ({given})"
-        retry_conflicts(lambda: spark.sql(sql))
+    def _alter(self, spark: SparkSession, change: str) -> None:
+        retry_conflicts(lambda: spark.sql(f"ALTER TABLE {self.name} {change}"))
 
     def _compare(self, spark: SparkSession, schema: T.StructType | None, who: Identity) -> None:
         if not self._exists(spark):
@@ -214,16 +207,14 @@ class GoldTable(DeltaTable):
         self,
         who: Identity,  # noqa: ARG002 - of whatever feed and query
         writer: str = "",  # noqa: ARG002
-        undo: str = "",
     ) -> None:
         raise IngestError(
             f"{self.name} holds the latest state from another query: the order of its events "
             "and of this query's can't be compared. Give the checkpoint of that query, or "
-            f"another table. If the table was emptied, {undo}"
+            "another table"
         )
 
     def _write_none(self, none: DataFrame, who: Identity) -> None:
-        """As in `DeltaTable`, with what `MERGE` asks for."""
         super()._write_none(none, who)
         self._merge(none, who)
 

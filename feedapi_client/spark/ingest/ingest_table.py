@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,8 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from feedapi_client.spark.ingest.job import Ingest, IngestError, as_url
-
-_DELETED = "If nothing that it wrote is left"
 
 
 @dataclass(frozen=True)
@@ -37,28 +35,19 @@ class Identity:
     prefix: str = ""
 
     def column(self, name: str) -> str:
-        """Return the name of one of the columns in the table."""
         return f"{self.prefix}{name}"
 
 
 class Table(ABC):
-    """A table of a pipeline, and whether a query may write to it.
-
-    Arguments:
-        role: which of the job's tables it is, one of `job.TABLES`.
-        optional: whether the table may lack batches of its query, which a transform writes.
-    """
+    """A table of a pipeline, `role` in the job, and whether a query may write to it."""
 
     _prepared: StructType | None = None
-    """The columns of the last micro-batch."""
 
-    def __init__(self, job: Ingest, role: str = "output", *, optional: bool = False) -> None:
+    def __init__(self, job: Ingest, role: str = "output") -> None:
         self.job = job
         self.role = role
         self.name = str(getattr(job, role)).rstrip("/")
-        """Of the table, or its folder."""
         self.partition_by = list(job.partition_by) if role == "output" else []
-        self.optional = optional
 
     @abstractmethod
     def owners(self, spark: SparkSession, who: Identity) -> dict[str, int]:
@@ -74,14 +63,7 @@ class Table(ABC):
         Raises `IngestError` where the query must not write, also where it would in vain.
         """
 
-    @abstractmethod
-    def batches(
-        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
-    ) -> DataFrame | None:
-        """Return the rows of these micro-batches of the query, None when there are none."""
-
     def place(self, spark: SparkSession) -> str:  # noqa: ARG002
-        """Return where the table is, the same for all spellings of its name."""
         return as_url(self.name)
 
     @abstractmethod
@@ -89,10 +71,6 @@ class Table(ABC):
 
     @abstractmethod
     def _add_owner(self, spark: SparkSession, who: Identity, name: str) -> None: ...
-
-    @abstractmethod
-    def _undo(self, who: Identity, owners: Mapping[str, int]) -> str:
-        """Return what makes the table forget the last owner."""
 
     @abstractmethod
     def _compare(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
@@ -106,11 +84,10 @@ class Table(ABC):
         """Return the last micro-batch after one that the query's rows are of, -1 without one."""
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
-        """Raise `IngestError` when the query must not write here. No schema: a transform's."""
         self._compare(spark, schema, who)
         owners = self.owners(spark, who)
         if who.query is not None and who.query not in owners:
-            self.check_missing(who, "" if owners or self.job.is_files else forgotten(spark))
+            self.check_missing(who)
         self.is_owner(owners, who)
         if who.query in owners:
             self.check_old_checkpoint(who, self._last_batch(spark, who, after=who.last_offset))
@@ -118,7 +95,6 @@ class Table(ABC):
             self.refuse_new_query(who)  # a copy of a table does not know its queries
 
     def own(self, spark: SparkSession, who: Identity) -> None:
-        """Be the owner of the feed's rows, or become it. Raises `IngestError` for others."""
         while not self.is_owner(self.owners(spark, who), who):
             self._add_owner(spark, who, str(who.query))
 
@@ -138,55 +114,41 @@ class Table(ABC):
         followed = who.query in earlier or who.run in earlier
         if followed or not self.may_add(who):
             refuse = self.refuse_old_query if followed else self.refuse_new_query
-            refuse(who, last, self._undo(who, owners))
+            refuse(who, last)
         return False
 
     def may_add(self, who: Identity) -> bool:
-        """Whether a new query may add to what the table holds of its feed."""
         return self.job.append or who.run is not None
 
-    def refuse_new_query(self, who: Identity, writer: str = "", undo: str = "") -> None:
-        """Raise: a new query would write events again that the table holds, or that come.
-
-        It is what a lost checkpoint, or a checkpoint and staging that moved, look like.
-
-        Arguments:
-            writer: the query that began to write them, which may have written nothing yet.
-            undo: what makes the table forget it.
-        """
+    def refuse_new_query(self, who: Identity, writer: str = "") -> None:
+        """Raise: so look a lost checkpoint, and a checkpoint and staging that moved."""
         what = f"is written by query {writer}" if writer else "holds batches"
         raise IngestError(
             f"{self.name} {what} of feed {who.feed}, and the checkpoint is not the one that it was "
             "written with: all events would be written again. Give the old checkpoint and "
             "staging, or another output; --append adds to the table what this query reads. Another "
             "feed of this address, such as one with another query in its URL, needs a name: --feed"
-            + (f". {_DELETED}, {undo}" if writer else "")
         )
 
-    def refuse_old_query(self, who: Identity, writer: str, undo: str) -> None:
-        """Raise: another run went on where this query ended, or another query began."""
+    def refuse_old_query(self, who: Identity, writer: str) -> None:
         raise IngestError(
             f"run {writer} goes on in {self.name} where query {who.query} ended "
             "(--resume-from-table, --append): events would be written twice. Run it with the "
-            f"checkpoint of that run. {_DELETED}, {undo}"
+            "checkpoint of that run"
         )
 
-    def check_missing(self, who: Identity, hint: str = "") -> None:
-        """Raise where earlier micro-batches went to another table; `hint` tells more about it."""
-        if who.last_batch < 0 or self.optional:
+    def check_missing(self, who: Identity) -> None:
+        """Raise where earlier micro-batches went to another table, but not by a transform."""
+        by_transform = self.job.transform is not None and self.role in ("output", "gold")
+        if who.last_batch < 0 or by_transform:
             return
         raise IngestError(
             f"{self.name} was never written by the checkpoint's query, which committed "
             f"{who.last_batch + 1} batches: their events would be missing. Give the table that "
-            f"they are in, or start over with another checkpoint and staging{hint}"
+            "they are in, or start over with another checkpoint and staging"
         )
 
     def check_old_checkpoint(self, who: Identity, last: int) -> None:
-        """Raise when the table holds micro-batches that the checkpoint does not know.
-
-        Arguments:
-            last: the last micro-batch of the query in the table, -1 when it holds none.
-        """
         if last <= who.last_offset:
             return
         raise IngestError(
@@ -197,7 +159,6 @@ class Table(ABC):
         )
 
     def check_ahead(self, who: Identity, number: int, last: int) -> None:
-        """Raise when the table has a later micro-batch than the one to be written."""
         if last > number:
             raise IngestError(
                 f"{self.name} holds micro-batch {last} of query {who.query}, and this run is at "
@@ -212,13 +173,6 @@ class Table(ABC):
         fold: Callable[[str], str],
         problem: str,
     ) -> None:
-        """Raise when a column would change its type.
-
-        Arguments:
-            before: types by the folded names of columns.
-            schema: columns to be written; None when only a transform decides.
-            problem: names column, type before, and type now, and says what to do.
-        """
         for field in schema or ():
             old, new = before.get(fold(field.name)), field.dataType.simpleString()
             if old not in (None, new):
@@ -241,13 +195,3 @@ def identified(rows: DataFrame, who: Identity, number: int) -> DataFrame:
 
 def _ends(last: int) -> str:
     return f"ends with micro-batch {last}" if last >= 0 else "holds none"
-
-
-def forgotten(spark: SparkSession) -> str:
-    """Return what to say where the catalog forgets its tables with the session; else nothing."""
-    if spark.conf.get("spark.sql.catalogImplementation", "in-memory") != "in-memory":
-        return ""
-    return (
-        ". The catalog of this session is in memory, and forgets schemas and tables when the "
-        "process ends: give one that lasts, such as --conf spark.sql.catalogImplementation=hive"
-    )

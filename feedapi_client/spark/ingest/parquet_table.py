@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -41,8 +41,7 @@ from pyspark.sql.types import (
 
 from feedapi_client.spark.ingest.checkpoint import READING, WRITING, checked_note, contents
 from feedapi_client.spark.ingest.ingest_table import Identity, Table, identified
-from feedapi_client.spark.ingest.job import IngestError, as_url, in_folder
-from feedapi_client.spark.ingest.plain_messages import plain_message
+from feedapi_client.spark.ingest.job import IngestError, as_url, in_folder, plain_message
 from feedapi_client.spark.source import is_connect
 from feedapi_client.spark.staging import harmless, listed, newer_format, open_store
 
@@ -217,8 +216,7 @@ class Decisions:
         """Show readers what counts. May be called again, also by several processes at once."""
         output, done = self._tables["output"], f"{_named(number)}{_DONE}"
         if decision.taken_over:
-            undo = f"delete {output.name}/{self._prefix}/{_named(number)}"
-            output.refuse_old_query(self._who, decision.taken_over, undo)
+            output.refuse_old_query(self._who, decision.taken_over)
         for one in decision.tables:
             shown = self._tables[one.table].folder.publish(one.attempt, one.final)
             if not shown and done not in self._folder.names(self._prefix):
@@ -325,9 +323,6 @@ class ParquetTable(Table):
         number = 1 + max(self.owners(spark, who).values(), default=0)
         self.folder.create(f"{_owners(who)}/{number}", name)
 
-    def _undo(self, who: Identity, owners: Mapping[str, int]) -> str:
-        return f"delete {self.name}/{_owners(who)}/{max(owners.values())}"
-
     def _holds_rows(self, spark: SparkSession, who: Identity) -> bool:  # noqa: ARG002
         return bool(self.folder.names(_folder_of(who).rpartition("/")[0]))
 
@@ -340,24 +335,6 @@ class ParquetTable(Table):
         batch = re.compile(re.escape(who.column("batch")) + r"=(\d+)")  # others are not ours
         found = map(batch.fullmatch, self.folder.names(_folder_of(who)))
         return max((n for one in found if one and (n := int(one[1])) > after), default=-1)
-
-    def batches(
-        self, spark: SparkSession, who: Identity, numbers: Sequence[int]
-    ) -> DataFrame | None:
-        if not numbers:
-            return None
-        some = ",".join(map(str, numbers))
-        folders = f"{self.name}/{_folder_of(who)}/{who.column('batch')}={{{some}}}"
-        # Folders of `partition_by` may lie below, and are columns, seen from the table.
-        options = {**READING, "mergeSchema": "false", "basePath": self.name}
-        try:
-            rows = spark.read.options(**options).parquet(folders)
-            _ = rows.schema  # Spark Connect looks at the files only now
-        except AnalysisException as error:
-            if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
-                return None
-            raise
-        return rows
 
     def _compare(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
         _, noted = _columns(spark, self.name)

@@ -17,10 +17,9 @@ from pyspark.sql.types import StructType
 from feedapi_client.spark.ingest.checkpoint import note
 from feedapi_client.spark.ingest.columns import Rows
 from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable
-from feedapi_client.spark.ingest.ingest_table import Identity, forgotten
-from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.ingest_table import Identity
+from feedapi_client.spark.ingest.job import Ingest, IngestError, plain_message
 from feedapi_client.spark.ingest.parquet_table import Decisions, ParquetTable
-from feedapi_client.spark.ingest.plain_messages import plain_message
 from feedapi_client.spark.schema import spark_schema
 
 _TIMES = "spark.sql.legacy.timeParserPolicy"
@@ -31,43 +30,30 @@ AnyTable = ParquetTable | DeltaTable
 
 
 class Tables(dict[str, AnyTable]):
-    """The tables of a pipeline by their roles, in the order in which they are written.
+    """In the order in which they are written. Bronze is last: no other table lacks what it has."""
 
-    Bronze is the last one: no other table lacks what bronze has.
-
-    Arguments:
-        who: writes to them.
-        optional: whether `output` and `gold` may lack batches, which a transform wrote itself.
-    """
-
-    def __init__(self, job: Ingest, who: Identity, *, optional: bool = False) -> None:
+    def __init__(self, job: Ingest, who: Identity) -> None:
         self._who, self._typed = who, replace(who, prefix=job.prefix if job.schema else "")
         for role in ("rejected", "output", "gold", "bronze"):
             if getattr(job, role):
                 kind = GoldTable if role == "gold" else ParquetTable if job.is_files else DeltaTable
-                self[role] = kind(job, role, optional=optional and role in ("output", "gold"))
+                self[role] = kind(job, role)
 
     def identity(self, role: str) -> Identity:
         """Return who writes to one of them: in two of them our columns have the prefix."""
         return self._typed if role in ("output", "gold") else self._who
 
     def places(self, spark: SparkSession) -> dict[str, str]:
-        """Return where they are."""
         return {role: table.place(spark) for role, table in self.items()}
 
     def decisions(self, query: str | None = None) -> Decisions:
-        """Return what counts of micro-batches in folders: of this query, or of another one."""
         folders = {role: one for role, one in self.items() if isinstance(one, ParquetTable)}
         return Decisions(folders, replace(self._typed, query=query or self._typed.query))
 
 
 def check_session(spark: SparkSession, job: Ingest) -> None:
-    """Raise `IngestError` when the session would change values, or Delta can't work in it."""
     if job.schema and str(spark.conf.get(_TIMES)).upper() == "LEGACY":
-        raise IngestError(
-            f"this session would change values, such as times of nine digits below the second: "
-            f"{_TIMES} is LEGACY. Set it to CORRECTED"
-        )
+        raise IngestError(f"{_TIMES} is LEGACY, which changes times as it reads them: CORRECTED")
     if job.is_files:
         return
     # A jar for another release of Spark fails in the first micro-batch only, in Java's words.
@@ -83,7 +69,6 @@ def check_session(spark: SparkSession, job: Ingest) -> None:
 
 
 def columns_of(spark: SparkSession, job: Ingest, rows: Rows) -> dict[str, StructType]:
-    """Return the columns of the tables by role, without those that a transform makes."""
     try:
         made = rows.tables(rows.parse(spark.createDataFrame([], spark_schema())))
         columns = {role: table.schema for role, table in made.items()}
@@ -102,14 +87,9 @@ def check_tables(
     who: Identity,
     noted: Mapping[str, Any],
 ) -> None:
-    """Raise `IngestError` when the query must not write to the tables.
-
-    Arguments:
-        columns: as of `columns_of`.
-        noted: which tables earlier runs wrote, as is noted beside the checkpoint.
-    """
+    """`noted`: which tables earlier runs wrote, as is noted beside the checkpoint."""
     known, place = noted.get("tables", {}), job.checkpoint_url
-    tables = Tables(job, who, optional=job.transform is not None and bool(known))
+    tables = Tables(job, who)
     places = tables.places(spark)
     moved = noted.get("location") != place  # and folders may have moved with it
     changed = places.keys() ^ known.keys() if moved else dict(places.items() ^ known.items())
@@ -122,7 +102,7 @@ def check_tables(
         raise IngestError(
             f"earlier runs wrote {', '.join(known.values())}: with another "
             f"{', '.join(sorted(changed))} events would be missing. Give the same tables, or a "
-            f"new checkpoint and staging{'' if job.is_files else forgotten(spark)}"
+            "new checkpoint and staging"
         )
     for role, table in tables.items():
         table.check(spark, tables.identity(role), columns.get(role))
