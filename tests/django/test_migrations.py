@@ -20,9 +20,17 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from feedapi_client import Journal, PostgresCursorStore, SQLAlchemyCursorStore
 from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore, quarantine_beside
 from feedapi_client.testing.contracts import advanced, opening
-from tests.django.databases import APP_TABLES, SERVERS, execute, registered, set_up, settings_of
+from tests.django.databases import (
+    APP_TABLES,
+    SERVERS,
+    created,
+    drop,
+    execute,
+    registered,
+    set_up,
+    settings_of,
+)
 from tests.django.test_quarantine import FEED, record
-from tests.django.test_stores import created, drop
 from tests.servers import MariaDB, Postgres
 
 set_up()

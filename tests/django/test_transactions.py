@@ -16,8 +16,7 @@ from django.utils.connection import ConnectionProxy
 
 from feedapi_client import FeedConsumer, FencedError, StoreError, SyncFeedConsumer
 from feedapi_client.testing import Publisher
-from tests.django.databases import SERVERS, execute, registered, set_up
-from tests.django.test_stores import created
+from tests.django.databases import SERVERS, created, execute, registered, set_up
 
 set_up()
 

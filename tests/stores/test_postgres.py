@@ -15,7 +15,6 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import (
     Journal,
-    Lease,
     PostgresCursorStore,
 )
 from feedapi_client.stores.scripts import Query, Script
@@ -67,22 +66,6 @@ async def test_r17_a_transaction_of_another_database_is_refused(dsn: str) -> Non
         assert await elsewhere.load(FEED) == {}
         assert await store.load(FEED) == opening()
     execute(dsn, "DROP DATABASE elsewhere")
-
-
-async def test_a_connection_without_a_transaction_is_refused(dsn: str) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        connections = [
-            await asyncpg.connect(dsn),
-            await psycopg.AsyncConnection.connect(dsn, autocommit=True),
-        ]
-        with psycopg.connect(dsn, autocommit=True) as blocking:
-            for connection in (*connections, blocking):
-                with pytest.raises(StoreError, match="autocommit mode"):
-                    await store.save(FEED, opening(), transaction=connection)
-        for connection in connections:
-            await connection.close()
-        assert await store.load(FEED) == {}
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
@@ -158,69 +141,25 @@ async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
 # ---------------------------------------------------------------- statements and bad input
 
 
-async def test_the_usual_save_is_one_statement(dsn: str) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        await store.save(FEED, opening())
-        connection = await asyncpg.connect(dsn)
-        statements: list[str] = []
-        async with connection.transaction():
-            # Once for each connection asyncpg asks for the types.
-            await store.save(FEED, advanced(opening()), transaction=connection)
-            connection.add_query_logger(lambda query: statements.append(query.query))
-            later = advanced(advanced(opening()))
-            await store.save(FEED, later, transaction=connection)
-            await connection.execute("SELECT 42")
-            while "SELECT 42" not in statements:  # noqa: ASYNC110 - they are logged a step later
-                await anyio.sleep(0.01)
-        assert len(statements) == 2
-        await connection.close()
-
-
-async def test_leases_give_connections_back_as_they_were(dsn: str) -> None:
-    async with psycopg_pool.AsyncConnectionPool(dsn, min_size=1, max_size=3) as pool:
-        store = PostgresCursorStore(pool)
-        await store.create_tables()
-        await store.beat(FEED, "a", 1000)
-        await store.beat(FEED, "a", 1000)
-        await store.leave(FEED, "a")
-        connections = [await pool.getconn() for _ in range(3)]
-        for connection in connections:
-            assert not connection.autocommit
-            shown = await connection.execute("SELECT current_setting('lock_timeout')")
-            assert await shown.fetchone() == ("0",)
-            await connection.rollback()
-            await pool.putconn(connection)
-
-
 @pytest.mark.parametrize("pool", ["psycopg", "psycopg in threads", "asyncpg"])
-async def test_leases_wait_a_part_of_a_lease_for_rows_of_others_and_set_nothing_for_the_session(
-    dsn: str, pool: str
-) -> None:
+async def test_leases_set_nothing_for_the_session(dsn: str, pool: str) -> None:
     """Behind PgBouncer in transaction mode other clients would get the setting."""
     async with opened(pool, dsn) as opens:
         store = PostgresCursorStore(opens)
         await store.create_tables()
-        await store.beat(FEED, "a", 4.0)  # a statement waits 0.2 s
-        with psycopg.connect(dsn) as holder:
-            holder.execute("SELECT * FROM feedapi_cursors_instances FOR UPDATE")
-            holder.execute(
-                "INSERT INTO feedapi_cursors_leases VALUES (%s, 1, 'b', 1, 0, 0)", (FEED.id,)
-            )
-            with pytest.raises(StoreError, match="lock timeout"):
-                await store.beat(FEED, "a", 4.0)
-            assert await store.put(FEED, "a", claims("a", {0: 0, 1: 0})) == {0}
-            assert await store.put(FEED, "a", [Lease(0, None, 1)]) == {0}
-            leases = (await store.look(FEED)).leases
-            assert {p: each.owner for p, each in leases.items()} == {0: None}
-            holder.rollback()
-        assert await store.beat(FEED, "a", 4.0)
-        assert await store.put(FEED, "a", claims("a", {0: 1, 1: 0})) == {0, 1}
+        for _ in range(2):
+            await store.beat(FEED, "a", 4.0)  # a statement waits 0.2 s for a row
+            await store.put(FEED, "a", claims("a", {0: 0}))
         shown = "SELECT current_setting('lock_timeout')"
         for kept in (store._beating, store._leasing):
             rows = await store.database.run(kept._connection, rows_of(shown))
             assert [tuple(row) for row in rows] == [("0",)]
         await store.leave(FEED, "a")
+        given_back = await store.database.transact(rows_of(shown))
+        assert [tuple(row) for row in given_back] == [("0",)]
+        if pool == "psycopg":
+            async with opens.connection() as connection:
+                assert not connection.autocommit
 
 
 def rows_of(sql: str) -> Script[list[Any]]:

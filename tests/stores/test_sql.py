@@ -14,16 +14,14 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     create_async_engine,
 )
 from sqlalchemy.orm import Session
-from sqlalchemy.schema import CreateTable
 
 from feedapi_client.errors import StoreError
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import FeedKey
 from feedapi_client.stores import Journal
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from feedapi_client.testing.contracts import (
@@ -101,78 +99,7 @@ async def store(engine: AsyncEngine) -> SQLAlchemyCursorStore:
     return store
 
 
-async def test_the_usual_save_is_one_statement_and_three_with_a_journal(
-    engine: AsyncEngine,
-) -> None:
-    store = SQLAlchemyCursorStore(engine, journal=Journal(keep=None))
-    await store.create_tables()
-    await store.save(FEED, opening())
-    statements: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        statements.append(statement.split()[0])
-
-    sa.event.listen(engine.sync_engine, "before_cursor_execute", note)
-    await SQLAlchemyCursorStore(engine).save(FEED, advanced(opening()))
-    assert statements == ["UPDATE"]
-    await store.save(FEED, advanced(advanced(opening())))
-    lock = ["DELETE"] if engine.dialect.name == "sqlite" else []  # of the whole file
-    assert statements == ["UPDATE", *lock, "SELECT", "INSERT", "INSERT"]
-
-
-@pytest.mark.slow
-async def test_a_save_of_all_partitions_is_a_few_statements(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine
-) -> None:
-    statements: list[str] = []
-    sa.event.listen(
-        engine.sync_engine,
-        "before_cursor_execute",
-        lambda connection, cursor, statement, *_: statements.append(statement),
-    )
-    positions = opening(range(5_000))
-    await store.save(FEED, positions)
-    assert len(statements) < 60
-    statements.clear()
-    await store.save(FEED, advanced(positions))
-    assert len(statements) < 70
-
-
 # Tables
-
-
-async def test_the_table_is_part_of_the_callers_metadata(engine: AsyncEngine) -> None:
-    metadata = sa.MetaData()
-    store = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata, journal=Journal())
-    again = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata)
-    assert set(metadata.tables) == {
-        "feedapi_format",
-        "my_cursors",
-        "my_cursors_journal",
-        "my_cursors_done",
-        "my_cursors_instances",
-        "my_cursors_leases",
-    }
-    assert store.table is again.table is metadata.tables["my_cursors"]
-    async with engine.begin() as connection:
-        await connection.run_sync(metadata.create_all)
-    await store.save(FEED, opening())
-    async with engine.begin() as connection:
-        await connection.run_sync(metadata.drop_all)
-
-
-@pytest.mark.parametrize(
-    "dialect",
-    [mysql.dialect(), postgresql.dialect(), sqlite.dialect()],
-    ids=lambda dialect: dialect.name,
-)
-def test_tables_compile_for_every_dialect(dialect: Any) -> None:
-    store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"), journal=Journal())
-    assert store.journal_table is not None
-    for table in (store.table, store.journal_table):
-        assert "feed_cursor" in str(CreateTable(table).compile(dialect=dialect))
-    created = str(CreateTable(store.table).compile(dialect=dialect))
-    assert ("LONGTEXT" if dialect.name == "mysql" else "TEXT") in created
 
 
 # Bad input
@@ -222,28 +149,14 @@ async def test_r5_first_positions_whose_commit_fails_are_not_stored(tmp_path: Pa
     await engine.dispose()
 
 
-async def test_a_connection_in_autocommit_mode_is_no_transaction(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine
-) -> None:
-    async with engine.connect() as connection:
-        await connection.execution_options(isolation_level="AUTOCOMMIT")
-        with pytest.raises(StoreError, match="autocommit mode"):
-            await store.save(FEED, opening(), transaction=connection)
-    assert await store.load(FEED) == {}
-
-
 async def test_nothing_is_saved_through_an_engine_created_in_autocommit_mode(
     store: SQLAlchemyCursorStore, url: str
 ) -> None:
     autocommit = create_async_engine(url, isolation_level="AUTOCOMMIT")
     refused = SQLAlchemyCursorStore(autocommit)
-    with pytest.raises(StoreError, match="autocommit mode"):
-        await refused.save(FEED, opening())
-    with pytest.raises(StoreError, match="autocommit mode"):
-        await refused.replace(FEED, opening())
-    async with autocommit.connect() as connection:
+    for change in (refused.save, refused.replace):
         with pytest.raises(StoreError, match="autocommit mode"):
-            await store.save(FEED, opening(), transaction=connection)
+            await change(FEED, opening())
     await autocommit.dispose()
     assert await store.load(FEED) == {}
 
@@ -269,16 +182,6 @@ async def test_an_sqlite_engine_that_emits_begin_itself_has_transactions(tmp_pat
     await store.save(FEED, opening(range(3)))
     assert await store.load(FEED) == opening(range(3))
     await engine.dispose()
-
-
-async def test_text_that_the_database_can_not_keep_is_a_store_error(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine
-) -> None:
-    for cursor in ("\ud800", "\x00"):
-        with pytest.raises(StoreError, match="failed"):
-            await store.save(FEED, {0: Position(cursor)})
-    await store.save(FEED, opening())
-    assert await store.load(FEED) == opening()
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
