@@ -32,17 +32,6 @@ def http(request: pytest.FixtureRequest, sync: bool) -> Any:
     return None if request.param == "own" else a_client(sync)
 
 
-async def test_pytest_httpx_sees_every_request(
-    http: Any, sync: bool, httpx_mock: HTTPXMock
-) -> None:
-    httpx_mock.add_response(url=URL, content=LINE, is_reusable=True)
-    httpx_mock.add_response(url=f"{URL}/events", content=LINE)
-    async with opened(URL, sync=sync, http=http) as at:
-        assert [await get(at) for _ in range(2)] == [(200, LINE)] * 2
-        assert await body_of(at) == LINE
-    assert len(httpx_mock.get_requests()) == 3
-
-
 @pytest.mark.parametrize("using", ["httpcore", "httpx"])
 async def test_respx_sees_every_request_also_of_clients_made_before(
     http: Any, sync: bool, using: str

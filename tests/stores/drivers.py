@@ -97,6 +97,7 @@ REDIS = [
     Driver("Redis, decoded", "redis, decoded", "redis_server"),
 ]
 DJANGO = [Driver(f"Django {each}", "django", each) for each in ("file", "postgres", "mariadb")]
+CONNECTED = [each for each in SERVED if not each.transaction]
 TRANSACTING = [*FILES, *SERVED]
 # A session differs from a connection by how a transaction is handed over, and by nothing else.
 SQL = [MEMORY, *(each for each in TRANSACTING if "session" not in each.transaction)]

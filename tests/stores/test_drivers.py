@@ -29,6 +29,7 @@ from tests.leases import claims
 from tests.positions import counted
 from tests.servers import Postgres
 from tests.stores.drivers import (
+    CONNECTED,
     DJANGO,
     FILES,
     SERVED,
@@ -44,7 +45,6 @@ pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
 
 
-CONNECTED = [each for each in SERVED if not each.transaction]
 ON_SQLALCHEMY = [each for each in TRANSACTING if each.name.startswith("SQLAlchemy")]
 
 
