@@ -6,6 +6,7 @@ Discoveries and fetches, as clients and consumers make them.
 from __future__ import annotations
 
 import functools
+import gzip
 from typing import Any
 
 import anyio
@@ -75,12 +76,13 @@ PAGE = b'{"data":{"n":1}}\n{"cursor":"1"}\n'
 async def test_pytest_httpx_sees_every_request_of_a_consumer(
     http: Any, sync: bool, httpx_mock: HTTPXMock
 ) -> None:
-    """One for threads has an asynchronous client, too."""
+    """One for threads has an asynchronous client, too. Responses are in memory already."""
     asked = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.path)
-        return httpx.Response(200, content=PAGE if request.url.query else DISCOVERY)
+        body = gzip.compress(PAGE if request.url.query else DISCOVERY)
+        return httpx.Response(200, content=body, headers={"Content-Encoding": "gzip"})
 
     httpx_mock.add_callback(answer, is_reusable=True)
     if sync:

@@ -15,6 +15,7 @@ from feedapi_client import (
     FencedError,
     LeaseLostError,
     MemoryCursorStore,
+    PartitionState,
     Share,
 )
 from feedapi_client.testing import Publisher
@@ -54,6 +55,38 @@ async def test_who_joins_and_leaves_repeats_nothing(
         await until(lambda: instances.handled.total() >= 400)
     assert instances.handled == numbers.expected
     assert instances.in_order()
+
+
+async def test_a_hand_over_waits_for_the_batch_in_flight(serve: Serve) -> None:
+    publisher = serve(2, page_size=10, checkpoint_every=5)
+    numbers = Numbers(publisher)
+    numbers.publish(20)
+    busy, go_on = anyio.Event(), anyio.Event()
+
+    async with group(publisher, MemoryCursorStore()) as instances:
+
+        async def block(batch: Batch) -> None:
+            if batch.events:
+                busy.set()
+                await go_on.wait()
+
+        instances.before = block
+        first = instances.start()
+        await until(busy.is_set)
+        await instances.balanced(first, partitions=2)
+        second = instances.start()
+        # It is known to the first one, which gives a partition away and waits for its batch.
+        await until(lambda: PartitionState.ELSEWHERE in _states(first.consumer))
+        assert first.reads == {0, 1}
+        assert second.reads == set()
+        go_on.set()
+        await instances.balanced(first, second, partitions=2)
+        await until(lambda: instances.handled.total() >= 20)
+    assert instances.handled == numbers.expected
+
+
+def _states(consumer: object) -> set[PartitionState]:
+    return {p.state for p in consumer.status().partitions.values()}
 
 
 async def test_a_hand_over_waits_no_longer_than_its_time(serve: Serve) -> None:
