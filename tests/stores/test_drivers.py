@@ -168,9 +168,9 @@ async def test_leases_pass_by_the_rows_that_a_paused_process_holds(app: App, sto
     of_feed = f"feed_id = '{FEED.id}'"
     leases = f"UPDATE feedapi_cursors_leases SET epoch = 9 WHERE {of_feed} AND partition_id"
     heartbeat = f"UPDATE feedapi_cursors_instances SET expires_at = 1 WHERE {of_feed}"
-    with app.admin.begin() as paused, anyio.fail_after(LEASE / 2):
-        for held in (f"{leases} IN (7, 2003)", f"{heartbeat} AND instance = 'b'"):
-            paused.execute(sa.text(held))
+    passed = anyio.Event()
+
+    async def pass_by() -> None:
         claimed = await store.put(FEED, "a", claims("a", dict.fromkeys(PARTITIONS, 1)))
         assert claimed == {*PARTITIONS} - {7}
         assert await store.put(FEED, "a", [Lease(2001, "a", 1, ended=True)]) == {2001}
@@ -179,7 +179,18 @@ async def test_leases_pass_by_the_rows_that_a_paused_process_holds(app: App, sto
         with pytest.raises(StoreError):
             await store.beat(FEED, "b", LEASE)
         await store.leave(FEED, "a")
-        paused.rollback()
+        passed.set()
+
+    with app.admin.begin() as paused:
+        for held in (f"{leases} IN (7, 2003)", f"{heartbeat} AND instance = 'b'"):
+            paused.execute(sa.text(held))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pass_by)
+            with anyio.move_on_after(LEASE / 2):
+                await passed.wait()
+            in_time = passed.is_set()
+            paused.rollback()  # else what waits for the rows would never end
+    assert in_time
     owners = {p: lease.owner for p, lease in (await store.look(FEED)).leases.items()}
     assert {p for p, owner in owners.items() if owner} == {2003}
 
