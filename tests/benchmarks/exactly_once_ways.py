@@ -170,7 +170,7 @@ def sync_sqlalchemy_way(server: Postgres) -> Iterator[SyncWay]:
 @contextmanager
 def django_way(server: Postgres) -> Iterator[SyncWay]:
     """Django's cursors, on psycopg. Each thread keeps its connection."""
-    from tests.django.databases import registered, server_settings, set_up
+    from tests.django.databases import registered, set_up, settings_of
 
     set_up()
     from django.db import connections, transaction
@@ -178,7 +178,7 @@ def django_way(server: Postgres) -> Iterator[SyncWay]:
     from feedapi_client.django import DjangoCursorStore
 
     _create_tables(server)
-    with registered({**server_settings(server), "CONN_MAX_AGE": None}) as using:
+    with registered({**settings_of(server), "CONN_MAX_AGE": None}) as using:
 
         @contextmanager
         def begin() -> Iterator[Any]:

@@ -27,7 +27,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from tests.client.wire import DISCOVERY, Reply, Request, chunk, feed, ok, start, wire
+from tests.client.wire import DISCOVERY, Reply, Request, feed, ok, start, wire
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("sync", [False, True])]
 
@@ -137,12 +137,9 @@ class TestDiscovery:
         ("answer", "kind", "says"),
         [
             ((401, "who"), AuthenticationError, f"^feed {URL}: .*status 401: 'who'"),
-            ((403, ""), AuthenticationError, "status 403"),
             ((400, "handshake error"), NegotiationError, "give v1_partitions"),
             ((404, "no such page"), NegotiationError, "status 404.*no such page"),
             ((200, "<html>log in</html>"), NegotiationError, "status 200.*<html>log in</html>"),
-            ((200, '{"events":[]}'), NegotiationError, r'status 200.*{"events":\[\]}'),
-            ((200, ""), NegotiationError, "status 200"),
             (
                 (200, '{"partitions":[{"id":"3","startsAfterPartition":"3"}]}'),
                 LineageError,
@@ -169,16 +166,6 @@ class TestDiscovery:
         httpx_mock.add_response(url=URL, text=DRAFT)
         with pytest.raises(ProtocolError, match="does not offer filter 'subject'"):
             await discover(sync, fetch=FetchOptions(filters={"subject": "a"}))
-
-    async def test_the_callers_client_is_used_and_stays_open(
-        self, httpx_mock: HTTPXMock, sync: bool
-    ) -> None:
-        httpx_mock.add_response(url=URL, text=DRAFT, match_headers={"authorization": "Bearer t"})
-        http: Any = (httpx.Client if sync else httpx.AsyncClient)(
-            headers={"authorization": "Bearer t"}
-        )
-        await discover(sync, http=http)
-        assert not http.is_closed
 
     async def test_an_invalid_number_of_v1_partitions_is_refused_at_once(self, sync: bool) -> None:
         with pytest.raises(ValueError, match="v1_partitions"):
@@ -296,34 +283,29 @@ class TestFetch:
         async with wire(feed(body)) as server, opened(server.url, sync) as client:
             assert (await client.fetch(0, "x")).caught_up is caught_up
 
-    async def test_a_batch_of_a_client_can_not_be_committed(self, sync: bool) -> None:
+    async def test_a_batch_can_not_be_committed_and_a_fetch_is_read_once(self, sync: bool) -> None:
         async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
             batches, _ = await client.batches(0, "_first")
-        with pytest.raises(CommitOrderError, match="without a consumer"):
-            await batches[0].commit()
-
-    async def test_a_fetch_is_read_once(self, sync: bool) -> None:
-        async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:
+            with pytest.raises(CommitOrderError, match="without a consumer"):
+                await batches[0].commit()
             fetch = client.client.fetch(0, "_first")
             await client._call(fetch.read)
             with pytest.raises(RuntimeError, match="once"):
                 await client._call(fetch.read)
 
-    async def test_a_fetch_is_not_retried(self, sync: bool) -> None:
-        later = feed(lambda _: ok(b"", status="503 Later"))
-        async with wire(later) as server, opened(server.url, sync) as client:
-            with pytest.raises(FeedUnavailableError):
+    @pytest.mark.parametrize(
+        ("status", "kind"), [(409, RequestRefusedError), (503, FeedUnavailableError)]
+    )
+    async def test_r10_a_fetch_is_not_retried_and_says_the_status(
+        self, status: int, kind: type[FeedError], sync: bool
+    ) -> None:
+        refused = feed(lambda _: ok(b"token expired", status=f"{status} No"))
+        says = rf"partition 0: .*status {status}: 'token expired'"
+        async with wire(refused) as server, opened(server.url, sync) as client:
+            with pytest.raises(kind, match=says) as caught:
                 await client.fetch(0, "_first")
             assert len(server.requests) == 2
-
-    async def test_r10_a_refused_fetch_says_the_status(self, sync: bool) -> None:
-        refused = feed(lambda _: ok(b"token expired", status="409 Conflict"))
-        async with wire(refused) as server, opened(server.url, sync) as client:
-            with pytest.raises(
-                RequestRefusedError, match=r"partition 0: .*status 409: 'token expired'"
-            ) as caught:
-                await client.fetch(0, "_first")
-        assert caught.value.status == 409
+        assert getattr(caught.value, "status", None) == status
 
     @pytest.mark.parametrize(
         ("words", "kind"),
@@ -354,31 +336,21 @@ class TestFetch:
             (b"Internal server error\n", TornResponseError),
             (b'{"data":[1]}\n', ProtocolError),
             (b'{"data":"' + b"x" * 2000 + b'"}\n', LineTooLongError),
+            (b'{"data":"%b"}\n' % (b"x" * 500) * 20, BufferLimitError),
             (None, TornResponseError),
         ],
-        ids=["text", "payload", "long", "torn"],
+        ids=["text", "payload", "long", "unclosed", "torn"],
     )
     async def test_r03_checkpointed_events_come_before_the_error(
         self, tail: bytes | None, kind: type[Exception], sync: bool
     ) -> None:
         torn = Reply(start(PAGE), close=True)
         page = feed((lambda _: torn) if tail is None else PAGE + tail)
-        limits = Limits(max_line_bytes=1000)
+        limits = Limits(max_line_bytes=1000, max_buffered_bytes=5000)
         async with wire(page) as server, opened(server.url, sync, limits=limits) as client:
             batches, error = await client.batches(0, "_first")
         assert [batch.cursor for batch in batches] == ["b"]
         assert type(error) is kind
-
-    async def test_r03_bytes_without_a_checkpoint_are_bounded(self, sync: bool) -> None:
-        event = b'{"data":"' + b"x" * 500 + b'"}\n'
-        body = start(PAGE) + b"".join(chunk(event) for _ in range(100))
-        limits = Limits(max_line_bytes=1000, max_buffered_bytes=5000)
-        endless = feed(lambda _: Reply(body, hold=True))
-        async with wire(endless) as server, opened(server.url, sync, limits=limits) as client:
-            with pytest.raises(
-                BufferLimitError, match=r"Limits\.max_buffered_bytes is 5000\. Raise it"
-            ):
-                await client.fetch(0, "_first")
 
     async def test_r15_a_stream_is_asked_for_when_iterating(
         self, httpx_mock: HTTPXMock, sync: bool

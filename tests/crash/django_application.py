@@ -48,9 +48,9 @@ def use(database: str) -> None:
     """Let Django's default database be this one."""
     where = database.removeprefix(DJANGO)
     if where.startswith("mysql:"):
-        settings = databases.server_settings(MariaDB(where.removeprefix("mysql://")))
+        settings = databases.settings_of(MariaDB(where.removeprefix("mysql://")))
     else:
-        settings = databases.server_settings(Postgres(where.partition("?host=")[2]))
+        settings = databases.settings_of(Postgres(where.partition("?host=")[2]))
     connection.close()  # this thread's, which has the settings of before
     del connections["default"]
     connections.settings = connections.configure_settings(

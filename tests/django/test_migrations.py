@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -20,9 +18,19 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from feedapi_client import Journal, PostgresCursorStore, SQLAlchemyCursorStore
 from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore, quarantine_beside
 from feedapi_client.testing.contracts import advanced, opening
-from tests.django.databases import APP_TABLES, SERVERS, execute, registered, set_up, settings_of
+from tests.django.databases import (
+    APP_TABLES,
+    SERVERS,
+    created,
+    drop,
+    execute,
+    migrate,
+    place_of,
+    registered,
+    set_up,
+    settings_of,
+)
 from tests.django.test_quarantine import FEED, record
-from tests.django.test_stores import created, drop
 from tests.servers import MariaDB, Postgres
 
 set_up()
@@ -70,8 +78,7 @@ def test_a_database_that_django_created_the_tables_of_stays_as_it_is(tmp_path: P
         call_command("migrate", "feedapi", database=using, check_unapplied=True, verbosity=0)
         golden_columns = [columns(using, table) for table in APP_TABLES]
         asyncio.run(consume(using))
-        drop(using)
-        call_command("migrate", "feedapi", database=using, verbosity=0)
+        migrate(using)
         assert [columns(using, table) for table in APP_TABLES] == golden_columns
 
 
@@ -99,8 +106,7 @@ def test_the_tables_are_those_of_sqlalchemys_stores(
         asyncio.run(create())
         assert [columns(using, table) for table in APP_TABLES] == migrated
         if server == "mariadb":
-            drop(using)
-            call_command("migrate", "feedapi", database=using, verbosity=0)
+            migrate(using)
             query = (
                 "SELECT DISTINCT collation_name FROM information_schema.columns "
                 "WHERE table_name LIKE 'feedapi\\_%' AND collation_name IS NOT NULL"
@@ -137,7 +143,7 @@ def test_tables_that_are_there_stay_and_stores_can_be_exchanged(
             async with PostgresCursorStore(request.getfixturevalue(server).dsn) as native:
                 assert await native.load(FEED) == advanced(opening(range(3)))
 
-    with registered(settings_of(server, request, tmp_path)) as using:
+    with registered(settings_of(place_of(server, request, tmp_path))) as using:
         drop(using)
         asyncio.run(before())
         call_command("migrate", "feedapi", database=using, verbosity=0)
@@ -146,26 +152,6 @@ def test_tables_that_are_there_stay_and_stores_can_be_exchanged(
         call_command("migrate", "feedapi", "zero", database=using, verbosity=0)
         assert not {*APP_TABLES} & set(connections[using].introspection.table_names())
         drop(using)
-
-
-@pytest.mark.parametrize("server", SERVERS)
-def test_the_command_line_works_on_them(
-    server: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    """It looks for instances that live before it changes a cursor."""
-    for using in created(server, request, tmp_path):
-        store = DjangoCursorStore(using)
-        asyncio.run(store.save(FEED, opening()))
-        url = str(tmp_path / "app.db")
-        if server != "sqlite":
-            url = request.getfixturevalue(server).url()
-        command = [sys.executable, "-m", "feedapi_client.cli", "cursors", "set", "0", "moved"]
-        done = subprocess.run(
-            [*command, "--store", url], capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert asyncio.run(store.load(FEED))[0].cursor == "moved"
-        asyncio.run(store.aclose())
 
 
 def test_each_database_has_tables_of_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from django.db import connections, transaction
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from feedapi_client import FeedKey, StoreError
+from feedapi_client import FeedKey
 from feedapi_client.model import make_event
-from feedapi_client.quarantine import drop, list_events, quarantine_beside, show
+from feedapi_client.quarantine import list_events
 from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
 from tests.django.databases import execute, registered, set_up
 from tests.django.test_transactions import effects, using
@@ -26,7 +25,7 @@ set_up()
 
 from django.contrib.auth.models import User  # noqa: E402 - Django has its settings
 
-from feedapi_client.django import DjangoCursorStore, DjangoQuarantineStore  # noqa: E402
+from feedapi_client.django import DjangoQuarantineStore  # noqa: E402
 from feedapi_client.django.admin import replay_here  # noqa: E402
 from feedapi_client.django.command import ConsumeCommand  # noqa: E402
 
@@ -55,71 +54,6 @@ def kept(store: DjangoQuarantineStore) -> list[QuarantinedEvent]:
         return [event async for event in list_events(store)]
 
     return asyncio.run(listed())
-
-
-def test_events_are_kept_listed_and_dropped(store: DjangoQuarantineStore) -> None:
-    events = [record(n, FEED if n % 2 else OTHER, b"\xff\x00 no JSON" * n) for n in range(1, 250)]
-
-    async def run() -> None:
-        await store.prepare()
-        await store.add(events)
-        assert [each async for each in list_events(store)] == events
-        mine = [each async for each in list_events(store, FEED, partition=3)]
-        assert mine == [each for each in events if each.feed == FEED]
-        assert await show(store, events[7].id) == events[7]
-        assert await drop(store, [events[7].id, "unknown"]) == 1
-        assert await drop(store, feed=FEED) == len(mine) - (events[7].feed == FEED)
-        assert {each.feed async for each in list_events(store)} == {OTHER}
-
-    asyncio.run(run())
-
-
-def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(using: str) -> None:
-    from feedapi_client.testing.contracts import opening
-
-    cursors, event = DjangoCursorStore(using), record()
-    store: Any = quarantine_beside(cursors)
-
-    async def run() -> None:
-        with pytest.raises(StoreError, match="the quarantine") as caught:
-            await cursors.save(FEED, opening(), transaction=store.along(cursors, [event, event]))
-        assert caught.value.__cause__ is None  # it may hold a payload (R19)
-        assert (await store.page(), await cursors.load(FEED)) == ([], {})
-        await cursors.save(FEED, opening(), transaction=store.along(cursors, [event]))
-        assert (await store.page(), await cursors.load(FEED)) == ([event], opening())
-        await cursors.aclose()
-
-    asyncio.run(run())
-
-
-def test_r07_a_move_takes_the_quarantined_events_along(using: str) -> None:
-    from feedapi_client.testing.contracts import opening
-
-    event, named = record(), FeedKey.named("orders")
-
-    async def move(old: FeedKey, new: FeedKey) -> list[FeedKey]:
-        async with DjangoCursorStore(using) as cursors:
-            await cursors.move({old: new})
-            return await cursors.feeds()
-
-    async def run() -> None:
-        async with DjangoCursorStore(using) as cursors:
-            await cursors.save(FEED, opening())
-            store = quarantine_beside(cursors)
-            await store.add([event])
-            await move(FEED, named)
-            assert await store.page() == [replace(event, feed=named)]
-
-    asyncio.run(run())
-    # Without the table there is nothing to take along.
-    execute(using, "DROP TABLE feedapi_quarantine")
-    assert asyncio.run(move(named, FEED)) == [FEED]
-
-
-def test_without_the_table_the_error_says_so(store: DjangoQuarantineStore, using: str) -> None:
-    execute(using, "DROP TABLE feedapi_quarantine")
-    with pytest.raises(StoreError, match="migrate"):
-        asyncio.run(store.prepare())
 
 
 class Replay(ConsumeCommand):
@@ -222,6 +156,13 @@ def test_r16_a_publisher_does_not_decide_how_large_a_page_of_the_admin_is(admin:
     listed = [query["sql"] for query in queries if "feedapi_quarantine" in query["sql"]]
     assert listed
     assert not any("payload" in sql for sql in listed)
+
+
+@pytest.mark.parametrize("time", [1 << 62, -(1 << 62)])
+def test_the_admin_shows_a_row_that_no_store_wrote(admin: Client, time: int) -> None:
+    execute("default", f"UPDATE feedapi_quarantine SET quarantined_at = {time}")
+    assert f"{time} µs" in admin.get(LIST).content.decode()
+    assert f"{time} µs" in admin.get(f"{LIST}{ids()[0]}/change/").content.decode()
 
 
 def test_the_admin_drops_events(admin: Client) -> None:

@@ -17,11 +17,10 @@ from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 from django.utils.connection import ConnectionProxy
 
-from feedapi_client import FeedConsumer, FeedKey, FencedError, StoreError, SyncFeedConsumer
+from feedapi_client import FeedConsumer, FeedKey, StoreError, SyncFeedConsumer
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.contracts import advanced, opening
-from tests.django.databases import SERVERS, execute, registered, set_up
-from tests.django.test_stores import created
+from tests.django.databases import SERVERS, created, execute, registered, set_up
 
 set_up()
 
@@ -115,22 +114,7 @@ def test_without_an_atomic_block_a_commit_is_refused(
         assert asyncio.run(store.load(consumer.key)) == before
 
 
-def test_a_commit_beside_an_open_atomic_block_is_refused(
-    using: str, store: DjangoCursorStore, feed: Publisher
-) -> None:
-    """It would be saved although the block is rolled back: the events would be lost."""
-    with opened(feed, store) as consumer:
-        batch = next(consumer.batches())
-        with (
-            pytest.raises(StoreError, match="an atomic block is open on"),
-            transaction.atomic(using=using),
-        ):
-            batch.commit()
-        batch.commit()
-        assert batch.cursor in cursors(store, consumer)
-
-
-@pytest.mark.parametrize("way", ["events", "run", "run_by_key"])
+@pytest.mark.parametrize("way", ["events", "batches", "run", "run_by_key"])
 def test_a_save_of_the_consumers_own_in_the_block_of_a_request_is_refused(
     using: str, store: DjangoCursorStore, feed: Publisher, way: str
 ) -> None:
@@ -140,6 +124,8 @@ def test_a_save_of_the_consumers_own_in_the_block_of_a_request_is_refused(
         if way == "events":
             for event in consumer:
                 execute(using, f"INSERT INTO effects VALUES ({event.json()['n']})")
+        elif way == "batches":
+            next(consumer.batches()).commit()
         elif way == "run":
             consumer.run(lambda batch: insert(using, batch))
         else:
@@ -255,20 +241,6 @@ def test_the_statements_run_in_the_thread_of_the_block(
         with connections[using].execute_wrapper(note), transaction.atomic(using=using):
             batch.commit(transaction=connections[using])
     assert used == {threading.get_ident()}
-
-
-def test_r17_a_refused_commit_leaves_a_block_that_can_even_commit(
-    using: str, store: DjangoCursorStore, feed: Publisher
-) -> None:
-    with opened(feed, store) as consumer:
-        batch = next(consumer.batches())
-        stored = asyncio.run(store.load(consumer.key))
-        asyncio.run(store.replace(consumer.key, stored))  # another consumer of the name
-        with transaction.atomic(using=using):
-            execute(using, "INSERT INTO effects VALUES (7)")
-            with pytest.raises(FencedError):
-                batch.commit(transaction=connections[using])
-        assert effects(using) == [7]
 
 
 def test_after_an_error_of_the_database_the_block_can_only_be_rolled_back(

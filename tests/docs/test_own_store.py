@@ -14,9 +14,23 @@ from feedapi_client import CursorStore, FeedKey, FencedError, Position, StoreErr
 from feedapi_client.model import Status
 from feedapi_client.testing import CursorStoreContract
 from tests.docs.snippets import python_blocks
-from tests.stores.sqlite_transactions import SQLiteTransactions
 
 PROGRAM = python_blocks("docs/pages/guides/own-store.md")[0].partition("async def main")[0]
+
+
+class SQLiteTransactions:
+    """A transaction of the caller's own: put before the contract. The store has a `path`."""
+
+    async def begin(self, store: Any) -> sqlite3.Connection:
+        return sqlite3.connect(store.path)
+
+    async def commit(self, transaction: sqlite3.Connection) -> None:
+        transaction.commit()
+        transaction.close()
+
+    async def rollback(self, transaction: sqlite3.Connection) -> None:
+        transaction.rollback()
+        transaction.close()
 
 
 class SqlCursorStore:

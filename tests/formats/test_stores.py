@@ -6,8 +6,8 @@ The golden files are written by ``python -m tests.formats``.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -55,69 +55,66 @@ def golden(request: pytest.FixtureRequest) -> Path:
     return GOLDEN.parent / str(request.param)
 
 
-@pytest.fixture
-def postgres_connection(postgres: Postgres) -> Iterator[Any]:
-    """A connection to a database without tables of ours."""
-    with closing(made.open_postgres(postgres)) as connection:
-        yield connection
-        postgres_database(connection).clear()
+MEDIA = ("sqlite3", "sqlite", "psycopg", "postgresql", "mariadb", "redis")
+"""Stores of ours on their own driver, and on SQLAlchemy under the name of the database."""
 
 
-@pytest.fixture
-def mariadb_connection(mariadb: MariaDB) -> Iterator[Any]:
-    """A connection to a database without tables of ours."""
-    with closing(made.open_mariadb(mariadb)) as connection:
-        yield connection
-        mariadb_database(connection).clear()
-
-
-async def check(store: Any, quarantine: Any) -> None:
-    await check_journal(store)
-    await check_store(store)
-    await check_quarantine(quarantine)
+@asynccontextmanager
+async def loaded(
+    medium: str, folder: Path, request: pytest.FixtureRequest, tmp_path: Path, change: str = ""
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Give cursors and quarantine on what a golden file holds, after one more statement."""
+    if medium == "redis":
+        server: Redis = request.getfixturevalue("redis_server")
+        text = (folder / "redis.jsonl").read_text()
+        if change == _NEXT:
+            text = text.replace(r"\"format\":1", r"\"format\":2")
+        with closing(made.open_redis(server)) as client:
+            load_redis(client, text)
+        async with RedisCursorStore(server.url) as store:
+            yield store, None
+        return
+    path = tmp_path / "cursors.db"
+    with ExitStack() as stack:
+        if medium.startswith("sqlite"):
+            file = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+            database, url, name = sqlite_database(file), f"sqlite:///{path}", "sqlite.sql"
+        elif medium == "mariadb":
+            maria: MariaDB = request.getfixturevalue("mariadb")
+            connection = stack.enter_context(closing(made.open_mariadb(maria)))
+            database, url, name = mariadb_database(connection), maria.url("pymysql"), "mariadb.sql"
+        else:
+            postgres: Postgres = request.getfixturevalue("postgres")
+            connection = stack.enter_context(closing(made.open_postgres(postgres)))
+            database, url, name = postgres_database(connection), postgres.url(), "postgresql.sql"
+        database.load((folder / name).read_text())
+        stack.callback(database.clear)
+        if change:
+            database.execute(change)
+        if medium == "sqlite3":
+            async with SQLiteCursorStore(path, journal=FOREVER) as store:
+                yield store, SQLiteQuarantineStore(path)
+        elif medium == "psycopg":
+            async with PostgresCursorStore(postgres.dsn, journal=FOREVER) as pooled:
+                yield pooled, PostgresQuarantineStore(pooled.database)
+        else:
+            async with made.sqlalchemy_stores(url) as stores:
+                yield stores
 
 
 # Every version is read
 
 
-@pytest.mark.parametrize("library", ["sqlite3", "sqlalchemy"])
-async def test_a_file_of_every_version_is_read(golden: Path, tmp_path: Path, library: str) -> None:
-    path = tmp_path / "cursors.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        sqlite_database(connection).load((golden / "sqlite.sql").read_text())
-    if library == "sqlalchemy":
-        async with made.sqlalchemy_stores(f"sqlite:///{path}") as (store, quarantine):
-            await check(store, quarantine)
-    else:
-        async with SQLiteCursorStore(path, journal=FOREVER) as file:
-            await check(file, SQLiteQuarantineStore(path))
-
-
-@pytest.mark.parametrize("library", ["psycopg", "sqlalchemy"])
-async def test_a_postgresql_database_of_every_version_is_read(
-    golden: Path, postgres: Postgres, postgres_connection: Any, library: str
+@pytest.mark.parametrize("change", ["", "DROP TABLE feedapi_format"], ids=["", "of the first"])
+@pytest.mark.parametrize("medium", MEDIA)
+async def test_what_every_version_wrote_is_read(
+    medium: str, change: str, golden: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    postgres_database(postgres_connection).load((golden / "postgresql.sql").read_text())
-    if library == "sqlalchemy":
-        async with made.sqlalchemy_stores(postgres.url()) as (store, quarantine):
-            await check(store, quarantine)
-    else:
-        async with PostgresCursorStore(postgres.dsn, journal=FOREVER) as pooled:
-            await check(pooled, PostgresQuarantineStore(pooled.database))
-
-
-async def test_a_mariadb_database_of_every_version_is_read(
-    golden: Path, mariadb: MariaDB, mariadb_connection: Any
-) -> None:
-    mariadb_database(mariadb_connection).load((golden / "mariadb.sql").read_text())
-    async with made.sqlalchemy_stores(mariadb.url("pymysql")) as (store, quarantine):
-        await check(store, quarantine)
-
-
-async def test_keys_in_redis_of_every_version_are_read(golden: Path, redis_server: Redis) -> None:
-    with closing(made.open_redis(redis_server)) as client:
-        load_redis(client, (golden / "redis.jsonl").read_text())
-    async with RedisCursorStore(redis_server.url) as store:
+    """Tables without a noted format have the first one."""
+    async with loaded(medium, golden, request, tmp_path, change) as (store, quarantine):
+        if quarantine is not None:
+            await check_journal(store)
+            await check_quarantine(quarantine)
         await check_store(store)
 
 
@@ -132,28 +129,26 @@ def test_an_export_of_every_version_is_read(golden: Path) -> None:
 # The newest golden files are what is written
 
 
-async def test_the_golden_file_of_sqlite_is_what_is_written(tmp_path: Path) -> None:
-    assert await made.sqlite(tmp_path) == (GOLDEN / "sqlite.sql").read_text(), REWRITE
+WRITTEN = {
+    "sqlite.sql": (made.sqlite, "tmp_path"),
+    "postgresql.sql": (made.postgres, "postgres"),
+    "mariadb.sql": (made.mariadb, "mariadb"),
+    "redis.jsonl": (made.redis_commands, "redis_server"),
+}
 
 
-async def test_the_golden_file_of_postgresql_is_what_is_written(postgres: Postgres) -> None:
-    assert await made.postgres(postgres) == (GOLDEN / "postgresql.sql").read_text(), REWRITE
+@pytest.mark.parametrize("name", WRITTEN)
+async def test_a_golden_file_is_what_is_written(name: str, request: pytest.FixtureRequest) -> None:
+    make, place = WRITTEN[name]
+    assert await make(request.getfixturevalue(place)) == (GOLDEN / name).read_text(), REWRITE
 
 
-async def test_sqlalchemy_writes_the_same_into_postgresql(
-    postgres: Postgres, postgres_connection: Any
-) -> None:
-    await made.write_by_sqlalchemy(postgres.url())
-    written = postgres_database(postgres_connection).dump()
-    assert written == (GOLDEN / "postgresql.sql").read_text()
-
-
-async def test_the_golden_file_of_mariadb_is_what_is_written(mariadb: MariaDB) -> None:
-    assert await made.mariadb(mariadb) == (GOLDEN / "mariadb.sql").read_text(), REWRITE
-
-
-async def test_the_golden_file_of_redis_is_what_is_written(redis_server: Redis) -> None:
-    assert await made.redis_commands(redis_server) == (GOLDEN / "redis.jsonl").read_text(), REWRITE
+async def test_sqlalchemy_writes_the_same_into_postgresql(postgres: Postgres) -> None:
+    with closing(made.open_postgres(postgres)) as connection:
+        database = postgres_database(connection)
+        await made.write_by_sqlalchemy(postgres.url())
+        assert database.dump() == (GOLDEN / "postgresql.sql").read_text()
+        database.clear()
 
 
 def test_the_golden_export_is_what_is_written() -> None:
@@ -166,52 +161,22 @@ NEWER = r"a newer version of feedapi-client wrote .* \(format {}.*\): update fee
 _NEXT = "UPDATE feedapi_format SET version = 2"
 
 
-async def _check_refused(store: Any, quarantine: Any) -> None:
-    for key in POSITIONS:
-        with pytest.raises(StoreError, match=NEWER.format(2)):
-            await store.load(key)
-    with pytest.raises(StoreError, match=NEWER.format(2)):
-        await quarantine.prepare()
-
-
-@pytest.mark.parametrize("library", ["sqlite3", "sqlalchemy"])
-async def test_a_newer_file_is_refused_with_advice(tmp_path: Path, library: str) -> None:
-    path = tmp_path / "cursors.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        sqlite_database(connection).load((GOLDEN / "sqlite.sql").read_text())
-        connection.execute(_NEXT)
-    if library == "sqlalchemy":
-        async with made.sqlalchemy_stores(f"sqlite:///{path}") as (store, quarantine):
-            await _check_refused(store, quarantine)
-            for each in (store, quarantine):
-                with pytest.raises(StoreError, match=NEWER.format(2)):
-                    await each.create_tables()
-    else:
-        async with SQLiteCursorStore(path) as file:
-            await _check_refused(file, SQLiteQuarantineStore(path))
-
-
-async def test_a_newer_postgresql_database_is_refused_with_advice(
-    postgres: Postgres, postgres_connection: Any
+@pytest.mark.parametrize("medium", MEDIA)
+async def test_a_newer_format_is_refused_with_advice(
+    medium: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    postgres_database(postgres_connection).load((GOLDEN / "postgresql.sql").read_text())
-    postgres_connection.execute(_NEXT)
-    async with PostgresCursorStore(postgres.dsn) as pooled:
-        quarantine = PostgresQuarantineStore(pooled.database)
-        await _check_refused(pooled, quarantine)
-        for each in (pooled, quarantine):
-            with pytest.raises(StoreError, match=NEWER.format(2)):
-                await each.create_tables()
-
-
-async def test_newer_keys_in_redis_are_refused_with_advice(redis_server: Redis) -> None:
-    with closing(made.open_redis(redis_server)) as client:
-        text = (GOLDEN / "redis.jsonl").read_text()
-        load_redis(client, text.replace(r"\"format\":1", r"\"format\":2"))
-    async with RedisCursorStore(redis_server.url) as store:
+    newer = pytest.raises(StoreError, match=NEWER.format(2))
+    async with loaded(medium, GOLDEN, request, tmp_path, _NEXT) as (store, quarantine):
         for key in POSITIONS:
-            with pytest.raises(StoreError, match=NEWER.format(2)):
+            with newer:
                 await store.load(key)
+        if quarantine is not None:
+            with newer:
+                await quarantine.prepare()
+        for each in (store, quarantine):
+            if hasattr(each, "create_tables"):
+                with newer:
+                    await each.create_tables()
 
 
 def test_a_newer_export_is_refused_with_advice() -> None:
@@ -220,66 +185,17 @@ def test_a_newer_export_is_refused_with_advice() -> None:
         parse_export(text.encode())
 
 
-@pytest.mark.parametrize("library", ["sqlite3", "sqlalchemy"])
-async def test_tables_without_a_noted_format_have_the_first_one(
-    tmp_path: Path, library: str
-) -> None:
-    path = tmp_path / "cursors.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        sqlite_database(connection).load((GOLDEN / "sqlite.sql").read_text())
-        connection.execute("DROP TABLE feedapi_format")
-    if library == "sqlalchemy":
-        async with made.sqlalchemy_stores(f"sqlite:///{path}") as (store, quarantine):
-            await check(store, quarantine)
-    else:
-        async with SQLiteCursorStore(path, journal=FOREVER) as file:
-            await check(file, SQLiteQuarantineStore(path))
-
-
 # A key of another format is never taken for nothing
 
 
-@pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    publisher = Publisher(partitions=1)
-    publisher.extend(0, [{"n": n} for n in range(3)])
-    with publisher.serve():
-        yield publisher
-
-
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    if request.param == "redis":
-        server = request.getfixturevalue("redis_server")
-        with closing(made.open_redis(server)):
-            pass
-        opened: Any = RedisCursorStore(server.url)
-    else:
-        opened = SQLiteCursorStore(tmp_path / "cursors.db")
-    async with opened:
-        yield opened
-
-
-def key_of(publisher: Publisher, query: str = "?secret=1") -> FeedKey:
-    return FeedKey(f"{publisher.url}{query}", "app", {"filter-a": "b"})
-
-
-async def start(store: Any, publisher: Publisher, name: str = "app") -> int:
-    """Read the feed to its end, and return the number of events."""
-    async with FeedConsumer(
-        f"{publisher.url}", store=store, name=name, start="first", follow=False
-    ) as consumer:
-        return len([event async for event in consumer])
-
-
 async def test_a_consumer_does_not_begin_anew_beside_an_unknown_key(
-    publisher: Publisher, tmp_path: Path
+    feedapi_publisher: Publisher, tmp_path: Path
 ) -> None:
-    assert publisher.url is not None
-    path = tmp_path / "cursors.db"
+    url, path = str(feedapi_publisher.url), tmp_path / "cursors.db"
     async with SQLiteCursorStore(path) as store:
-        await store.save(FeedKey(publisher.url, "app"), {0: Position("c")})
+        await store.save(FeedKey(url, "app"), {0: Position("c")})
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE feedapi_cursors SET feed_id = 'of another version'")
         with pytest.raises(StoreError, match="under a key that this version does not know"):
-            await start(store, publisher)
+            async with FeedConsumer(url, store=store, name="app", start="first", follow=False):
+                pass

@@ -18,7 +18,6 @@ from feedapi_client import (
     FeedConsumer,
     FeedUnavailableError,
     OAuthClientCredentials,
-    SyncFeedClient,
     TokenFile,
 )
 from feedapi_client.testing import Publisher
@@ -99,17 +98,18 @@ async def test_credentials_may_be_in_the_body_and_more_fields_with_them(
     assert "authorization" not in login.asked[0].headers
 
 
-async def test_a_token_that_expires_is_renewed_before(publisher: Publisher) -> None:
-    login = Login(publisher, expires_in=0)
+@pytest.mark.parametrize(
+    ("expires_in", "refused", "asked"), [(0, 0, range(4, 999)), (None, 1, [2])]
+)
+async def test_a_token_that_expires_or_is_refused_is_renewed(
+    publisher: Publisher, expires_in: int | None, refused: int, asked: Any
+) -> None:
+    """Before it expires, and once for a request."""
+    login = Login(publisher, expires_in=expires_in)
+    if refused:
+        publisher.fail(401, times=refused, after=3)
     assert await consume_all(login.client(credentials())) == 100
-    assert len(login.asked) > 3
-
-
-async def test_a_refused_token_is_renewed_once_for_a_request(publisher: Publisher) -> None:
-    login = Login(publisher, expires_in=None)
-    publisher.fail(401, times=1, after=3)
-    assert await consume_all(login.client(credentials())) == 100
-    assert len(login.asked) == 2
+    assert len(login.asked) in asked
 
 
 @pytest.mark.parametrize(
@@ -189,24 +189,6 @@ async def test_a_token_may_expire_whenever(expires_in: bytes, sync: bool) -> Non
         )
         assert await page_of(server.url, sync=sync, http=http) == LINE
     assert server.requests[0].headers["authorization"] == "Bearer t"
-
-
-def test_a_client_without_async_gets_tokens_too(feedapi_publisher: Publisher) -> None:
-    asked = []
-
-    def login(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        return httpx.Response(200, json={"access_token": "t", "token_type": "bearer"})
-
-    feedapi_publisher.bearer = "t"
-    mounts = {"http://login.example": httpx.MockTransport(login)}
-    with (
-        httpx.Client(mounts=mounts, auth=credentials()) as http,
-        SyncFeedClient(str(feedapi_publisher.url), http=http) as client,
-    ):
-        assert client.discover().partitions
-        assert client.discover().partitions
-    assert len(asked) == 1
 
 
 async def test_a_token_file_is_read_again_when_it_changes(

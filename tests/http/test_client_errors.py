@@ -26,7 +26,6 @@ from feedapi_client import Batch, FeedConsumer, FeedUnavailableError, RetryPolic
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
-    NegotiationError,
     RequestRefusedError,
     TornResponseError,
     TransportError,
@@ -248,23 +247,19 @@ class AsksForToken(httpx.Auth):
         (503, FeedUnavailableError, "failed with HTTPStatusError"),
     ],
 )
+@pytest.mark.parametrize("beneath", [False, True])
 async def test_r14_a_status_of_the_token_endpoint_is_not_that_of_the_feed(
-    status: int, kind: type[FeedError], says: str, sync: bool
+    status: int, kind: type[FeedError], says: str, beneath: bool, sync: bool
 ) -> None:
     async with wire(lambda _: ok(b"{}", status=f"{status} No")) as tokens:
-        auth = AsksForToken(f"http://127.0.0.1:{tokens.port}/token?secret=sesame-1234")
-        found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=auth))
+        root = f"http://127.0.0.1:{tokens.port}"
+        auth = AsksForToken(f"{root}/token?secret=sesame-1234")
+        url = f"{root}/" if beneath else "http://127.0.0.1:9/feed"
+        found = await failure(url, sync, a_client(sync, auth=auth))
     assert type(found) is kind
     assert says in found.message
-    assert f"http://127.0.0.1:{tokens.port}" in found.message
+    assert root in found.message
     assert "sesame" not in "".join(traceback.format_exception(found))
-
-
-async def test_r14_a_token_endpoint_beneath_the_feeds_path_is_not_the_feed(sync: bool) -> None:
-    async with wire(lambda _: ok(b"{}", status="400 No")) as server:
-        root = server.url.removesuffix("feed")
-        http = a_client(sync, auth=AsksForToken(f"{root}token"))
-        assert isinstance(await failure(root, sync, http), FeedUnavailableError)
 
 
 async def test_r14_a_location_of_the_token_endpoint_is_not_that_of_the_feed(sync: bool) -> None:
@@ -311,17 +306,6 @@ async def test_r14_a_running_consumer_waits_until_the_token_endpoint_is_back() -
             with anyio.fail_after(60):
                 await consumer.run(handle)
     assert html["left"] == 0
-
-
-@pytest.mark.parametrize(("status", "kind"), [(401, AuthenticationError), (404, NegotiationError)])
-async def test_r01_a_consumer_is_refused_at_once_although_a_hook_raises(
-    status: int, kind: type[FeedError]
-) -> None:
-    async with wire(lambda _: ok(b"", status=f"{status} No")) as server:
-        with pytest.raises(kind), anyio.fail_after(60):
-            async with FeedConsumer(server.url, http=raises_for_status(False)):
-                pass
-        assert len(server.requests) == 1
 
 
 class Http2:

@@ -11,21 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client.errors import (
-    FeedError,
-    FeedUnavailableError,
-    NegotiationError,
-    ProtocolError,
-    TornResponseError,
-)
 from feedapi_client.http.decompression import (
     STEP,
     CodingError,
     Decompressor,
     UnsupportedCodingError,
 )
-from tests.client.wire import ok, wire
-from tests.http.helpers import fetch_error, get, opened
 
 ENCODERS = {
     "gzip": gzip.compress,
@@ -98,56 +89,3 @@ def test_other_bytes_are_damage(coding: str) -> None:
 def test_r16_one_coding_that_was_asked_for_is_undone(coding: str) -> None:
     with pytest.raises(UnsupportedCodingError):
         Decompressor(coding)
-
-
-@pytest.mark.anyio
-class TestOverHTTP:
-    async def test_r16_stacked_codings_are_refused(self, sync: bool) -> None:
-        body = gzip.compress(gzip.compress(bytes(1000)))
-        error = await fetch_error(ok(body, "Content-Encoding: gzip, gzip"), sync=sync)
-        assert type(error) is ProtocolError
-        assert "compressed more than once" in str(error)
-
-    async def test_r16_an_incomplete_coding_is_a_torn_response(self, sync: bool) -> None:
-        body = gzip.compress(b'{"cursor":"c"}\n' * 9)[:-5]
-        error = await fetch_error(ok(body, "Content-Encoding: gzip"), sync=sync)
-        assert type(error) is TornResponseError
-        assert "incomplete" in str(error)
-
-    async def test_r16_a_discovery_is_inflated_up_to_its_limit(self) -> None:
-        reply = ok(gzip.compress(b" " * BOMB), "Content-Encoding: gzip")
-        async with wire(lambda _: reply) as server, opened(server.url) as transport:
-            with pytest.raises(NegotiationError, match="longer than"):
-                await get(transport)
-
-    @pytest.mark.slow
-    async def test_r16_an_error_body_is_inflated_up_to_its_excerpt(self) -> None:
-        reply = ok(gzip.compress(b"sorry " * BOMB), "Content-Encoding: gzip", status="503 No")
-        error = await fetch_error(reply)
-        assert "sorry sorry" in str(error)
-        assert len(str(error)) < 500
-
-    @pytest.mark.parametrize(
-        "damaged", [b"no gzip", gzip.compress(b"sorry")[:-4]], ids=["no gzip", "half of it"]
-    )
-    async def test_an_error_body_that_can_not_be_inflated_is_left_out(self, damaged: bytes) -> None:
-        reply = ok(damaged, "Content-Encoding: gzip", status="503 No")
-        error = await fetch_error(reply)
-        assert isinstance(error, FeedError)
-        assert str(error).endswith("status 503")
-
-    @pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
-    async def test_r16_an_error_body_in_a_foreign_coding_is_left_out(
-        self, coding: str, sync: bool
-    ) -> None:
-        error = await fetch_error(
-            ok(b"sorry", f"Content-Encoding: {coding}", status="503 No"), sync=sync
-        )
-        assert isinstance(error, FeedUnavailableError)
-        assert str(error).endswith("status 503")
-
-    async def test_r16_a_discovery_in_a_foreign_coding_is_an_error(self) -> None:
-        reply = ok(b"{}", "Content-Encoding: br")
-        async with wire(lambda _: reply) as server, opened(server.url) as transport:
-            with pytest.raises(ProtocolError, match="not asked for"):
-                await get(transport)

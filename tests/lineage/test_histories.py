@@ -344,6 +344,12 @@ r09_a_successor_waits_for_another_one_that_takes_the_same_cursor
   load again / refresh owned=[0,3] others=[] looked="early" ->
   refresh owned=[0,3] others=[] looked="again" -> save 0@a:superseded#2 2@a:superseded 3@a 5@a;
       start 3@a | 0S 2S 3R 5E
+r09_leases_that_were_seen_before_a_split_was_listed_permit_no_transfer
+  given 0 shared=True / list 0 1 / load early / list 0 2<<1
+  refresh owned=[0] others=[] looked="early" -> start 0 | 0R 1V 2W(1) / looks_again -> True
+  load again / refresh owned=[0] others=[] looked="again" -> save 1:superseded 2 | 0R 1S 2E
+  given 0 shared=True / list 0 1 / list 0 2<<1 / load now
+  refresh owned=[0] others=[1] looked="now" -> start 0 | 0R 1V 2W(1)
 # What is no longer listed, listed again, or broken
 r11_a_vanished_partition_stops_is_reported_and_comes_back
   given 0@a / list 0 / list -> stop 0; report 0 ~stops at its cursor 'a' | 0V / list ->

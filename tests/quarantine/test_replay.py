@@ -11,7 +11,7 @@ import pytest
 from feedapi_client import Batch, Event, FeedConsumer, Quarantine, SQLiteCursorStore, StoreError
 from feedapi_client.quarantine import Replayed, drop, quarantine_beside, replay
 from feedapi_client.testing import Publisher
-from tests.quarantine.helpers import Ledger, PoisonError, kept, numbers, run
+from tests.quarantine.helpers import Ledger, PoisonError, kept, run
 
 pytestmark = pytest.mark.anyio
 
@@ -21,14 +21,6 @@ async def quarantine(publisher: Publisher, store: SQLiteCursorStore, ledger: Led
     """A quarantine with the events 4, 9 and 14."""
     await run(publisher, store, ledger.handler({4, 9, 14}), "quarantine")
     return quarantine_beside(store)
-
-
-async def test_each_event_is_removed_in_the_handlers_transaction(
-    quarantine: Any, ledger: Ledger
-) -> None:
-    assert await replay(quarantine, ledger.handler(())) == Replayed(3, 0)
-    assert ledger.rows()[-3:] == [4, 9, 14]
-    assert await kept(quarantine) == []
 
 
 async def test_an_event_that_fails_again_stays_and_is_reported(
@@ -48,45 +40,22 @@ async def test_an_event_that_fails_again_stays_and_is_reported(
     ]
 
 
-async def test_an_event_stays_when_the_handlers_transaction_rolls_back(
-    quarantine: Any, ledger: Ledger
-) -> None:
-    async def handle(batch: Batch) -> None:
-        with closing(ledger.connect()) as connection, connection:
-            ledger.write(connection, batch, ())
-            await batch.commit(transaction=connection)
-            raise PoisonError
-
-    assert await replay(quarantine, handle) == Replayed(0, 3)
-    assert len(await kept(quarantine)) == 3
-    assert len(ledger.rows()) == 17
-
-
 @pytest.mark.parametrize("fails", [False, True])
-async def test_done_of_a_handler_by_key_removes_the_event_in_its_transaction(
-    quarantine: Any, ledger: Ledger, fails: bool
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_r05_an_event_is_removed_in_the_handlers_transaction(
+    quarantine: Any, ledger: Ledger, by_key: bool, fails: bool
 ) -> None:
     async def handle(batch: Batch) -> None:
         with closing(ledger.connect()) as connection, connection:
             ledger.write(connection, batch, ())
-            await batch.events[0].done(transaction=connection)
+            ends = batch.events[0].done if by_key else batch.commit
+            await ends(transaction=connection)
             if fails:
                 raise PoisonError
 
     assert await replay(quarantine, handle) == (Replayed(0, 3) if fails else Replayed(3, 0))
     assert len(await kept(quarantine)) == (3 if fails else 0)
-    assert len(ledger.rows()) == (17 if fails else 20)
-
-
-async def test_a_handler_without_a_commit_is_enough(quarantine: Any) -> None:
-    seen = []
-
-    async def handle(batch: Batch) -> None:
-        seen.extend(numbers(batch))
-
-    assert await replay(quarantine, handle) == Replayed(3, 0)
-    assert seen == [4, 9, 14]
-    assert await kept(quarantine) == []
+    assert ledger.rows()[17:] == ([] if fails else [4, 9, 14])
 
 
 async def test_chosen_events_only(quarantine: Any, ledger: Ledger) -> None:

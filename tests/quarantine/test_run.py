@@ -102,19 +102,6 @@ async def test_r05_an_error_that_no_event_causes_is_raised(
     assert (await store.load(feed))[0].cursor == end
 
 
-async def test_retry_delivers_the_same_batch_again_and_goes_on(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    handle, bad = ledger.handler(set()), ledger.handler({19})
-
-    async def flaky(batch: Batch) -> None:
-        await (bad if len(ledger.calls) < 2 else handle)(batch)
-
-    await run(publisher, store, flaky, THREE_TIMES)
-    assert ledger.calls[:3] == [ALL, ALL, ALL]
-    assert ledger.rows() == ALL
-
-
 async def test_retry_commits_a_batch_whose_first_transaction_failed_after_the_commit(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
@@ -292,15 +279,6 @@ async def test_cancellation_ends_the_retries(
     assert ledger.rows() == []
 
 
-async def test_another_place_for_the_quarantine_is_filled_before_the_cursor_is_saved(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    quarantined = MemoryQuarantineStore()
-    await run(publisher, store, ledger.handler({4, 9}), Quarantine(to=quarantined))
-    assert [event.index for event in await kept(quarantined)] == [4, 9]
-    assert ledger.rows() == without(4, 9)
-
-
 async def test_what_another_place_holds_of_a_failed_save_is_not_put_there_twice(
     publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -441,29 +419,24 @@ async def test_r19_no_payload_and_no_error_text_in_the_log(
     assert '"n"' not in text
 
 
-@pytest.mark.parametrize("wrong", ["stop", None, 3, Exception])
-async def test_an_unknown_on_failure_is_refused(publisher: Publisher, wrong: Any) -> None:
-    async def handle(batch: Batch) -> None:
-        raise AssertionError
-
-    with pytest.raises(ValueError, match="on_failure must be"):
-        await run(publisher, None, handle, wrong)
+async def never(batch: Batch) -> None:
+    raise AssertionError
 
 
 @pytest.mark.parametrize(
     "make",
     [
+        *(lambda wrong=wrong: wrong for wrong in ("stop", None, 3, Exception)),
         lambda: Retry(attempts=0),
         lambda: Retry(base_delay=0),
         lambda: Retry(max_delay=0.1, base_delay=1),
-        lambda: Retry(then="quarantine"),
+        lambda: Retry(then="quarantine"),  # type: ignore[arg-type]
         lambda: Quarantine(limit=0),
-    ],  # type: ignore[arg-type]
-    ids=["attempts", "base_delay", "max_delay", "then", "limit"],
+    ],
 )
-def test_impossible_options_are_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"Retry|Quarantine"):
-        make()
+async def test_what_is_no_on_failure_is_refused(publisher: Publisher, make: Any) -> None:
+    with pytest.raises(ValueError, match=r"on_failure must be|Retry|Quarantine"):
+        await run(publisher, None, never, make())
 
 
 # Any failing events

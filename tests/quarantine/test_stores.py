@@ -34,26 +34,16 @@ from feedapi_client.testing import Publisher
 from feedapi_client.testing.contracts import opening
 from tests.quarantine.helpers import FEED, RAW, PoisonError, kept, numbers, record, run
 from tests.stores import drivers
-from tests.stores.drivers import App, empty, with_drivers
+from tests.stores.drivers import App, Driver, empty, with_drivers
 
 pytestmark = pytest.mark.anyio
 
 OTHER = FeedKey("https://service/feed", "theirs")
 MOVED = FeedKey.named("orders", "mine", FEED.filters)
 BAD = (7, 12)
-DRIVERS = [each for each in drivers.SQL[1:] if each.transaction != "rows"]
+DRIVERS = [*(each for each in drivers.SQL[1:] if each.transaction != "rows"), *drivers.DJANGO]
 ALL = [drivers.MEMORY, *DRIVERS]
 CREATING = [each for each in DRIVERS if each.server != "file" or "SQLAlchemy" in each.name]
-
-
-@pytest.fixture
-def case(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture
-def anyio_backend(case: Any) -> str:
-    return str(case[1])
 
 
 class Base(DeclarativeBase):
@@ -95,6 +85,10 @@ class Application:
 def quarantine_of(app: App) -> Any:
     if app.driver.server == "memory":
         return MemoryQuarantineStore()
+    if app.driver.kind == "django":
+        from feedapi_client.django import DjangoQuarantineStore  # Django has its settings
+
+        return DjangoQuarantineStore(app.given)
     if app.is_sqlalchemy:
         return SQLAlchemyQuarantineStore(app.given)
     if app.driver.server == "file":
@@ -104,15 +98,18 @@ def quarantine_of(app: App) -> Any:
 
 @pytest.fixture
 async def application(
-    case: Any, request: pytest.FixtureRequest, tmp_path: Path
+    driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Application]:
     """An application with its tables."""
-    async with empty(case[0], request, tmp_path) as app, app.store() as cursors:
+    async with empty(driver, request, tmp_path) as app, app.store() as cursors:
         quarantine = quarantine_of(app)
-        if case[0].server != "memory":
+        if driver.server != "memory":
             for table in ("effects", "feedapi_quarantine", "elsewhere"):
                 app.execute(f"DROP TABLE IF EXISTS {table}")
             Base.metadata.create_all(app.admin)
+        if driver.kind == "django":
+            SQLAlchemyQuarantineStore(app.admin, metadata=(tables := sa.MetaData()))
+            tables.create_all(app.admin)  # as a migration makes them
         if hasattr(quarantine, "create_tables"):
             await quarantine.create_tables()
         await quarantine.prepare()
@@ -259,7 +256,7 @@ async def test_a_missing_table_is_found_before_anything_is_read(
     async def handle(batch: Batch) -> None:
         raise AssertionError
 
-    with pytest.raises(StoreError, match=r"create_tables\(\)"):
+    with pytest.raises(StoreError, match=r"create_tables\(\)|manage\.py migrate"):
         await run(publisher, application.cursors, handle, "quarantine")
 
 

@@ -163,17 +163,6 @@ async def test_leases_may_have_a_store_of_their_own(serve: Serve) -> None:
         assert await leases.load(one.consumer.key) == {}
 
 
-async def test_what_is_wrong_is_refused_at_once(serve: Serve) -> None:
-    def not_async(partitions: frozenset[int]) -> None: ...
-
-    with pytest.raises(TypeError, match="on_assigned must be an async function"):
-        Share(on_assigned=not_async)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="on_release"):
-        Share(on_release="release")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="does not implement LeaseStore"):
-        consume(serve(1), share=Share(leases=object()))
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -100,25 +100,6 @@ async def test_an_outage_longer_than_a_lease_loses_and_repeats_nothing(
     assert instances.in_order()
 
 
-async def test_an_instance_that_is_cut_off_is_replaced_and_comes_back(serve: Serve) -> None:
-    publisher = serve(4, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    store = MemoryCursorStore()
-    cut = Cut(store)
-    async with group(publisher, store) as instances:
-        one = instances.start(share=BRIEF)
-        two = instances.start(share=BRIEF, store=cut)
-        await instances.balanced(one, two, partitions=4)
-        cut.leases_fail = True
-        await until(lambda: len(one.reads) == 4)
-        numbers.publish(40)
-        await until(lambda: instances.handled.total() >= 40)
-        cut.leases_fail = False
-        await instances.balanced(one, two, partitions=4)
-        instances.check()
-    assert instances.handled == numbers.expected
-
-
 async def test_a_paused_process_cannot_commit_what_another_one_took_over(serve: Serve) -> None:
     """The handler runs on for longer than a lease, while the heartbeat does not get through."""
     publisher = serve(1, page_size=10, checkpoint_every=5)
@@ -241,22 +222,6 @@ async def test_a_lease_that_went_back_is_lost(serve: Serve) -> None:
         await until(lambda: instances.handled.total() >= 20)
         instances.check()
     assert instances.handled == numbers.expected
-
-
-async def test_many_that_start_at_once_bootstrap_once(serve: Serve) -> None:
-    """One asks for the ends; the others wait for what it saves."""
-    publisher = serve(6, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    numbers.publish(30)
-    async with group(publisher, MemoryCursorStore()) as instances:
-        running = [instances.start(start="last") for _ in range(5)]
-        await instances.balanced(*running, partitions=6)
-        asked = [r for r in publisher.requests if r.cursor == "_last"]
-        assert len(asked) <= 6
-        before = numbers.published.total()
-        numbers.publish(12)
-        await until(lambda: instances.handled.total() >= 12)
-        assert instances.handled.total() == numbers.published.total() - before
 
 
 async def test_a_discovery_that_the_database_prevented_is_made_as_soon_as_it_is_back(

@@ -89,6 +89,22 @@ def test_leases_that_change_lead_to_no_discovery(backend: str) -> None:
 
 
 @BACKENDS
+def test_a_change_is_read_once_by_each(backend: str) -> None:
+    async def test() -> None:
+        async with fleet(Publisher(6)) as instances:
+            members = [instances.start() for _ in range(3)]
+            await instances.balanced(*members)
+            instances.store.taken()
+            await instances.stop(members.pop())
+            await instances.balanced(*members)
+            calls = instances.store.taken()
+            assert calls["claim"] == 2
+            assert calls["load"] <= 4
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
 def test_a_split_is_discovered_a_few_times_by_each(backend: str) -> None:
     async def test() -> None:
         publisher = Publisher(PARTITIONS)

@@ -30,10 +30,11 @@ def test_the_cursors_of_partitions_of_others_are_theirs_within_a_lease(backend: 
             began = anyio.current_time()
             await until(lambda: cursors(one) == cursors(two))
             assert anyio.current_time() - began <= LEASE
-            for member in (one, two):
+            for member, other in ((one, two), (two, one)):
                 partitions = member.consumer.status().partitions.values()
                 elsewhere = [p for p in partitions if p.state is PartitionState.ELSEWHERE]
-                assert len(elsewhere) == 2
+                assert [p.owner for p in elsewhere] == [other.consumer.instance] * 2
+                assert all(p.caught_up is None for p in elsewhere)
                 # How far behind they are only their owner knows.
                 assert all(p.behind_seconds is None for p in elsewhere)
 

@@ -48,26 +48,20 @@ class TestWithoutHooks(_Bare):
 
 class TestAnyRevision(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(
-            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
-        ) -> None:
+        async def save(self, feed: FeedKey, positions: Positions, **more: Any) -> None:
             await self.replace(feed, positions)
 
 
 class TestOneByOne(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(
-            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
-        ) -> None:
+        async def save(self, feed: FeedKey, positions: Positions, **more: Any) -> None:
             for partition, position in positions.items():
-                await super().save(feed, {partition: position}, transaction=transaction)
+                await super().save(feed, {partition: position}, **more)
 
 
 class TestIgnoresTheTransaction(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(
-            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
-        ) -> None:
+        async def save(self, feed: FeedKey, positions: Positions, **more: Any) -> None:
             await super().save(feed, positions)
 
 
@@ -100,19 +94,15 @@ class TestStripsCursors(_Bare):
 
 class TestEncodesCursors(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(
-            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
-        ) -> None:
+        async def save(self, feed: FeedKey, positions: Positions, **more: Any) -> None:
             for position in positions.values():
                 position.cursor.encode()
-            await super().save(feed, positions, transaction=transaction)
+            await super().save(feed, positions, **more)
 
 
 class TestChecksAndSavesSeparately(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(
-            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
-        ) -> None:
+        async def save(self, feed: FeedKey, positions: Positions, **more: Any) -> None:
             stored = await self.load(feed)
             for partition, position in positions.items():
                 check_replaces(feed, partition, position.replaces, stored.get(partition))
@@ -122,17 +112,8 @@ class TestChecksAndSavesSeparately(_Bare):
 
 class TestCancelledHalfway(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(
-            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
-        ) -> None:
-            await super().save(
-                feed,
-                {p: position for p, position in positions.items() if p % 2},
-                transaction=transaction,
-            )
-            await anyio.lowlevel.checkpoint()
-            await super().save(
-                feed,
-                {p: position for p, position in positions.items() if not p % 2},
-                transaction=transaction,
-            )
+        async def save(self, feed: FeedKey, positions: Positions, **more: Any) -> None:
+            for odd in (1, 0):
+                half = {p: each for p, each in positions.items() if p % 2 == odd}
+                await super().save(feed, half, **more)
+                await anyio.lowlevel.checkpoint()

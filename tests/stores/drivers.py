@@ -1,14 +1,14 @@
 """Every store on every driver, as an application has it, for the contracts and what is beside them.
 
-A test that asks for the fixture `app` runs for each `Driver` it is parametrised with, by the
-fixture `case`, on the event loops that the driver runs on.
+A test or contract `with_drivers` runs for each of them, on the event loops that it runs on; the
+fixture `app` opens the application.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from inspect import isawaitable
@@ -22,6 +22,7 @@ import pytest
 import redis
 import redis.asyncio
 import sqlalchemy as sa
+from asgiref.sync import sync_to_async
 from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -34,6 +35,8 @@ from feedapi_client.stores import (
     SQLAlchemyCursorStore,
     SQLiteCursorStore,
 )
+from tests.django import databases
+from tests.django.databases import File
 from tests.postgres_pools import opened
 
 TABLES = [f"feedapi_cursors{each}" for each in ("", "_journal", "_done", "_instances", "_leases")]
@@ -93,27 +96,26 @@ REDIS = [
     Driver("Redis", "redis", "redis_server"),
     Driver("Redis, decoded", "redis, decoded", "redis_server"),
 ]
+DJANGO = [Driver(f"Django {each}", "django", each) for each in ("file", "postgres", "mariadb")]
+CONNECTED = [each for each in SERVED if not each.transaction]
 TRANSACTING = [*FILES, *SERVED]
 # A session differs from a connection by how a transaction is handed over, and by nothing else.
 SQL = [MEMORY, *(each for each in TRANSACTING if "session" not in each.transaction)]
 
 
-def cases(drivers: Sequence[Driver]) -> list[Any]:
-    """Return the parameters of the fixture `case`."""
-    return [
+def with_drivers(drivers: Sequence[Driver]) -> Any:
+    """Run a test with each of the drivers."""
+    cases = [
         pytest.param(
-            (driver, loop),
+            driver,
+            loop,
             id=f"{driver.name}-{loop}",
             marks=[] if driver.server in ("memory", "file") else pytest.mark.slow,
         )
         for driver in drivers
         for loop in driver.loops
     ]
-
-
-def with_drivers(drivers: Sequence[Driver]) -> Any:
-    """Run a test with each of the drivers, through the fixture `case`."""
-    return pytest.mark.parametrize("case", cases(drivers), indirect=True)
+    return pytest.mark.parametrize(("driver", "anyio_backend"), cases)
 
 
 class App:
@@ -121,13 +123,17 @@ class App:
 
     def __init__(self, driver: Driver, place: Any, given: Any) -> None:
         self.driver, self.place, self.given = driver, place, given
-        self._kind, self._loose = driver.kind, AsyncExitStack()
+        self._kind = driver.kind
         self._begun: dict[int, Any] = {}
 
     def store(self, **options: Any) -> Any:
         """Return a store on the handle."""
         if self._kind == "memory":
             return MemoryCursorStore()
+        if self._kind == "django":
+            from feedapi_client.django import DjangoCursorStore  # Django has its settings
+
+            return DjangoCursorStore(self.given, **options)
         if self._kind.startswith("redis"):
             return RedisCursorStore(self.given, **{**_PATIENT, **options})
         if self._kind == "sqlite" and not self.is_sqlalchemy:
@@ -158,6 +164,8 @@ class App:
 
     async def begin(self) -> Any:
         """Begin a transaction as the application does, and return what `save` takes."""
+        if self._kind == "django":
+            return await sync_to_async(databases.begin)(self.given)
         if self.is_sqlalchemy:
             if "session" in self.driver.transaction:
                 return (AsyncSession if isinstance(self.given, AsyncEngine) else Session)(
@@ -186,26 +194,25 @@ class App:
         """Write effects, by default one, in the application's transaction."""
         rows = ", ".join(f"({n})" for n in effects or (1,))
         statement: Any = f"INSERT INTO effects (n) VALUES {rows}"
-        await _awaited(transaction.execute(sa.text(statement) if self.is_sqlalchemy else statement))
+        if self._kind == "django":
+            await sync_to_async(databases.execute)(self.given, statement)
+            return
+        await awaited(transaction.execute(sa.text(statement) if self.is_sqlalchemy else statement))
 
     async def end(self, transaction: Any, *, commit: bool) -> None:
         """End a transaction, and release it."""
+        if self._kind == "django":
+            await sync_to_async(databases.end)(self.given, commit=commit)
+            return
         ends = self._begun.pop(id(transaction), transaction)
         if not getattr(transaction, "closed", False):  # psycopg closes what was cancelled
-            await _awaited(ends.commit() if commit else ends.rollback())
-        await _awaited(transaction.close())
+            await awaited(ends.commit() if commit else ends.rollback())
+        await awaited(transaction.close())
 
 
-async def _awaited(value: Any) -> None:
+async def awaited(value: Any) -> None:
     if isawaitable(value):
         await value
-
-
-@dataclass(frozen=True)
-class File:
-    """The place of a SQLite file, as the servers have one."""
-
-    path: Path
 
 
 @cache
@@ -223,7 +230,12 @@ def admin(place: Any) -> sa.Engine:
 @asynccontextmanager
 async def handle(driver: Driver, place: Any) -> AsyncIterator[App]:
     """Open a handle of the driver."""
-    if driver.server == "memory" or (driver.kind == "sqlite" and "SQLA" not in driver.name):
+    if driver.kind == "django":
+        registered = databases.registered(databases.settings_of(place))
+        using = await sync_to_async(registered.__enter__)()
+        yield App(driver, place, using)
+        await sync_to_async(registered.__exit__)(None, None, None)
+    elif driver.server == "memory" or (driver.kind == "sqlite" and "SQLA" not in driver.name):
         yield App(driver, place, None if driver.server == "memory" else place.path)
     elif driver.server == "redis_server":
         decodes = driver.kind.endswith("decoded")
@@ -238,7 +250,7 @@ async def handle(driver: Driver, place: Any) -> AsyncIterator[App]:
             yield App(driver, place, engine)
             while not isinstance(engine, AsyncEngine) and engine.pool.checkedout():  # noqa: ASYNC110
                 await anyio.sleep(0.01)  # a thread that nobody waits for any more rolls back
-            await _awaited(engine.dispose())
+            await awaited(engine.dispose())
 
 
 @contextmanager
@@ -255,6 +267,8 @@ async def empty(driver: Driver, request: pytest.FixtureRequest, folder: Path) ->
         place: Any = File(folder / "app.db")
     else:
         place = request.getfixturevalue(driver.server)
+    if driver.kind == "django" and driver.server == "file":
+        place.path.write_bytes(await sync_to_async(databases.migrated_file)())
     async with handle(driver, place) as app:
         if driver.server == "redis_server":
             with redis.Redis.from_url(place.url) as client:
@@ -265,6 +279,8 @@ async def empty(driver: Driver, request: pytest.FixtureRequest, folder: Path) ->
                 app.execute(*(f"{clear} {table}" for table in TABLES))
             except sa.exc.DBAPIError:
                 app.execute(*(f"DROP TABLE IF EXISTS {table}" for table in TABLES))
+                if driver.kind == "django":
+                    await sync_to_async(databases.migrate)(app.given)
                 created = app.store(journal=Journal())
                 if hasattr(created, "create_tables"):
                     await created.create_tables()

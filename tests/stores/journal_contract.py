@@ -18,7 +18,7 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.testing.contracts import advanced, opening
-from tests.positions import counted, stand
+from tests.positions import stand
 
 FEED = FeedKey("https://service.test/feed", "journal")
 OTHER = FeedKey("https://service.test/feed", "other")
@@ -57,76 +57,33 @@ class JournalContract:
 
     # History
 
-    async def test_the_position_of_each_time_is_found(self, store: JournalledStore) -> None:
-        history = []
-        for number in range(1, 7):
-            position = counted(f"c{number}", number)
-            await store.save(FEED, {0: position})
-            history.append((now(), {0: position}))
-        for when, expected in history:
-            assert await store.positions_at(FEED, when) == expected
-
-    async def test_there_is_no_position_before_the_first_save(self, store: JournalledStore) -> None:
-        before = now()
-        await store.save(FEED, opening(range(3)))
-        await store.save(FEED, advanced(opening(range(3))))
-        assert await store.positions_at(FEED, before) == {}
-
-    async def test_now_is_what_is_stored(self, store: JournalledStore) -> None:
-        await store.save(FEED, opening(range(3)))
-        assert await store.positions_at(FEED, now()) == await store.load(FEED)
-
-    async def test_a_deleted_position_is_history_and_a_new_one_does_not_hide_it(
-        self, store: JournalledStore
-    ) -> None:
-        await store.save(FEED, opening())
-        saved = now()
-        await store.delete(FEED)
-        deleted = now()
-        await store.save(FEED, opening(cursor="again"))
-        assert await store.positions_at(FEED, saved) == opening()
-        assert await store.positions_at(FEED, deleted) == {}
-        assert await store.positions_at(FEED, now()) == opening(cursor="again")
-
-    async def test_replaced_positions_are_history(self, store: JournalledStore) -> None:
-        await store.save(FEED, opening(range(3)))
-        saved = now()
-        await store.replace(FEED, opening(range(5), "set"))
-        assert await store.positions_at(FEED, saved) == opening(range(3))
-
     async def test_random_histories_are_found_at_every_time(self, store: JournalledStore) -> None:
+        """Each feed's own; what is refused is no history."""
         dice = random.Random(7)
-        history = []
-        for step in range(60):
-            stored = await store.load(FEED)
+        history = [(now(), dict[int, Position](), dict[int, Position]())]
+        for step in range(80):
+            feed = dice.choice((FEED, FEED, OTHER))
+            stored = await store.load(feed)
             chosen = dice.sample(range(6), dice.randint(1, 4))
-            if dice.random() < 0.2:
-                await store.delete(FEED, chosen)
+            positions = {
+                p: stored[p].advance(f"s{step}") if p in stored else Position(f"s{step}")
+                for p in chosen
+            }
+            change = dice.random()
+            if change < 0.2:
+                await store.delete(feed, chosen)
+            elif change < 0.3:
+                await store.replace(feed, positions)
+            elif change < 0.4:
+                rows = await self.journal_rows(store)
+                with pytest.raises(FencedError):
+                    await store.save(feed, advanced(advanced(positions)))
+                assert await self.journal_rows(store) == rows
             else:
-                await store.save(
-                    FEED,
-                    {
-                        p: stored[p].advance(f"s{step}") if p in stored else Position(f"s{step}")
-                        for p in chosen
-                    },
-                )
-            history.append((now(), await store.load(FEED)))
-        for when, expected in history:
-            assert await store.positions_at(FEED, when) == expected
-
-    async def test_feeds_have_journals_of_their_own(self, store: JournalledStore) -> None:
-        await store.save(FEED, opening())
-        await store.save(OTHER, opening(cursor="other"))
-        when = now()
-        await store.save(OTHER, advanced(opening(cursor="other")))
-        assert await store.positions_at(FEED, when) == opening()
-        assert await store.positions_at(OTHER, when) == opening(cursor="other")
-
-    async def test_a_refused_save_is_no_history(self, store: JournalledStore) -> None:
-        await store.save(FEED, opening())
-        with pytest.raises(FencedError):
-            await store.save(FEED, advanced(advanced(opening())))
-        assert await self.journal_rows(store) == FIRST
+                await store.save(feed, positions)
+            history.append((now(), await store.load(FEED), await store.load(OTHER)))
+        for when, *expected in history:
+            assert [await store.positions_at(feed, when) for feed in (FEED, OTHER)] == expected
 
     # What the journal does not know
 
@@ -197,18 +154,29 @@ class JournalContract:
 
     # Rewinding
 
-    async def test_rewinding_makes_the_old_positions_current_with_revisions_of_their_own(
+    async def test_rewinding_to_any_time_makes_what_was_stored_then_current(
         self, store: JournalledStore
     ) -> None:
-        await store.save(FEED, opening(range(3)))
-        when = now()
-        await store.save(FEED, advanced(opening(range(2))))
-        await store.save(FEED, advanced(advanced(opening((1,)))))
-        before = await store.load(FEED)
-        rewound = await store.rewind(FEED, when)
-        assert stand(rewound) == stand(opening(range(3)))
-        assert all(rewound[p].revision > before[p].revision for p in before)
-        assert await store.load(FEED) == rewound
+        """Across endings, splits, transfers and deletions; a rewind is undone by another."""
+        first = opening(range(2))
+        superseded = {1: first[1].advance(status="superseded"), **opening((4, 5))}
+        saves = (
+            first,
+            {0: first[0].advance("end", "drained"), **opening((2, 3))},
+            superseded,
+            advanced({4: superseded[4]}),
+        )
+        history = []
+        for positions in saves:
+            await store.save(FEED, positions)
+            history.append((now(), stand(await store.load(FEED))))
+        await store.delete(FEED, [3, 5])
+        for when, expected in [*history, *reversed(history), history[3], history[0]]:
+            before = await store.load(FEED)
+            rewound = await store.rewind(FEED, when)
+            assert stand(rewound) == expected
+            assert await store.load(FEED) == rewound
+            assert all(rewound[p].revision > before[p].revision for p in before.keys() & rewound)
 
     async def test_r17_rewinding_fences_a_running_consumer_on_every_partition(
         self, store: JournalledStore
@@ -219,54 +187,6 @@ class JournalContract:
         for partition in range(3):
             with pytest.raises(FencedError):
                 await store.save(FEED, {partition: running[partition]})
-
-    async def test_rewinding_before_a_closing_opens_the_parent_and_forgets_the_children(
-        self, store: JournalledStore
-    ) -> None:
-        await store.save(FEED, opening())
-        before = now()
-        await store.save(FEED, {0: opening()[0].advance("end", "drained")})
-        await store.save(FEED, opening((1, 2)))
-        rewound = await store.rewind(FEED, before)
-        assert stand(rewound) == stand(opening())
-        assert await store.load(FEED) == rewound
-
-    async def test_rewinding_before_a_transfer_opens_the_ancestor_and_forgets_the_successors(
-        self, store: JournalledStore
-    ) -> None:
-        await store.save(FEED, opening())
-        before = now()
-        successors = opening((1, 2))
-        superseded = opening()[0].advance(status="superseded")
-        await store.save(FEED, {0: superseded, **successors})
-        between = now()
-        await store.save(FEED, advanced({1: successors[1]}))
-        rewound = await store.rewind(FEED, between)
-        assert stand(rewound) == stand({0: superseded, **successors})
-        assert stand(await store.rewind(FEED, before)) == stand(opening())
-
-    async def test_a_rewind_is_undone_by_another(self, store: JournalledStore) -> None:
-        await store.save(FEED, opening(range(2)))
-        first = now()
-        await store.save(FEED, {**advanced(opening((0,))), 2: Position("new")})
-        last = now()
-        await store.rewind(FEED, first)
-        assert {p: found.cursor for p, found in (await store.load(FEED)).items()} == {
-            0: "c0",
-            1: "c1",
-        }
-        await store.rewind(FEED, last)
-        assert {p: found.cursor for p, found in (await store.load(FEED)).items()} == {
-            0: "d0",
-            1: "c1",
-            2: "new",
-        }
-
-    async def test_rewinding_brings_deleted_positions_back(self, store: JournalledStore) -> None:
-        await store.save(FEED, opening(range(2)))
-        when = now()
-        await store.delete(FEED)
-        assert stand(await store.rewind(FEED, when)) == stand(opening(range(2)))
 
     async def test_rewinding_before_the_first_save_changes_nothing(
         self, store: JournalledStore

@@ -98,23 +98,6 @@ def test_a_broken_store_fails(
     assert "FAILED" in outcomes[case, test]
 
 
-@pytest.mark.parametrize(("module", "library"), [("sql", "sqlalchemy"), ("redis", "redis")])
-def test_without_its_extra_a_store_says_what_to_install(module: str, library: str) -> None:
-    name = {"sql": "SQLAlchemyCursorStore", "redis": "RedisCursorStore"}[module]
-    program = f"""
-import sys
-sys.modules[{library!r}] = None
-import feedapi_client.stores
-feedapi_client.stores.{name}
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
-    assert (
-        result.stderr.strip().splitlines()[-1].endswith(f"pip install 'feedapi-client[{module}]'")
-    )
-
-
 def test_the_stores_package_imports_no_extra() -> None:
     program = """
 import sys
@@ -125,17 +108,3 @@ from feedapi_client import PostgresCursorStore
 assert not drivers & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_without_a_driver_the_store_of_a_dsn_says_what_to_install() -> None:
-    program = """
-import sys
-for name in ("psycopg_pool", "asyncpg"):
-    sys.modules[name] = None
-from feedapi_client import PostgresCursorStore
-PostgresCursorStore("postgresql:///")
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
-    assert result.stderr.strip().endswith("pip install 'feedapi-client[psycopg]'")

@@ -6,43 +6,22 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from feedapi_client import FeedKey, Position
 from feedapi_client.stores import Journal
-from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from tests.positions import counted
+from tests.stores.drivers import SERVED, App, with_drivers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
 FEED = FeedKey("https://service.test/clocks")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(params=["psycopg", "asyncpg", "mariadb"])
-def url(request: pytest.FixtureRequest) -> str:
-    if request.param == "mariadb":
-        return str(request.getfixturevalue("mariadb").url())
-    return str(request.getfixturevalue("postgres").url(request.param))
-
-
 @pytest.mark.parametrize("minutes", [-10, 10])
+@with_drivers([each for each in SERVED if each.kind.endswith(("+asyncpg", "+asyncmy"))])
 async def test_with_clocks_ten_minutes_apart_a_rewind_skips_and_repeats_nothing(
-    url: str, minutes: int, monkeypatch: pytest.MonkeyPatch
+    app: App, minutes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = create_async_engine(url)
-    stores = [
-        SQLAlchemyCursorStore(engine, table="feedapi_clocks", journal=Journal()) for _ in range(2)
-    ]
-    await stores[0].create_tables()
-    await stores[0].delete(FEED)
-    assert stores[0].journal_table is not None
-    async with engine.begin() as connection:
-        await connection.execute(sa.delete(stores[0].journal_table))
+    stores = [app.store(journal=Journal()) for _ in range(2)]
     # The processes take turns, as instances do; the second one's clock is wrong.
     clocks = [time.time_ns] * 2
     clocks[1] = lambda: clocks[0]() + minutes * 60 * 1_000_000_000
@@ -61,4 +40,3 @@ async def test_with_clocks_ten_minutes_apart_a_rewind_skips_and_repeats_nothing(
     when, positions = history[2]
     rewound = await stores[1].rewind(FEED, when)
     assert {p: found.cursor for p, found in rewound.items()} == {0: positions[0].cursor}
-    await engine.dispose()

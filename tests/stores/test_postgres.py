@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -15,7 +15,6 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import (
     Journal,
-    Lease,
     PostgresCursorStore,
 )
 from feedapi_client.stores.scripts import Query, Script
@@ -27,11 +26,11 @@ from tests.leases import claims
 from tests.positions import counted
 from tests.postgres_pools import execute, opened
 from tests.servers import Postgres
+from tests.stores.drivers import TABLES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 FEED = FeedKey("https://service.test/feed")
-TABLES = ("", "_journal", "_done", "_instances", "_leases")
-DROP = "DROP TABLE IF EXISTS {0}, {0}_journal, {0}_done, {0}_instances, {0}_leases, effects"
+DROP = f"DROP TABLE IF EXISTS {', '.join(TABLES)}, effects"
 
 
 @pytest.fixture(params=["asyncio"])
@@ -40,10 +39,13 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def dsn(postgres: Postgres) -> Iterator[str]:
-    execute(postgres.dsn, DROP.format("feedapi_cursors"))
+async def dsn(postgres: Postgres) -> AsyncIterator[str]:
+    """A database with tables, which are empty, and one of effects."""
+    execute(postgres.dsn, DROP, "CREATE TABLE effects (n integer)")
+    async with PostgresCursorStore(postgres.dsn) as store:
+        await store.create_tables()
     yield postgres.dsn
-    execute(postgres.dsn, DROP.format("feedapi_cursors"))
+    execute(postgres.dsn, DROP)
 
 
 # The application's transaction
@@ -58,7 +60,6 @@ async def test_r17_a_transaction_of_another_database_is_refused(dsn: str) -> Non
     other = dsn.replace("@/postgres?", "@/elsewhere?")
     execute(dsn, "DROP DATABASE IF EXISTS elsewhere", "CREATE DATABASE elsewhere")
     async with PostgresCursorStore(dsn) as store, PostgresCursorStore(other) as elsewhere:
-        await store.create_tables()
         await elsewhere.create_tables()
         await store.save(FEED, opening())  # as a consumer does it at its start
         async with await psycopg.AsyncConnection.connect(other) as begun:
@@ -69,27 +70,9 @@ async def test_r17_a_transaction_of_another_database_is_refused(dsn: str) -> Non
     execute(dsn, "DROP DATABASE elsewhere")
 
 
-async def test_a_connection_without_a_transaction_is_refused(dsn: str) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        connections = [
-            await asyncpg.connect(dsn),
-            await psycopg.AsyncConnection.connect(dsn, autocommit=True),
-        ]
-        with psycopg.connect(dsn, autocommit=True) as blocking:
-            for connection in (*connections, blocking):
-                with pytest.raises(StoreError, match="autocommit mode"):
-                    await store.save(FEED, opening(), transaction=connection)
-        for connection in connections:
-            await connection.close()
-        assert await store.load(FEED) == {}
-
-
 @pytest.mark.parametrize("autocommit", [False, True])
 async def test_r05_a_pipeline_of_psycopg_is_a_transaction(dsn: str, autocommit: bool) -> None:
-    execute(dsn, "CREATE TABLE effects (n integer)")
     async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit) as connection:
             for positions in (opening(), advanced(opening())):
                 async with connection.pipeline(), connection.transaction():
@@ -111,9 +94,7 @@ async def test_r05_a_pipeline_of_psycopg_is_a_transaction(dsn: str, autocommit: 
 async def test_r17_a_save_that_is_refused_in_a_pipeline_leaves_a_transaction_that_can_commit(
     dsn: str, refused: dict[int, Position]
 ) -> None:
-    execute(dsn, "CREATE TABLE effects (n integer)")
     async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
         await store.save(FEED, opening())
         connected = await psycopg.AsyncConnection.connect(dsn)
         async with connected as connection, connection.pipeline():
@@ -125,7 +106,6 @@ async def test_r17_a_save_that_is_refused_in_a_pipeline_leaves_a_transaction_tha
 
 async def test_a_pipeline_without_a_transaction_is_refused(dsn: str) -> None:
     async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
         connected = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
         async with connected as connection, connection.pipeline():
             await connection.execute("SELECT 1")  # its result is not there yet
@@ -158,69 +138,24 @@ async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
 # ---------------------------------------------------------------- statements and bad input
 
 
-async def test_the_usual_save_is_one_statement(dsn: str) -> None:
-    async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
-        await store.save(FEED, opening())
-        connection = await asyncpg.connect(dsn)
-        statements: list[str] = []
-        async with connection.transaction():
-            # Once for each connection asyncpg asks for the types.
-            await store.save(FEED, advanced(opening()), transaction=connection)
-            connection.add_query_logger(lambda query: statements.append(query.query))
-            later = advanced(advanced(opening()))
-            await store.save(FEED, later, transaction=connection)
-            await connection.execute("SELECT 42")
-            while "SELECT 42" not in statements:  # noqa: ASYNC110 - they are logged a step later
-                await anyio.sleep(0.01)
-        assert len(statements) == 2
-        await connection.close()
-
-
-async def test_leases_give_connections_back_as_they_were(dsn: str) -> None:
-    async with psycopg_pool.AsyncConnectionPool(dsn, min_size=1, max_size=3) as pool:
-        store = PostgresCursorStore(pool)
-        await store.create_tables()
-        await store.beat(FEED, "a", 1000)
-        await store.beat(FEED, "a", 1000)
-        await store.leave(FEED, "a")
-        connections = [await pool.getconn() for _ in range(3)]
-        for connection in connections:
-            assert not connection.autocommit
-            shown = await connection.execute("SELECT current_setting('lock_timeout')")
-            assert await shown.fetchone() == ("0",)
-            await connection.rollback()
-            await pool.putconn(connection)
-
-
 @pytest.mark.parametrize("pool", ["psycopg", "psycopg in threads", "asyncpg"])
-async def test_leases_wait_a_part_of_a_lease_for_rows_of_others_and_set_nothing_for_the_session(
-    dsn: str, pool: str
-) -> None:
+async def test_leases_set_nothing_for_the_session(dsn: str, pool: str) -> None:
     """Behind PgBouncer in transaction mode other clients would get the setting."""
     async with opened(pool, dsn) as opens:
         store = PostgresCursorStore(opens)
-        await store.create_tables()
-        await store.beat(FEED, "a", 4.0)  # a statement waits 0.2 s
-        with psycopg.connect(dsn) as holder:
-            holder.execute("SELECT * FROM feedapi_cursors_instances FOR UPDATE")
-            holder.execute(
-                "INSERT INTO feedapi_cursors_leases VALUES (%s, 1, 'b', 1, 0, 0)", (FEED.id,)
-            )
-            with pytest.raises(StoreError, match="lock timeout"):
-                await store.beat(FEED, "a", 4.0)
-            assert await store.put(FEED, "a", claims("a", {0: 0, 1: 0})) == {0}
-            assert await store.put(FEED, "a", [Lease(0, None, 1)]) == {0}
-            leases = (await store.look(FEED)).leases
-            assert {p: each.owner for p, each in leases.items()} == {0: None}
-            holder.rollback()
-        assert await store.beat(FEED, "a", 4.0)
-        assert await store.put(FEED, "a", claims("a", {0: 1, 1: 0})) == {0, 1}
+        for _ in range(2):
+            await store.beat(FEED, "a", 4.0)  # a statement waits 0.2 s for a row
+            await store.put(FEED, "a", claims("a", {0: 0}))
         shown = "SELECT current_setting('lock_timeout')"
         for kept in (store._beating, store._leasing):
             rows = await store.database.run(kept._connection, rows_of(shown))
             assert [tuple(row) for row in rows] == [("0",)]
         await store.leave(FEED, "a")
+        given_back = await store.database.transact(rows_of(shown))
+        assert [tuple(row) for row in given_back] == [("0",)]
+        if pool == "psycopg":
+            async with opens.connection() as connection:
+                assert not connection.autocommit
 
 
 def rows_of(sql: str) -> Script[list[Any]]:
@@ -249,7 +184,6 @@ async def test_a_pool_that_is_not_open_is_a_store_error_that_says_so(dsn: str, s
 async def test_a_lost_prepared_statement_says_what_to_switch_off(dsn: str) -> None:
     """As a pooler in transaction mode loses it, by giving the next transaction another session."""
     async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
         await store.save(FEED, opening())
         connection = await asyncpg.connect(dsn)
         later = advanced(opening())
@@ -264,7 +198,6 @@ async def test_a_lost_prepared_statement_says_what_to_switch_off(dsn: str) -> No
 
 async def test_a_pool_of_the_stores_own_prepares_no_statement(dsn: str) -> None:
     async with PostgresCursorStore(dsn) as store:
-        await store.create_tables()
         positions = opening()
         for _ in range(8):  # psycopg would prepare a statement at its sixth use
             await store.save(FEED, positions)
@@ -276,7 +209,6 @@ async def test_a_pool_of_the_stores_own_prepares_no_statement(dsn: str) -> None:
 async def test_a_session_that_ends_is_replaced(dsn: str) -> None:
     async with psycopg_pool.AsyncConnectionPool(dsn, min_size=3, max_size=5) as pool:
         store = PostgresCursorStore(pool)
-        await store.create_tables()
         await store.beat(FEED, "a", 1000)
         execute(
             dsn,
@@ -303,7 +235,6 @@ async def test_a_record_class_of_the_caller_is_not_ours(dsn: str) -> None:
 
     async with asyncpg.create_pool(dsn, min_size=1, record_class=Named) as pool:
         store = PostgresCursorStore(pool)
-        await store.create_tables()
         await store.save(FEED, {0: Position("a")})
         async with pool.acquire() as connection, connection.transaction():
             await store.save(FEED, {0: counted("b", 2)}, transaction=connection)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from feedapi_client import FeedKey, FencedError
 from feedapi_client.stores import Journal, SQLiteCursorStore
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import by_entity, consume, fill
@@ -107,24 +106,6 @@ async def test_after_a_rewind_across_many_splits_nothing_is_lost_or_comes_twice(
             assert sorted(payload["n"] for payload in handled + again) == sorted(
                 payload["n"] for payload in publisher.payloads()
             )
-
-
-async def test_r17_a_rewind_stops_a_running_consumer(
-    feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path
-) -> None:
-    publisher = feedapi_publisher_factory(page_size=5, checkpoint_every=5)
-    fill(publisher, 10)
-    async with (
-        SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal()) as store,
-        consume(publisher, store=store) as consumer,
-    ):
-        stream = consumer.batches()
-        await (await anext(stream)).commit()
-        fill(publisher, 10, start=10)
-        batch = await anext(stream)
-        await store.rewind(FeedKey(publisher.url or ""), datetime.now(UTC))
-        with pytest.raises(FencedError):
-            await batch.commit()
 
 
 def test_a_retention_must_be_positive() -> None:

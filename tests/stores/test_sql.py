@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,16 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.asyncio import (
-    AsyncEngine,
     create_async_engine,
 )
 from sqlalchemy.orm import Session
-from sqlalchemy.schema import CreateTable
 
 from feedapi_client.errors import StoreError
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import FeedKey
 from feedapi_client.stores import Journal
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from feedapi_client.testing.contracts import (
@@ -31,158 +28,34 @@ from feedapi_client.testing.contracts import (
     opening,
 )
 from tests.positions import counted
-from tests.servers import MariaDB, Postgres
+from tests.servers import Postgres
+from tests.stores.drivers import FILES, SERVED, App, with_drivers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 FEED = FeedKey("https://service.test/feed")
 TABLES = tuple(
     f"feedapi_cursors{suffix}" for suffix in ("", "_journal", "_done", "_instances", "_leases")
 )
 
 
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def open_engine(url: str | sa.URL) -> AsyncEngine:
-    """Create an engine; SQLite's does not wait for the disk."""
-    engine = create_async_engine(url)
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(
-            engine.sync_engine,
-            "connect",
-            lambda connection, _: connection.execute("PRAGMA synchronous=OFF").close(),
-        )
-    return engine
-
-
-async def drop_tables(engine: AsyncEngine) -> None:
-    await execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in (*TABLES, "effects")))
-
-
-async def execute(engine: AsyncEngine, *statements: str, **parameters: Any) -> None:
-    async with engine.begin() as connection:
-        for statement in statements:
-            await connection.execute(sa.text(statement), parameters)
-
-
-@pytest.fixture(
-    params=[
-        "sqlite",
-        pytest.param("postgres psycopg", marks=pytest.mark.slow),
-        pytest.param("postgres asyncpg", marks=pytest.mark.slow),
-        pytest.param("mariadb", marks=pytest.mark.slow),
-    ]
-)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    server, _, driver = str(request.param).partition(" ")
-    if server == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/app.db"
-    running: Postgres | MariaDB = request.getfixturevalue(server)
-    return running.url(driver) if driver else running.url()
-
-
-@pytest.fixture
-async def engine(url: str) -> AsyncIterator[AsyncEngine]:
-    engine = open_engine(url)
-    await drop_tables(engine)
-    async with engine.begin() as connection:
-        await connection.execute(sa.text("CREATE TABLE effects (n INTEGER)"))
-    yield engine
-    await drop_tables(engine)
-    await engine.dispose()
-
-
-@pytest.fixture
-async def store(engine: AsyncEngine) -> SQLAlchemyCursorStore:
-    store = SQLAlchemyCursorStore(engine)
-    await store.create_tables()
-    return store
-
-
-async def test_the_usual_save_is_one_statement_and_three_with_a_journal(
-    engine: AsyncEngine,
-) -> None:
-    store = SQLAlchemyCursorStore(engine, journal=Journal(keep=None))
-    await store.create_tables()
-    await store.save(FEED, opening())
-    statements: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        statements.append(statement.split()[0])
-
-    sa.event.listen(engine.sync_engine, "before_cursor_execute", note)
-    await SQLAlchemyCursorStore(engine).save(FEED, advanced(opening()))
-    assert statements == ["UPDATE"]
-    await store.save(FEED, advanced(advanced(opening())))
-    lock = ["DELETE"] if engine.dialect.name == "sqlite" else []  # of the whole file
-    assert statements == ["UPDATE", *lock, "SELECT", "INSERT", "INSERT"]
-
-
-@pytest.mark.slow
-async def test_a_save_of_all_partitions_is_a_few_statements(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine
-) -> None:
-    statements: list[str] = []
-    sa.event.listen(
-        engine.sync_engine,
-        "before_cursor_execute",
-        lambda connection, cursor, statement, *_: statements.append(statement),
-    )
-    positions = opening(range(5_000))
-    await store.save(FEED, positions)
-    assert len(statements) < 60
-    statements.clear()
-    await store.save(FEED, advanced(positions))
-    assert len(statements) < 70
-
-
-# Tables
-
-
-async def test_the_table_is_part_of_the_callers_metadata(engine: AsyncEngine) -> None:
-    metadata = sa.MetaData()
-    store = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata, journal=Journal())
-    again = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata)
-    assert set(metadata.tables) == {
-        "feedapi_format",
-        "my_cursors",
-        "my_cursors_journal",
-        "my_cursors_done",
-        "my_cursors_instances",
-        "my_cursors_leases",
-    }
-    assert store.table is again.table is metadata.tables["my_cursors"]
-    async with engine.begin() as connection:
-        await connection.run_sync(metadata.create_all)
-    await store.save(FEED, opening())
-    async with engine.begin() as connection:
-        await connection.run_sync(metadata.drop_all)
-
-
-@pytest.mark.parametrize(
-    "dialect",
-    [mysql.dialect(), postgresql.dialect(), sqlite.dialect()],
-    ids=lambda dialect: dialect.name,
-)
-def test_tables_compile_for_every_dialect(dialect: Any) -> None:
-    store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"), journal=Journal())
-    assert store.journal_table is not None
-    for table in (store.table, store.journal_table):
-        assert "feed_cursor" in str(CreateTable(table).compile(dialect=dialect))
-    created = str(CreateTable(store.table).compile(dialect=dialect))
-    assert ("LONGTEXT" if dialect.name == "mysql" else "TEXT") in created
+ASYNCHRONOUS = [
+    each
+    for each in (*FILES, *SERVED)
+    if each.kind.endswith(("+aiosqlite", "+psycopg", "+asyncpg", "+asyncmy"))
+    if not each.transaction
+]
 
 
 # Bad input
 
 
+@with_drivers(ASYNCHRONOUS)
 async def test_a_transaction_of_another_database_is_refused(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine, postgres: Postgres
+    app: App, store: SQLAlchemyCursorStore, postgres: Postgres
 ) -> None:
     other = create_async_engine(
-        "sqlite+aiosqlite://" if engine.dialect.name != "sqlite" else postgres.url()
+        "sqlite+aiosqlite://" if app.driver.server != "file" else postgres.url()
     )
     async with other.connect() as connection:
         with pytest.raises(StoreError, match="but the cursors are on"):
@@ -190,22 +63,23 @@ async def test_a_transaction_of_another_database_is_refused(
     await other.dispose()
 
 
+@on_asyncio
 async def test_a_schema_that_the_engine_maps_holds_all_tables(postgres: Postgres) -> None:
-    server = create_async_engine(postgres.url(), isolation_level="AUTOCOMMIT")
-    await execute(server, "DROP SCHEMA IF EXISTS tenant CASCADE", "CREATE SCHEMA tenant")
-    mapped = create_async_engine(postgres.url()).execution_options(
-        schema_translate_map={None: "tenant"}
-    )
-    store = SQLAlchemyCursorStore(mapped)
-    for _ in range(2):
-        await store.create_tables()
-    await store.save(FEED, opening())
-    assert await store.load(FEED) == opening()
-    await execute(server, "DROP SCHEMA tenant CASCADE")
-    for each in (mapped, server):
-        await each.dispose()
+    with psycopg.connect(postgres.dsn, autocommit=True) as server:
+        server.execute("DROP SCHEMA IF EXISTS tenant CASCADE")
+        server.execute("CREATE SCHEMA tenant")
+        engine = create_async_engine(postgres.url())
+        mapped = engine.execution_options(schema_translate_map={None: "tenant"})
+        store = SQLAlchemyCursorStore(mapped)
+        for _ in range(2):
+            await store.create_tables()
+        await store.save(FEED, opening())
+        assert await store.load(FEED) == opening()
+        server.execute("DROP SCHEMA tenant CASCADE")
+        await engine.dispose()
 
 
+@on_asyncio
 async def test_r5_first_positions_whose_commit_fails_are_not_stored(tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/cursors.db")
     store = SQLAlchemyCursorStore(engine)
@@ -222,32 +96,20 @@ async def test_r5_first_positions_whose_commit_fails_are_not_stored(tmp_path: Pa
     await engine.dispose()
 
 
-async def test_a_connection_in_autocommit_mode_is_no_transaction(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine
-) -> None:
-    async with engine.connect() as connection:
-        await connection.execution_options(isolation_level="AUTOCOMMIT")
-        with pytest.raises(StoreError, match="autocommit mode"):
-            await store.save(FEED, opening(), transaction=connection)
-    assert await store.load(FEED) == {}
-
-
+@with_drivers(ASYNCHRONOUS)
 async def test_nothing_is_saved_through_an_engine_created_in_autocommit_mode(
-    store: SQLAlchemyCursorStore, url: str
+    app: App, store: SQLAlchemyCursorStore
 ) -> None:
-    autocommit = create_async_engine(url, isolation_level="AUTOCOMMIT")
+    autocommit = create_async_engine(app.given.url, isolation_level="AUTOCOMMIT")
     refused = SQLAlchemyCursorStore(autocommit)
-    with pytest.raises(StoreError, match="autocommit mode"):
-        await refused.save(FEED, opening())
-    with pytest.raises(StoreError, match="autocommit mode"):
-        await refused.replace(FEED, opening())
-    async with autocommit.connect() as connection:
+    for change in (refused.save, refused.replace):
         with pytest.raises(StoreError, match="autocommit mode"):
-            await store.save(FEED, opening(), transaction=connection)
+            await change(FEED, opening())
     await autocommit.dispose()
     assert await store.load(FEED) == {}
 
 
+@on_asyncio
 async def test_an_sqlite_engine_that_emits_begin_itself_has_transactions(tmp_path: Path) -> None:
     """SQLAlchemy's recipe for savepoints: the driver is in autocommit mode, the engine is not."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
@@ -271,36 +133,22 @@ async def test_an_sqlite_engine_that_emits_begin_itself_has_transactions(tmp_pat
     await engine.dispose()
 
 
-async def test_text_that_the_database_can_not_keep_is_a_store_error(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine
-) -> None:
-    for cursor in ("\ud800", "\x00"):
-        with pytest.raises(StoreError, match="failed"):
-            await store.save(FEED, {0: Position(cursor)})
-    await store.save(FEED, opening())
-    assert await store.load(FEED) == opening()
-
-
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_r17_fencing_at_stricter_isolation(
-    postgres: Postgres, mariadb: MariaDB, level: str
-) -> None:
-    for url in (postgres.url("psycopg"), postgres.url("asyncpg"), mariadb.url()):
-        engine = create_async_engine(url, isolation_level=level)
-        await drop_tables(engine)
-        store = SQLAlchemyCursorStore(engine, journal=Journal())
-        await store.create_tables()
-        for revision in range(1, 6):
-            results = await asyncio.gather(
-                *(store.save(FEED, {0: counted(str(n), revision)}) for n in range(6)),
-                return_exceptions=True,
-            )
-            assert sorted(type(result).__name__ for result in results) == ["FencedError"] * 5 + [
-                "NoneType"
-            ]
-        await engine.dispose()
+@with_drivers(ASYNCHRONOUS[1:])
+async def test_r17_fencing_at_stricter_isolation(app: App, level: str) -> None:
+    engine = create_async_engine(app.given.url, isolation_level=level)
+    store = SQLAlchemyCursorStore(engine, journal=Journal())
+    for revision in range(1, 6):
+        results = await asyncio.gather(
+            *(store.save(FEED, {0: counted(str(n), revision)}) for n in range(6)),
+            return_exceptions=True,
+        )
+        kinds = sorted(type(result).__name__ for result in results)
+        assert kinds == ["FencedError"] * 5 + ["NoneType"]
+    await engine.dispose()
 
 
+@on_asyncio
 async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
     store = SQLAlchemyCursorStore(engine)
@@ -320,56 +168,45 @@ async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path:
 # Threads and locks
 
 
+@with_drivers([each for each in ASYNCHRONOUS if each.kind.endswith("asyncpg")])
 async def test_r17_rows_are_locked_in_one_order_wherever_they_lie(
-    postgres: Postgres,
+    app: App, store: SQLAlchemyCursorStore
 ) -> None:
-    engine = create_async_engine(postgres.url("asyncpg"))
-    await drop_tables(engine)
-    store = SQLAlchemyCursorStore(engine)
-    await store.create_tables()
     for partition in reversed(range(20)):
         await store.save(FEED, opening([partition]))
     # PostgreSQL reads rows as they lie where a table is large.
-    database = "ALTER DATABASE postgres {} enable_indexscan{}"
-    await execute(store.engine, database.format("SET", " = off"))
-    await store.engine.dispose()
-    blocked = sa.text(
+    app.execute("ALTER DATABASE postgres SET enable_indexscan = off")
+    await app.given.dispose()
+    blocked = (
         "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
         "AND query LIKE '%feedapi_cursors%'"
     )
     rows = "SELECT partition_id FROM feedapi_cursors WHERE partition_id {} FOR UPDATE {}"
     later = advanced(opening(range(20)), "later")
-    async with store.engine.connect() as holder, store.engine.connect() as watcher:
-        await holder.execute(sa.text(rows.format("= 19", "")))
+    with app.admin.begin() as holder:
+        holder.execute(sa.text(rows.format("= 19", "")))
         async with anyio.create_task_group() as group:
             group.start_soon(store.save, FEED, later)
-            while not (await watcher.execute(blocked)).all():
-                await watcher.rollback()
-            free = await watcher.execute(sa.text(rows.format("< 20", "SKIP LOCKED")))
-            await watcher.rollback()
-            await holder.rollback()
-    await execute(store.engine, database.format("RESET", ""))
-    assert free.all() == []
+            while not app.execute(blocked):  # noqa: ASYNC110 - the server has no event for it
+                await anyio.sleep(0.01)
+            free = app.execute(rows.format("< 20", "SKIP LOCKED"))
+            holder.rollback()
+    app.execute("ALTER DATABASE postgres RESET enable_indexscan")
+    assert free == []
     assert await store.load(FEED) == later
-    await engine.dispose()
 
 
+@with_drivers([each for each in SERVED if each.transaction == "synchronous"])
 async def test_handlers_that_take_all_threads_of_the_event_loop_can_commit(
-    postgres: Postgres,
+    app: App, store: SQLAlchemyCursorStore
 ) -> None:
     """They wait for their save: it needs a thread beside theirs."""
-    engine = sa.create_engine(postgres.url(), pool_size=20)
-    for_tables = create_async_engine(postgres.url())
-    await drop_tables(for_tables)
-    await for_tables.dispose()
-    store = SQLAlchemyCursorStore(engine)
-    await store.create_tables()
     threads = anyio.to_thread.current_default_thread_limiter()
     before, threads.total_tokens = threads.total_tokens, 4
     barrier = threading.Barrier(4)
 
     def handle(partition: int) -> None:
-        with Session(engine) as session:
+        with Session(app.given) as session:
             barrier.wait(60)
             save = partial(store.save, FEED, opening([partition]), transaction=session)
             anyio.from_thread.run(save)
@@ -381,4 +218,3 @@ async def test_handlers_that_take_all_threads_of_the_event_loop_can_commit(
                 group.start_soon(anyio.to_thread.run_sync, handle, partition)
     threads.total_tokens = before
     assert await store.load(FEED) == opening(range(4))
-    engine.dispose()

@@ -68,12 +68,10 @@ async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(
     application.close()
 
 
-async def test_a_connection_in_autocommit_mode_needs_a_begin(
+async def test_a_connection_in_autocommit_mode_may_begin_by_itself(
     store: SQLiteCursorStore, application: sqlite3.Connection
 ) -> None:
     application.isolation_level = None
-    with pytest.raises(StoreError, match="BEGIN one first"):
-        await store.save(FEED, opening(), transaction=application)
     application.execute("BEGIN")
     await store.save(FEED, opening(), transaction=application)
     application.execute("ROLLBACK")
@@ -81,35 +79,20 @@ async def test_a_connection_in_autocommit_mode_needs_a_begin(
     application.close()
 
 
-async def test_a_connection_to_another_file_is_refused(
+async def test_a_connection_is_to_the_stores_own_file_by_whatever_path(
     store: SQLiteCursorStore, tmp_path: Path
 ) -> None:
-    for other in (tmp_path / "other.db", ":memory:"):
-        connection = sqlite3.connect(other)
-        with pytest.raises(StoreError, match="use one file for both"):
-            await store.save(FEED, opening(), transaction=connection)
-        connection.close()
-
-
-async def test_the_same_file_by_another_path_is_accepted(
-    store: SQLiteCursorStore, application: sqlite3.Connection, tmp_path: Path
-) -> None:
-    application.close()
+    """The file is made on first use, which may be the caller's transaction."""
     os.symlink(store.path, tmp_path / "link.db")
-    connection = sqlite3.connect(tmp_path / "link.db")
-    await store.save(FEED, opening(), transaction=connection)
-    connection.commit()
-    connection.close()
-    assert await store.load(FEED) == opening()
-
-
-async def test_the_first_save_of_all_may_be_in_the_callers_transaction(
-    store: SQLiteCursorStore,
-) -> None:
-    connection = sqlite3.connect(store.path)
-    await store.save(FEED, opening(), transaction=connection)
-    connection.commit()
-    connection.close()
+    for other in (tmp_path / "other.db", ":memory:"):
+        with (
+            closing(sqlite3.connect(other)) as connection,
+            pytest.raises(StoreError, match="use one file for both"),
+        ):
+            await store.save(FEED, opening(), transaction=connection)
+    with closing(sqlite3.connect(tmp_path / "link.db")) as connection:
+        await store.save(FEED, opening(), transaction=connection)
+        connection.commit()
     assert await store.load(FEED) == opening()
 
 
@@ -146,13 +129,6 @@ async def test_a_save_that_opens_the_transaction_waits_for_another_writer(
 # The file
 
 
-async def test_the_file_is_made_on_first_use(tmp_path: Path) -> None:
-    async with SQLiteCursorStore(tmp_path / "new.db") as store:
-        assert not (tmp_path / "new.db").exists()
-        await store.load(FEED)
-        assert (tmp_path / "new.db").exists()
-
-
 async def test_a_closed_store_opens_again(store: SQLiteCursorStore) -> None:
     await store.save(FEED, opening())
     await store.aclose()
@@ -160,27 +136,31 @@ async def test_a_closed_store_opens_again(store: SQLiteCursorStore) -> None:
     assert await store.load(FEED) == opening()
 
 
-async def test_a_store_in_memory(tmp_path: Path) -> None:
-    async with SQLiteCursorStore(":memory:") as store:
-        await store.save(FEED, opening())
-        assert await store.load(FEED) == opening()
+def _of_another_program(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE feedapi_cursors (a, b)")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"this is no database, and long enough to say so" * 100,
-        b"SQLite format 3\x00" + b"\xff" * 4096,
-    ],
-)
-async def test_a_damaged_or_foreign_file_is_a_store_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "cursors.db"
-    path.write_bytes(content)
+FILES = {
+    "text": (lambda path: path.write_bytes(b"this is no database" * 100), "is not a database"),
+    "damaged": (lambda path: path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096), "failed: "),
+    "of another program": (_of_another_program, "no such column"),
+    "no folder": (lambda path: path.parent.rmdir(), "unable to open database file: there is no"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+async def test_a_file_that_is_none_of_ours_is_a_store_error(tmp_path: Path, kind: str) -> None:
+    make, says = FILES[kind]
+    path = tmp_path / "folder" / "cursors.db"
+    path.parent.mkdir()
+    make(path)
     async with SQLiteCursorStore(path) as store:
-        with pytest.raises(StoreError, match=r"cursors\.db failed: ") as failed:
+        with pytest.raises(StoreError, match=says) as failed:
             await store.load(FEED)
         assert isinstance(failed.value.__cause__, sqlite3.Error)
-    assert path.read_bytes() == content
+    if kind == "text":
+        assert path.read_bytes() == b"this is no database" * 100
 
 
 async def test_a_file_damaged_in_the_middle_is_a_store_error(tmp_path: Path) -> None:
@@ -195,19 +175,18 @@ async def test_a_file_damaged_in_the_middle_is_a_store_error(tmp_path: Path) -> 
             await store.load(FEED)
 
 
-async def test_another_applications_table_of_that_name_is_a_store_error(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "cursors.db") as connection:
-        connection.execute("CREATE TABLE feedapi_cursors (a, b)")
-    connection.close()
-    async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
-        with pytest.raises(StoreError, match="no such column"):
-            await store.load(FEED)
-
-
-async def test_a_directory_that_is_missing_is_a_store_error(tmp_path: Path) -> None:
-    async with SQLiteCursorStore(tmp_path / "missing" / "cursors.db") as store:
-        with pytest.raises(StoreError, match="unable to open database file"):
-            await store.load(FEED)
+@pytest.mark.parametrize(
+    ("column", "text", "says"),
+    [("status", "paused", r"partition 0: .*'paused'"), ("filters", "no JSON", "can't be read")],
+)
+async def test_what_another_program_wrote_is_a_store_error(
+    store: SQLiteCursorStore, column: str, text: str, says: str
+) -> None:
+    await store.save(FEED, opening())
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute(f"UPDATE feedapi_cursors SET {column} = ?", (text,))
+    with pytest.raises(StoreError, match=says):
+        await (store.load(FEED) if column == "status" else store.feeds())
 
 
 async def test_a_writer_that_holds_the_file_too_long_is_a_store_error(tmp_path: Path) -> None:
@@ -220,15 +199,6 @@ async def test_a_writer_that_holds_the_file_too_long_is_a_store_error(tmp_path: 
         connection.rollback()
         connection.close()
         await store.save(FEED, opening())
-
-
-async def test_an_unknown_status_is_a_store_error(store: SQLiteCursorStore) -> None:
-    await store.save(FEED, opening((3,)))
-    with sqlite3.connect(store.path) as connection:
-        connection.execute("UPDATE feedapi_cursors SET status = 'paused'")
-    connection.close()
-    with pytest.raises(StoreError, match=r"partition 3: .*'paused'"):
-        await store.load(FEED)
 
 
 # Several processes
@@ -267,17 +237,6 @@ def test_r17_of_several_processes_each_revision_is_saved_by_one(tmp_path: Path) 
     for process in processes:
         process.join(30)
         assert process.exitcode == 0
-
-
-async def test_what_another_program_wrote_is_a_store_error(tmp_path: Path) -> None:
-    async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
-        await store.save(FEED, opening())
-        with closing(sqlite3.connect(store.path)) as connection, connection:
-            connection.execute("UPDATE feedapi_cursors SET filters = 'no JSON'")
-        with pytest.raises(StoreError, match="can't be read") as failed:
-            await store.feeds()
-        assert isinstance(failed.value.__cause__, ValueError)
-        assert await store.load(FEED) == opening()
 
 
 async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
@@ -329,24 +288,20 @@ def rights_in(folder: Path) -> dict[str, int]:
     return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_r19_the_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """Also one that a URL of SQLAlchemy names."""
     before = os.umask(0o022)
     try:
-        async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
+        async with (
+            SQLiteCursorStore(tmp_path / "cursors.db") as store,
+            open_store(f"sqlite+aiosqlite:///{tmp_path}/url.db", create=True),
+        ):
             await store.save(FEED, {0: Position("1")})
             await SQLiteQuarantineStore(tmp_path / "quarantine.db").prepare()
             rights = rights_in(tmp_path)
     finally:
         os.umask(before)
-    assert {"cursors.db", "cursors.db-wal", "cursors.db-shm", "quarantine.db"} <= rights.keys()
+    made = {"cursors.db", "cursors.db-wal", "cursors.db-shm", "quarantine.db", "url.db"}
+    assert made <= rights.keys()
     assert set(rights.values()) == {0o600}
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_r19_a_file_that_a_url_names_is_for_its_owner_alone(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        async with open_store(f"sqlite+aiosqlite:///{tmp_path}/url.db", create=True):
-            assert rights_in(tmp_path) == {"url.db": 0o600}
-    finally:
-        os.umask(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,44 +15,27 @@ from feedapi_client.testing.contracts import (
     LeaseStoreContract,
 )
 from tests.stores import drivers
-from tests.stores.drivers import App, cases, empty, failing, handle, leave_all
+from tests.stores.drivers import App, failing, handle, leave_all, with_drivers
 from tests.stores.journal_contract import AGING, JournalContract, Make
+
+SQL = drivers.SQL[1:]
 
 
 class OnDriver:
-    """The hooks of the contracts, by the driver of the fixture `case`."""
+    """The hooks of the contracts, by driver."""
 
-    @pytest.fixture
-    def case(self, request: pytest.FixtureRequest) -> Any:
-        return request.param
-
-    @pytest.fixture
-    def anyio_backend(self, case: Any) -> str:
-        return str(case[1])
-
-    @pytest.fixture
-    async def app(
-        self, case: Any, request: pytest.FixtureRequest, tmp_path: Path
-    ) -> AsyncIterator[App]:
-        async with empty(case[0], request, tmp_path) as self.app:
-            yield self.app
-
-
-class StoreOnDriver(OnDriver):
     @pytest.fixture
     async def store(self, app: App) -> AsyncIterator[Any]:
-        store = app.store()
-        yield store
-        await leave_all(store)
-        await store.aclose()
+        self.app = app
+        async with app.store() as store:
+            yield store
+            await leave_all(store)
 
     @asynccontextmanager
     async def second_handle(self, store: Any) -> AsyncIterator[Any]:
-        async with handle(self.app.driver, self.app.place) as second:
-            store = second.store()
+        async with handle(self.app.driver, self.app.place) as second, second.store() as store:
             yield store
             await leave_all(store)
-            await store.aclose()
 
     async def begin(self, store: Any) -> Any:
         return await self.app.begin()
@@ -70,39 +52,37 @@ class StoreOnDriver(OnDriver):
             yield
 
 
-@pytest.mark.parametrize("case", cases([drivers.MEMORY]), indirect=True)
-class TestMemory(StoreOnDriver, AdministrableStoreContract, DoneStoreContract):
+@with_drivers([drivers.MEMORY])
+class TestMemory(OnDriver, AdministrableStoreContract, DoneStoreContract):
     supports_transactions = supports_second_handle = supports_failure_injection = False
 
 
-@pytest.mark.parametrize("case", cases(drivers.SQL[1:]), indirect=True)
-class TestSQL(StoreOnDriver, AdministrableStoreContract, DoneStoreContract):
+@with_drivers([*SQL, *drivers.DJANGO])
+class TestSQL(OnDriver, AdministrableStoreContract, DoneStoreContract):
     supports_transactions = supports_second_handle = supports_failure_injection = True
 
 
-@pytest.mark.parametrize("case", cases(drivers.REDIS), indirect=True)
-class TestRedis(StoreOnDriver, AdministrableStoreContract):
+@with_drivers(drivers.REDIS)
+class TestRedis(OnDriver, AdministrableStoreContract):
     supports_transactions = False
     supports_second_handle = supports_failure_injection = True
 
 
-@pytest.mark.parametrize("case", cases([drivers.MEMORY]), indirect=True)
-class TestLeasesInMemory(StoreOnDriver, LeaseStoreContract):
+@with_drivers([drivers.MEMORY])
+class TestLeasesInMemory(OnDriver, LeaseStoreContract):
     supports_second_handle = False
 
 
-LEASING = drivers.SQL[1:]
-
-
-@pytest.mark.parametrize("case", cases([*LEASING, drivers.REDIS[0]]), indirect=True)
-class TestLeases(StoreOnDriver, LeaseStoreContract):
+@with_drivers([*SQL, drivers.REDIS[0]])
+class TestLeases(OnDriver, LeaseStoreContract):
     supports_second_handle = True
 
 
-@pytest.mark.parametrize("case", cases(LEASING), indirect=True)
-class TestJournal(OnDriver, JournalContract):
+@with_drivers([*SQL, *drivers.DJANGO])
+class TestJournal(JournalContract):
     @pytest.fixture
     async def make(self, app: App) -> AsyncIterator[Make]:
+        self.app = app
         async with AsyncExitStack() as stack:
 
             async def make(journal: Journal | None) -> Any:

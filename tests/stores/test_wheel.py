@@ -82,6 +82,7 @@ def test_without_any_extra_a_program_consumes_exactly_once(site: Path, tmp_path:
     [
         ("import feedapi_client.django", "django"),
         ("from feedapi_client import SQLAlchemyCursorStore", "sql"),
+        ("from feedapi_client import RedisCursorStore", "redis"),
         ("from feedapi_client import PostgresCursorStore as s; s('postgresql:///')", "psycopg"),
     ],
 )

@@ -60,7 +60,7 @@ def of_sqlalchemy(server: Postgres) -> Iterator[tuple[CursorStore, Begin, Execut
 
 @contextmanager
 def of_django(server: Postgres) -> Iterator[tuple[CursorStore, Begin, Execute]]:
-    with databases.registered(databases.server_settings(server)) as using:
+    with databases.registered(databases.settings_of(server)) as using:
         store = DjangoCursorStore(using)
 
         @contextmanager
