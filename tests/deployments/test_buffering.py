@@ -103,7 +103,7 @@ async def test_r14_a_silent_stream_of_a_feed_without_events_is_no_buffering_prox
         "http://feed/feed",
         http=httpx.AsyncClient(transport=httpx.MockTransport(answer), timeout=None),
         fetch=FetchOptions(stream=True),
-        limits=limits(stream_idle_timeout=0.05, slot_timeout=0.05),
+        limits=limits(stream_idle_timeout=0.05, slot_timeout=0.04),
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consume)
