@@ -663,28 +663,3 @@ async def test_r17_of_two_consumers_that_bootstrap_at_once_one_is_fenced() -> No
         tasks.start_soon(bootstrap)
         tasks.start_soon(bootstrap)
     assert sorted(outcomes) == ["fenced", "open"]
-
-
-async def test_r17_of_two_live_consumers_each_event_is_committed_by_one() -> None:
-    feed, applied = LocalFeed(2, page_size=5), []
-    feed.fill(0, 60)
-
-    async def work() -> None:
-        async with feed.consume(limit=SMALL) as consumer:
-            async for batch in consumer.batches():
-                transaction = Transaction()
-                await batch.commit(transaction)
-                await feed.store.commit(transaction)
-                applied.extend(n_of(batch.events))
-
-    async def until_fenced() -> None:
-        while True:
-            with pytest.raises(FencedError):
-                await work()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(until_fenced)
-        tasks.start_soon(until_fenced)
-        await wait_until(lambda: len(applied) >= 60)
-        tasks.cancel_scope.cancel()
-    assert sorted(applied) == [*range(60)]

@@ -6,9 +6,11 @@ And a publisher that fails is neither asked nor logged without a bound.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -16,6 +18,7 @@ import httpx
 import pytest
 
 from feedapi_client import FeedConsumer, FetchOptions, Limits, RetryPolicy
+from feedapi_client.runtime.logs import RECORDS
 from feedapi_client.status import PartitionState
 from tests.consumer.helpers import n_of, take, wait_until
 
@@ -92,12 +95,15 @@ class Feed:
         self.healthy = healthy
         self.bad = bad
         self.stream = stream
+        self.lists = True
         self.asked: Counter[int] = Counter()
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         await anyio.sleep(0.001)
         query = request.url.params
         if "partition" not in query:
+            if not self.lists:
+                return httpx.Response(503)
             ids = [{"id": str(id)} for id in range(self.partitions)]
             return httpx.Response(200, json={"partitions": ids, "stream": self.stream})
         partition = int(query["partition"])
@@ -178,11 +184,20 @@ async def test_r14_a_page_that_takes_longer_than_a_slot_arrives_in_the_end() -> 
 async def test_r14_failures_are_logged_at_a_bounded_rate(
     caplog: pytest.LogCaptureFixture, bad: Bad
 ) -> None:
-    """Of one partition, and of many together."""
-    feed = Feed(30, {0}, bad)
+    """Of one partition, and of many together; discovery has a record of its own."""
+    feed, limits = Feed(30, {0}, bad), replace(LIMITS, report_interval=1.0)
     with caplog.at_level(logging.INFO, "feedapi_client"):
-        async with feed.read_on():
-            await wait_until(lambda: feed.asked.total() >= 300)
+        async with feed.read_on(limits=limits):
+            await wait_until(lambda: feed.asked.total() >= 100)
+            caplog.clear()
+            feed.lists = False
+            began = feed.asked.total()
+            await anyio.sleep(3.9)
+            failed = feed.asked.total() - began
     ours = [each for each in caplog.records if each.name.startswith("feedapi_client.")]
-    records = [record for record in ours if record.levelno >= logging.WARNING]
-    assert 1 <= len(records) <= 10
+    records = [each.getMessage() for each in ours if each.levelno >= logging.WARNING]
+    assert any("last good topology" in text for text in records)
+    assert 1 <= len(records) <= 5 * (RECORDS + 1)
+    if bad is unavailable:
+        assert failed > 3 * len(records)
+        assert any(re.search(r"\(\d+ failures before it were not logged\)", t) for t in records)

@@ -317,26 +317,6 @@ async def test_r16_a_slow_application_stops_the_reading(serve: Callable[..., Pub
 
 
 @on_a_socket
-async def test_r16_the_buffer_stays_bounded_over_many_partitions(
-    serve: Callable[..., Publisher],
-) -> None:
-    publisher = serve(40, page_size=1_000_000, checkpoint_every=100)
-    publish_long(publisher, 40, 600, 500)
-    most, count = 0, 0
-    limit = {"max_buffered_bytes": 1_000_000, "max_line_bytes": 100_000}
-    async with consume(publisher, follow=False, limit=limit) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            async for batch in consumer.batches():
-                most = max(most, consumer.status().buffered_bytes)
-                count += len(batch.events)
-                await anyio.sleep(0.001)
-                most = max(most, consumer.status().buffered_bytes)
-                await batch.commit()
-    assert count == 24_000
-    assert most <= 1_000_000
-
-
-@on_a_socket
 async def test_r16_a_stream_that_the_application_does_not_read_is_not_buffered_without_end(
     serve: Callable[..., Publisher],
 ) -> None:

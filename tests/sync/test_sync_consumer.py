@@ -12,7 +12,6 @@ import pytest
 from feedapi_client import (
     CommitOrderError,
     FeedConsumer,
-    FencedError,
     PartitionState,
     ProtocolError,
     Quarantine,
@@ -66,19 +65,6 @@ def test_events_come_in_order_and_to_the_end(wide: Publisher) -> None:
         assert_each_entity_in_order_and_once([event.json() for event in consumer], wide)
 
 
-def test_r05_a_batch_is_committed_when_the_event_after_it_is_asked_for(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, range(10))
-    with consume(publisher, store=store, limit={"max_batch_events": 5}) as consumer:
-        events = iter(consumer)
-        before = len(store.saves)
-        assert ns(next(events) for _ in range(5)) == list(range(5))
-        assert len(store.saves) == before
-        next(events)
-        assert len(store.saves) == before + 1
-
-
 def test_r05_what_was_not_committed_comes_again(
     publisher: Publisher, store: RecordingStore
 ) -> None:
@@ -125,17 +111,6 @@ def test_r20_an_error_is_raised_again_by_the_same_loop(publisher: Publisher) -> 
             for _ in range(3):
                 with pytest.raises(ProtocolError, match="_last"):
                     next(iterator)
-
-
-def test_a_second_iteration_ends_the_first(publisher: Publisher) -> None:
-    numbers(publisher, 0, range(10))
-    with consume(publisher) as consumer:
-        first = consumer.batches()
-        batch = next(first)
-        assert ns(next(consumer.batches())) == ns(batch)
-        with pytest.raises(CommitOrderError):
-            batch.commit()
-        assert next(first, None) is None
 
 
 def test_it_can_be_entered_again(publisher: Publisher) -> None:
@@ -219,24 +194,6 @@ def test_an_error_in_the_transaction_comes_as_a_store_error(publisher: Publisher
         assert isinstance(raised.value.__cause__, sqlite3.OperationalError)
         batch.commit(transaction=Transaction())
     assert store.threads == [threading.get_ident()] * 2
-
-
-def test_r17_another_consumer_of_the_name_fences_within_the_transaction(
-    publisher: Publisher, path: str, connection: sqlite3.Connection
-) -> None:
-    numbers(publisher, 0, range(5))
-    with consume(publisher, store=SQLiteCursorStore(path)) as consumer:
-        batches = consumer.batches()
-        batch = next(batches)
-        with consume(publisher, store=SQLiteCursorStore(path), follow=False) as other:
-            assert ns(other) == list(range(5))
-        write(connection, batch)
-        with pytest.raises(FencedError):
-            batch.commit(transaction=connection)
-        connection.rollback()
-        with pytest.raises(FencedError):
-            next(batches)
-    assert effects(path) == []
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -337,18 +294,6 @@ def test_stop_ends_the_entry_that_waits_for_the_feed(publisher: Publisher) -> No
     in_thread(stop)
     with consumer:
         assert list(consumer) == []
-
-
-def test_after_the_grace_period_a_commit_is_refused(publisher: Publisher) -> None:
-    numbers(publisher, 0, range(5))
-    with consume(publisher) as consumer:
-        batches = consumer.batches()
-        batch = next(batches)
-        consumer.stop(grace=0)
-        wait_until(lambda: consumer.cut_short)
-        with pytest.raises(CommitOrderError, match="iteration has ended"):
-            batch.commit()
-        assert next(batches, None) is None
 
 
 def test_callbacks_of_share_run_in_the_event_loop_and_may_ask_for_the_status(
