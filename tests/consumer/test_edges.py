@@ -166,22 +166,18 @@ async def run_either_way(
 
 each_way = pytest.mark.parametrize("by_key", [False, True], ids=["run", "run_by_key"])
 each_stray = pytest.mark.parametrize("stray", STRAYS)
+on_each_loop = [("asyncio", stray) for stray in STRAYS] + [
+    (loop, raises_it) for loop in ("asyncio", "trio")
+]
 
 
-@on_asyncio
-@each_stray
+@pytest.mark.parametrize(("anyio_backend", "stray"), on_each_loop)
 @each_way
 async def test_r20_a_cancellation_that_a_handler_lets_out_is_its_failure(
     stray: Callable[[], Awaitable[None]], by_key: bool
 ) -> None:
     with pytest.raises(StrayCancellationError, match="the handler let a CancelledError out"):
         await run_either_way(stray, by_key)
-
-
-@each_way
-async def test_r20_a_cancelled_error_is_a_handlers_failure_on_any_event_loop(by_key: bool) -> None:
-    with pytest.raises(StrayCancellationError):
-        await run_either_way(raises_it, by_key)
 
 
 @each_way
