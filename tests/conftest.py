@@ -72,7 +72,10 @@ TOUCHED = {
         "tests/spark/test_ingest.py::test_each_run_adds_the_new_events_and_counts_them",
     ),
     "Delta": ("tests/spark/test_delta.py::test_delta_tables_are_exact_or_refused",),
-    "nginx": ("tests/deployments/test_deployments.py::test_r10_two_tokens_in_turn",),
+    "nginx": tuple(
+        f"tests/deployments/test_deployments.py::test_r02_r10_versions_in_turn[{loop}-two tokens"
+        for loop in ("asyncio", "trio")
+    ),
     "a browser": ("tests/monitor/test_page.py::test_it_draws_a_split_while_it_happens",),
 }
 """The tests marked ``touch``: each real component still works with the library."""

@@ -129,6 +129,11 @@ class Play:
         with anyio.fail_after(SAFETY_LIMIT):
             assert sorted(n_of([event async for event in self.reader.events])) == [*numbers]
 
+    async def ends_in_order(self) -> None:
+        """The open consumer gives everything that is published, each entity in order, and ends."""
+        with anyio.fail_after(SAFETY_LIMIT):
+            self.feed.check([event async for event in self.reader.events])
+
     async def reads_from_end_of(self, partition: int, *numbers: int) -> None:
         """As `reads_all`, of a consumer that starts at the end of that partition."""
         start = {partition: self.feed.end_cursor(partition)}

@@ -105,20 +105,29 @@ async def test_r20_a_store_that_can_not_be_loaded_is_an_error_until_it_can(
 
 
 @pytest.mark.parametrize("way", ["events", "handler"])
-async def test_r18_a_cursor_that_can_not_be_stored_parks_its_partition_only(way: str) -> None:
+@pytest.mark.parametrize("parks", [True, False])
+async def test_r18_a_cursor_that_can_not_be_stored_parks_its_partition_only_or_is_raised(
+    way: str, parks: bool
+) -> None:
     feed, seen = LocalFeed(2, store=(store := PickyStore())), []
     store.refused.add(feed.numbers(0, 0))
+
+    async def handle(batch: Any) -> None:
+        seen.extend(n_of(batch.events))
+
+    async def read() -> None:
+        if way == "handler":
+            await reader.consumer.run(handle)
+        async for event in reader.consumer:
+            seen.extend(n_of([event]))
+
+    if not parks:
+        async with feed.open() as reader:
+            for _ in range(2):
+                with pytest.raises(StoreError, match=r"partition 0: .*refuses the value"):
+                    await read()
+        return
     async with feed.open(on_error="park") as reader, anyio.create_task_group() as tasks:
-
-        async def handle(batch: Any) -> None:
-            seen.extend(n_of(batch.events))
-
-        async def read() -> None:
-            if way == "handler":
-                await reader.consumer.run(handle)
-            async for event in reader.consumer:
-                seen.extend(n_of([event]))
-
         tasks.start_soon(read)
         await reader.until("parked")
         for n in (1, 2):
@@ -126,16 +135,6 @@ async def test_r18_a_cursor_that_can_not_be_stored_parks_its_partition_only(way:
             await wait_until(lambda n=n: n in seen)
         assert "refuses the value" in (reader.consumer.status()[0].error or "")
         tasks.cancel_scope.cancel()
-
-
-async def test_r18_a_cursor_that_can_not_be_stored_is_raised_without_park() -> None:
-    feed = LocalFeed(store=(store := PickyStore()))
-    store.refused.add(feed.numbers(0, 0))
-    async with feed.open() as reader:
-        await reader.take()
-        for _ in range(2):
-            with pytest.raises(StoreError, match=r"partition 0: .*refuses the value"):
-                await reader.take()
 
 
 async def test_r18_an_outage_of_the_store_parks_nobody() -> None:

@@ -228,6 +228,7 @@ OPTIONS: list[tuple[type, dict[str, Any]]] = [
     (Limits, {"poll_interval": True}),
     (Limits, {"poll_interval": 0}),
     (Limits, {"poll_interval": float("nan")}),
+    (Limits, {"max_batch_events": 0}),
     (Limits, {"max_buffered_bytes": 1.5}),
     (Limits, {"max_buffered_bytes": None}),
     (RetryPolicy, {"base_delay": "1"}),

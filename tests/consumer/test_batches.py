@@ -14,6 +14,7 @@ from feedapi_client import (
     BufferLimitError,
     FeedError,
     FetchOptions,
+    Limits,
     LineTooLongError,
     NegotiationError,
     ProtocolError,
@@ -194,6 +195,37 @@ async def test_r03_too_much_without_a_checkpoint_is_an_error_that_names_the_limi
         with pytest.raises(error, match=text) as caught:
             await take(consumer.batches(), 2)
     assert caught.value.partition in range(partitions)
+
+
+@pytest.mark.parametrize(
+    ("most", "page", "every", "least"),
+    [
+        # Parts of an eighth are joined, so that only the last one may be much smaller.
+        *((most, 1000, 1, most * 7 // 8) for most in (1, 7, 100, 5000)),
+        (10, 50, 50, 50),  # what one checkpoint closes
+    ],
+)
+async def test_r03_batches_are_made_up_to_a_number_of_events(
+    most: int, page: int, every: int, least: int
+) -> None:
+    feed, sizes = LocalFeed(page_size=page, checkpoint_every=every), list[int]()
+    feed.numbers(0, *range(1000))
+    async with feed.consume(follow=False, limit={"max_batch_events": most}) as consumer:
+        async for batch in consumer.batches():
+            sizes.append(len(batch))
+            await batch.commit()
+    assert sum(sizes) == 1000
+    assert max(sizes) <= max(most, every)
+    assert all(size >= least for size in sizes[:-1])
+
+
+async def test_a_batch_that_could_have_more_events_is_delivered_at_once() -> None:
+    feed = LocalFeed()
+    feed.numbers(0, *range(50))
+    async with feed.open(limits=Limits(max_batch_events=100)) as reader:
+        began = anyio.current_time()
+        await reader.batch()
+        assert anyio.current_time() == began
 
 
 async def test_r03_a_batch_without_events_counts() -> None:

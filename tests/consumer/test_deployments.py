@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -97,27 +98,39 @@ def consumer_of(server: Server, **options: Any) -> FeedConsumer:
     return FeedConsumer("http://feed/feed", **options)
 
 
-async def reads_all(consumer: FeedConsumer, count: int) -> None:
-    """Each event comes once and in order."""
-    events = aiter(consumer)
-    assert n_of(await take(events, count)) == list(range(count))
+def lagging(lag: int, behind: str) -> Respond:
+    """After a change of the token, the first answers of one of the two are the old ones."""
+    answers: Counter[str] = Counter()
+
+    def respond(path: str, query: Query) -> tuple[int, bytes]:
+        kind = "fetch" if query else "discovery"
+        answers[kind] += 1
+        changed = answers["fetch"] > 20 + (lag if kind == behind else 0)
+        return Version("t2" if changed else "t1")(path, query)
+
+    return respond
 
 
-@pytest.mark.parametrize("versions", [("t1", "t2"), ("t1", "t1", "t2"), ("t1", "t2", "t2", "t1")])
-async def test_r10_two_versions_with_tokens_of_their_own_answer_in_turn(
-    versions: tuple[str, ...],
-) -> None:
-    server = Server(InTurn(*map(Version, versions)))
-    async with consumer_of(server) as consumer:
-        await reads_all(consumer, 12)
-    assert server.counts[409] > 0
+V1: dict[str, Any] = {"v1_partitions": 1}
+TURNS: dict[str, tuple[Callable[[], Respond], dict[str, Any], set[int]]] = {
+    "two tokens": (lambda: InTurn(Version("t1"), Version("t2")), {}, {409}),
+    "the old token twice": (
+        *(lambda: InTurn(Version("t1"), Version("t1"), Version("t2")), {}, {409}),
+    ),
+    "each token twice": (*(lambda: InTurn(*map(Version, ("t1", "t2", "t2", "t1"))), {}, {409}),),
+    "version 1 beside version 2": (lambda: InTurn(Version1(), Version("t2")), V1, {404, 400}),
+    "discovery lags": (lambda: lagging(3, "discovery"), {}, set()),
+    "fetches lag": (lambda: lagging(8, "fetch"), {}, {409}),
+}
 
 
-async def test_r10_version_1_beside_version_2_in_turn() -> None:
-    server = Server(InTurn(Version1(), Version("t2")))
-    async with consumer_of(server, v1_partitions=1) as consumer:
-        await reads_all(consumer, 12)
-    assert server.counts[404] + server.counts[400] > 0
+@pytest.mark.parametrize("case", TURNS)
+async def test_r10_each_event_comes_once_while_two_versions_answer(case: str) -> None:
+    make, options, refused = TURNS[case]
+    server = Server(make())
+    async with consumer_of(server, **options) as consumer:
+        assert n_of(await take(aiter(consumer), 40)) == list(range(40))
+    assert not refused or any(server.counts[status] for status in refused)
 
 
 async def test_r10_version_1_comes_up_beside_a_version_2_that_runs() -> None:
@@ -131,22 +144,17 @@ async def test_r10_version_1_comes_up_beside_a_version_2_that_runs() -> None:
         assert n_of(await take(events, 10)) == list(range(1, 11))
 
 
-@pytest.mark.parametrize("lag", [3, 8])
-async def test_r10_a_discovery_that_lags_behind_the_fetches_or_is_ahead_of_them(lag: int) -> None:
-    """After each change of the token, the first answers of one of the two are the old ones."""
-    answers: Counter[str] = Counter()
+@asynccontextmanager
+async def reading_on(consumer: FeedConsumer, *expected: int) -> AsyncIterator[None]:
+    """What is read during the block, and after it, are these events."""
+    events = aiter(consumer)
 
-    def respond(path: str, query: Query) -> tuple[int, bytes]:
-        kind = "fetch" if query else "discovery"
-        answers[kind] += 1
-        change = 20
-        late = "discovery" if lag == 3 else "fetch"
-        token = "t2" if answers["fetch"] > change + (lag if kind == late else 0) else "t1"
-        return Version(token)(path, query)
+    async def go_on() -> None:
+        assert n_of(await take(events, len(expected))) == [*expected]
 
-    server = Server(respond)
-    async with consumer_of(server) as consumer:
-        await reads_all(consumer, 40)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(go_on)
+        yield
 
 
 @pytest.mark.parametrize("answer", [(404, b"not found"), (200, HTML), (200, b"[]"), (503, b"")])
@@ -155,30 +163,20 @@ async def test_r10_a_gateway_under_maintenance_answers_everything_for_a_while(
 ) -> None:
     up = Version("t1")
     server = Server(up)
-    async with consumer_of(server) as consumer:
-        events = aiter(consumer)
-        await take(events, 3)
+    async with consumer_of(server) as consumer, reading_on(consumer, *range(6)):
+        await wait_until(lambda: consumer.status().events >= 3)
         server.respond = lambda path, query: answer
-        async with anyio.create_task_group() as tasks:
-            found: list[int] = []
-
-            async def go_on() -> None:
-                found.extend(n_of(await take(events, 3)))
-
-            tasks.start_soon(go_on)
-            failed = dict(server.counts)
-            more = 1 if answer[0] == 404 else 3  # a refused partition waits for a discovery
-            await wait_until(lambda: server.counts["fetch"] >= failed["fetch"] + more)
-            await wait_until(lambda: server.counts["discovery"] >= failed["discovery"] + 3)
-            assert consumer.status()[0].state is PartitionState.RETRYING
-            server.respond = up
-        assert found == [3, 4, 5]
+        failed = dict(server.counts)
+        more = 1 if answer[0] == 404 else 3  # a refused partition waits for a discovery
+        await wait_until(lambda: server.counts["fetch"] >= failed["fetch"] + more)
+        await wait_until(lambda: server.counts["discovery"] >= failed["discovery"] + 3)
+        assert consumer.status()[0].state is PartitionState.RETRYING
+        server.respond = up
 
 
 async def test_r10_the_time_in_which_discovery_failed_is_not_counted() -> None:
     """Only while discovery lists the partition a refusal is the partition's fault."""
-    up = Version("t1")
-    discoveries = 0
+    up, discoveries = Version("t1"), 0
 
     def refused(path: str, query: Query) -> tuple[int, bytes]:
         nonlocal discoveries
@@ -189,18 +187,9 @@ async def test_r10_the_time_in_which_discovery_failed_is_not_counted() -> None:
 
     patient = RetryPolicy(base_delay=0.002, max_delay=0.01, refused_for=0.5)
     server = Server(up)
-    async with consumer_of(server, retry=patient) as consumer:
-        events = aiter(consumer)
-        await take(events, 1)
+    async with consumer_of(server, retry=patient) as consumer, reading_on(consumer, *range(6)):
+        await wait_until(lambda: consumer.status().events >= 1)
         server.respond = refused
-        async with anyio.create_task_group() as tasks:
-            found: list[int] = []
-
-            async def go_on() -> None:
-                found.extend(n_of(await take(events, 1)))
-
-            tasks.start_soon(go_on)
-            # More than `refused_for` after the first refusal, since discoveries keep a distance.
-            await wait_until(lambda: discoveries >= 21)
-            server.respond = up
-        assert found == [1]
+        # More than `refused_for` after the first refusal, since discoveries keep a distance.
+        await wait_until(lambda: discoveries >= 21)
+        server.respond = up

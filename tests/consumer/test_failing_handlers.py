@@ -8,7 +8,7 @@ import traceback
 import anyio
 import pytest
 
-from feedapi_client import Batch, PartitionState, Quarantine, Retry
+from feedapi_client import Batch, PartitionState, Retry
 from feedapi_client.quarantine.failure_text import failure_traceback
 from tests.consumer.helpers import LocalFeed, wait_until
 
@@ -91,20 +91,6 @@ async def test_r19_a_failure_is_logged_with_partition_type_and_frames_and_no_pay
     assert "Ragnhild" not in shown
     assert "Sesselja" not in shown
     assert str(BALANCE) not in shown
-
-
-async def test_quarantined_events_are_counted() -> None:
-    async with people(4).consume(follow=False) as consumer:
-
-        async def refuse_one(batch: Batch) -> None:
-            if any(event.json()["n"] == 2 for event in batch.events):
-                raise ValueError("not this one")
-
-        await consumer.run(
-            refuse_one, on_failure=Retry(attempts=1, base_delay=0.001, then=Quarantine())
-        )
-        assert consumer.status()[0].quarantined == 1
-        assert consumer.status()[0].handler_failures > 0
 
 
 def test_r19_what_a_driver_raised_below_an_error_of_ours_is_not_quoted() -> None:

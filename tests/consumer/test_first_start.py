@@ -1,4 +1,4 @@
-"""Nothing is read again by mistake: a start beside the cursors of the same feed (R7)."""
+"""R7: nothing is read again by mistake. A start beside cursors of the same feed; names of feeds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from feedapi_client import (
     FeedKey,
     FetchOptions,
     MemoryCursorStore,
+    NegotiationError,
     Position,
     Share,
     SQLiteCursorStore,
@@ -21,47 +22,37 @@ from feedapi_client import (
     SyncFeedConsumer,
 )
 from feedapi_client.operations import move
+from feedapi_client.stores.moving import adopt
 from feedapi_client.testing import Publisher
+from tests.consumer.helpers import LocalFeed, limits, n_of
+from tests.testing.virtual_time import asgi_client
 
 pytestmark = pytest.mark.anyio
 
-MEANT: Mapping[str, Any] = {"start": "first"}
+URL, FORMER = "http://new.test/feed", "http://former.test/feed"
 
 
-class OwnStore:
-    """A store of an application's own: it can load and save, and nothing else."""
+class Feed(LocalFeed):
+    """A feed of ten events that is reached by any URL. Its consumers have the name "app"."""
 
-    def __init__(self) -> None:
-        self._cursors = MemoryCursorStore()
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.add_some(10, type="created")
 
-    async def load(self, feed: FeedKey) -> dict[int, Position]:
-        return await self._cursors.load(feed)
+    def add_some(self, count: int = 1, **fields: Any) -> None:
+        begin = len(self.payloads())
+        self.extend(0, [{"n": n, **fields} for n in range(begin, begin + count)])
 
-    async def save(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
-    ) -> None:
-        await self._cursors.save(feed, positions, transaction=transaction)
+    async def found_at(self, url: str = URL, **options: Any) -> tuple[list[int], tuple[str, ...]]:
+        """What a consumer reads at a URL, and what it reports."""
+        options = {"store": self.store, "name": "app", "limits": limits(), **options}
+        consumer = FeedConsumer(url, follow=False, http=asgi_client(self), **options)
+        async with consumer:
+            found = n_of([event async for event in consumer])
+            return found, consumer.status().reports
 
-
-class BrokenList(MemoryCursorStore):
-    async def feeds(self) -> list[FeedKey]:
-        raise StoreError("the list is broken")
-
-
-async def numbers(url: str, store: Any, **options: Any) -> list[int]:
-    async with FeedConsumer(url, store=store, name="app", follow=False, **options) as consumer:
-        return [event.json()["n"] async for event in consumer]
-
-
-async def reports(url: str, store: Any, **options: Any) -> tuple[str, ...]:
-    async with FeedConsumer(url, store=store, name="app", follow=False, **options) as consumer:
-        return consumer.status().reports
-
-
-def filled(publisher: Publisher, count: int = 10) -> str:
-    publisher.extend(0, [{"n": n, "type": "created"} for n in range(count)])
-    assert publisher.url is not None
-    return publisher.url
+    async def read_at(self, url: str = URL, **options: Any) -> list[int]:
+        return (await self.found_at(url, **options))[0]
 
 
 async def run_command(refused: StoreError, store: Any) -> None:
@@ -73,87 +64,132 @@ async def run_command(refused: StoreError, store: Any) -> None:
 
 
 @pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
-async def test_r07_a_changed_host_name_does_not_read_the_history_again(
-    feedapi_publisher: Publisher, tmp_path: Path, share: Share | None
-) -> None:
-    url = filled(feedapi_publisher, 2_000)
-    former = url.replace("127.0.0.1", "localhost")
-    async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
-        assert await numbers(former, store, share=share) == list(range(2_000))
-        feedapi_publisher.append(0, {"n": 2_000})
-        with pytest.raises(StoreError, match="looks like the same feed") as refused:
-            await numbers(url, store, share=share)
-        assert [key.url for key in await store.feeds()] == [former]
-        await run_command(refused.value, store)
-        assert await numbers(url, store, share=share) == [2_000]
+async def test_r07_a_changed_host_name_does_not_read_the_history_again(share: Share | None) -> None:
+    feed = Feed()
+    assert await feed.read_at(FORMER, share=share) == [*range(10)]
+    feed.add_some()
+    with pytest.raises(StoreError, match="looks like the same feed") as refused:
+        await feed.read_at(share=share)
+    assert [key.url for key in await feed.store.feeds()] == [FORMER]
+    await run_command(refused.value, feed.store)
+    assert await feed.read_at(share=share) == [10]
 
 
-def changed(url: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    return {
-        "origin": (url.replace("127.0.0.1", "localhost"), {}),
-        "slash": (f"{url}/", {}),
-        "selection": (url, {"fetch": FetchOptions(event_types=("created", "paid"))}),
-        "feed name": (url, {"feed_name": "orders"}),
-    }
+CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
+    "origin": (FORMER, {}),
+    "slash": (f"{URL}/", {}),
+    "selection": (URL, {"fetch": FetchOptions(event_types=("created", "paid"))}),
+    "feed name": (URL, {"feed_name": "orders"}),
+}
 
 
-@pytest.mark.parametrize("what", changed(""))
-async def test_r07_start_first_is_for_who_means_it(feedapi_publisher: Publisher, what: str) -> None:
-    url, store = filled(feedapi_publisher), MemoryCursorStore()
-    former, options = changed(url)[what]
-    await store.save(FeedConsumer(former, name="app", **options).key, {0: Position("c")})
+@pytest.mark.parametrize("what", CHANGED)
+async def test_r07_start_first_is_for_who_means_it(what: str) -> None:
+    feed, (former, options) = Feed(), CHANGED[what]
+    await feed.store.save(FeedConsumer(former, name="app", **options).key, {0: Position("c")})
     with pytest.raises(StoreError, match="looks like the same feed"):
-        await numbers(url, store)
-    assert len(await numbers(url, store, **MEANT)) == 10
-    assert await numbers(url, store) == []  # its own positions are stored now
+        await feed.read_at()
+    assert len(await feed.read_at(start="first")) == 10
+    assert await feed.read_at() == []  # its own positions are stored now
 
 
-async def test_r07_one_more_event_type_goes_on_with_the_command(
-    feedapi_publisher: Publisher,
-) -> None:
-    url, store = filled(feedapi_publisher), MemoryCursorStore()
-    one = {"fetch": FetchOptions(event_types=("created",))}
-    two = {"fetch": FetchOptions(event_types=("created", "paid"))}
-    assert len(await numbers(url, store, **one)) == 10
+async def test_r07_one_more_event_type_goes_on_with_the_command() -> None:
+    feed = Feed()
+    one, two = (FetchOptions(event_types=types) for types in (("created",), ("created", "paid")))
+    assert len(await feed.read_at(fetch=one)) == 10
     with pytest.raises(StoreError) as refused:
-        await numbers(url, store, **two)
+        await feed.read_at(fetch=two)
     selections = """--selection '{"event-types":"created"}' '{"event-types":"created;paid"}'"""
-    assert f"feedapi cursors move {url} {url} --name app {selections}" in str(refused.value)
-    old, new = one["fetch"].selection(), two["fetch"].selection()
-    await move(store, url, url, name="app", selection=(old, new))
-    feedapi_publisher.append(0, {"n": 10, "type": "paid"})
-    assert await numbers(url, store, **two) == [10]
+    assert f"feedapi cursors move {URL} {URL} --name app {selections}" in str(refused.value)
+    selection = one.selection(), two.selection()
+    await move(feed.store, URL, URL, name="app", selection=selection)
+    feed.add_some(type="paid")
+    assert await feed.read_at(fetch=two) == [10]
 
 
-async def test_r07_a_third_feed_with_the_same_path_is_only_reported(
-    feedapi_publisher: Publisher,
-) -> None:
-    url, store = filled(feedapi_publisher), MemoryCursorStore()
-    path = url.split("/", 3)[3]
+async def test_r07_a_third_feed_with_the_same_path_is_only_reported() -> None:
+    feed = Feed()
     for host in ("a.test", "b.test"):
-        await store.save(FeedKey(f"https://{host}/{path}", "app"), {0: Position("c")})
-    (report,) = await reports(url, store)
+        await feed.store.save(FeedKey(f"https://{host}/feed", "app"), {0: Position("c")})
+    _, (report,) = await feed.found_at()
     assert "2 others that look like it" in report
-    assert await reports(url, store) == ()  # the first start has saved positions
+    assert (await feed.found_at())[1] == ()  # the first start has saved positions
+
+
+class OwnStore:
+    """A store of an application's own: it can load and save, and nothing else."""
+
+    def __init__(self) -> None:
+        cursors = MemoryCursorStore()
+        self.load, self.save = cursors.load, cursors.save
+
+
+class BrokenList(MemoryCursorStore):
+    async def feeds(self) -> list[FeedKey]:
+        raise StoreError("the list is broken")
 
 
 @pytest.mark.parametrize("store", [OwnStore, BrokenList, MemoryCursorStore])
-async def test_a_consumer_starts_where_no_keys_can_be_listed(
-    feedapi_publisher: Publisher, store: Callable[[], Any]
-) -> None:
-    assert await reports(filled(feedapi_publisher), store()) == ()
+async def test_a_consumer_starts_where_no_keys_can_be_listed(store: Callable[[], Any]) -> None:
+    assert await Feed(store=store()).found_at() == ([*range(10)], ())
 
 
 def test_r07_without_async_too(feedapi_publisher: Publisher, tmp_path: Path) -> None:
-    url = filled(feedapi_publisher)
-    for start, host in ((None, "localhost"), ("first", "127.0.0.1")):
+    feedapi_publisher.extend(0, [{"n": n} for n in range(10)])
+    url = feedapi_publisher.url or ""
+    former = url.replace("127.0.0.1", "localhost")
+
+    def read(url: str, **options: Any) -> int:
         store = SQLiteCursorStore(tmp_path / "cursors.db")
-        there = url.replace("127.0.0.1", host)
-        with SyncFeedConsumer(there, store=store, follow=False, start=start) as consumer:  # type: ignore[arg-type]
-            assert len(list(consumer)) == 10
-    store = SQLiteCursorStore(tmp_path / "cursors.db")
-    with (
-        pytest.raises(StoreError, match="looks like the same feed"),
-        SyncFeedConsumer(f"{url}/", store=store, follow=False),
-    ):
-        pass
+        with SyncFeedConsumer(url, store=store, follow=False, **options) as consumer:
+            return len(list(consumer))
+
+    assert read(former) == 10
+    with pytest.raises(StoreError, match="looks like the same feed"):
+        read(url)
+    assert read(url, start="first") == 10
+
+
+# ---------------------------------------------------------------------- names of feeds
+
+NAMED: Mapping[str, Any] = {"feed_name": "payments"}
+
+
+async def test_r07_a_feed_with_a_name_goes_on_at_another_url() -> None:
+    feed = Feed()
+    assert await feed.read_at(FORMER, **NAMED) == [*range(10)]
+    feed.add_some()
+    assert await feed.read_at(**NAMED) == [10]
+    [key] = await feed.store.feeds()
+    assert (key.url, key.feed_name) == ("feed:payments", "payments")
+    assert FeedKey(key.url).id == FeedKey.named("payments").id
+
+
+async def test_r07_cursors_under_the_url_are_adopted_once_and_reported(tmp_path: Path) -> None:
+    async with SQLiteCursorStore(tmp_path / "c.db") as store:
+        feed = Feed(store=store)
+        assert await feed.read_at() == [*range(10)]
+        for n, adopts in ((10, True), (11, False)):
+            feed.add_some()
+            found, reports = await feed.found_at(**NAMED)
+            assert found == [n]
+            says = ["kept under feed:payments from now on" in report for report in reports]
+            assert any(says) is adopts
+            assert await store.load(FeedKey(URL, "app")) == {}
+
+
+async def test_r07_what_is_stored_under_the_name_is_never_replaced() -> None:
+    store, old, new = MemoryCursorStore(), FeedKey("http://a/f"), FeedKey.named("f")
+    await store.save(old, {0: Position("old")})
+    await store.save(new, {0: Position("new")})
+    assert await adopt(store, old, new) == 0
+    assert (await store.load(new))[0].cursor == "new"
+    assert (await store.load(old))[0].cursor == "old"
+
+
+@pytest.mark.parametrize("name", ["", " x", "x\n", "x" * 201])
+async def test_a_name_that_no_feed_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="feed_name"):
+        FeedConsumer("http://localhost/feed", feed_name=name)
+    with pytest.raises(NegotiationError, match="feed_name"):
+        FeedKey(f"feed:{name}")

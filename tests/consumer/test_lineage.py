@@ -49,25 +49,6 @@ SELDOM = {"discovery_interval": 3600}
 
 @each_method
 @each_dialect
-async def test_r08_r09_a_split_under_a_running_consumer(dialect: Any, method: Any) -> None:
-    feed = LocalFeed(dialect=dialect)
-    feed.fill(0, 30)
-    async with feed.consume() as consumer:
-        seen = []
-        async for event in consumer:
-            seen.append(event)
-            if len(seen) == 25:
-                first, *_ = feed.split(0, 3, method=method)
-                feed.fill(30, 60)
-                feed.split(first, method=method)
-                feed.fill(60, 90)
-            if len(seen) == 90:
-                break
-    feed.check(seen)
-
-
-@each_method
-@each_dialect
 @pytest.mark.parametrize("read_before", [0, 7, 30])
 async def test_r08_r09_a_split_while_the_consumer_is_down(
     dialect: Any, method: Any, read_before: int
@@ -108,24 +89,6 @@ async def test_r08_r09_a_split_while_a_batch_is_in_flight(
             batch = await reader.batch()
             await batch.commit()
             seen += batch.events
-    feed.check(seen)
-
-
-@each_method
-async def test_r08_r09_splits_while_handlers_run_concurrently(method: Any) -> None:
-    feed, seen = LocalFeed(3, page_size=6, checkpoint_every=3), []
-    feed.fill(0, 60, entities=12)
-
-    async def handle(batch: Batch) -> None:
-        await anyio.sleep(0.002)
-        seen.extend(batch.events)
-
-    async with feed.running(handle, limit=SMALL):
-        for step, partition in enumerate((0, 1, 2, 3)):
-            await wait_until(lambda step=step: len(seen) > step * 20)
-            feed.split(partition, method=method)
-            feed.fill(60 + 30 * step, 90 + 30 * step, entities=12)
-        await wait_until(lambda: len(seen) >= 180)
     feed.check(seen)
 
 

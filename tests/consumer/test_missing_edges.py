@@ -2,81 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from feedapi_client import LineageError
 from feedapi_client.testing import Quirks
-from tests.consumer.helpers import LocalFeed, read, wait_until
+from tests.consumer.helpers import LocalFeed
+from tests.consumer.script import Step, do, play
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-OMITS = Quirks(omit_parent_zero=True)
+
+DRAFT = do.begin_with(dialect="v2-draft", quirks=Quirks(omit_parent_zero=True))
+TOKEN = do.begin_with(quirks=Quirks(omit_parent_zero=True))
+EDGES: dict[str, Any] = {"lineage": {1: 0, 2: 0}}
+CONTRADICTS = LineageError, "partition 2: lineage= says that it starts after"
+STEPS: dict[str, list[Step]] = {
+    "a split without edges is reported": [
+        *(DRAFT, do.fill(0, 10), do.open(), do.takes(*range(10)), do.reports(0)),
+        *(do.split(0, 2), do.reported("lineage={1: 0, 2: 0}"), do.reports(1)),
+    ],
+    **{
+        f"the children of partition 0 wait for it without any option, lastCursor {listed}": [
+            do.begin_with(2, quirks=Quirks(omit_parent_zero=True, last_cursor=listed)),
+            *(do.fill(0, 60), do.split(0, 2), do.fill(60, 120), do.open(follow=False)),
+            *(do.ends_in_order(), do.reports(1)),
+            do.reported("partitions 1, 2, 3 may start after partition 0", "lineage={"),
+        ]
+        for listed in ("closed", "never")
+    },
+    "lineage= keeps the order": [
+        *(TOKEN, do.fill(0, 30), do.split(0, 2), do.fill(30, 60)),
+        *(do.open(follow=False, **EDGES), do.ends_in_order(), do.reports(0), do.leave()),
+        *(do.fill(60, 65), do.remove(0), do.reads_all(*range(60, 65), **EDGES)),
+    ],
+    "lineage= may be declared before the split": [
+        *(TOKEN, do.fill(0, 30), do.open(lineage={1: 0, 2: 0, 8: None}), do.takes(*range(20))),
+        *(do.split(0, (1, 2)), do.fill(30, 60), do.takes(*range(20, 30))),
+        *(do.takes_all(*range(30, 60)), do.reports(0)),
+    ],
+    "lineage= that contradicts the publisher is an error on entry": [
+        *(do.begin_with(2), do.split(0, (2, 3))),
+        *(do.raises(*CONTRADICTS, do.enter(lineage={2: 1})), do.saved(0)),
+    ],
+}
 
 
-async def test_r08_a_split_without_edges_is_reported() -> None:
-    feed = LocalFeed(dialect="v2-draft", quirks=OMITS)
-    feed.fill(0, 10)
-    async with feed.open() as reader:
-        await reader.batch()
-        assert reader.reports() == []
-        first, second = feed.split(0, 2)
-        await wait_until(reader.reports)
-        (report,) = reader.reports()
-    assert f"lineage={{{first}: 0, {second}: 0}}" in report
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+async def test_r08_edges_that_the_publisher_leaves_out(steps: list[Step]) -> None:
+    await play(*steps)
 
 
-@pytest.mark.parametrize("last_cursor", ["closed", "never"])
-async def test_r08_the_children_of_partition_0_wait_for_it_without_any_option(
-    last_cursor: str,
-) -> None:
-    feed = LocalFeed(2, quirks=Quirks(omit_parent_zero=True, last_cursor=last_cursor))
-    feed.fill(0, 60)
-    first, second = feed.split(0, 2)
-    feed.fill(60, 120)
-    async with feed.consume(follow=False) as consumer:
-        events = await read(consumer)
-        (report,) = consumer.status().reports
-    assert f"partitions 1, {first}, {second} may start after partition 0" in report
-    assert "lineage={" in report
-    feed.check(events)
-    assert len(events) == 120
-
-
-async def test_r08_lineage_keeps_the_order() -> None:
-    feed = LocalFeed(quirks=OMITS)
-    feed.fill(0, 30)
-    first, second = feed.split(0, 2)
-    feed.fill(30, 60)
-    edges = {first: 0, second: 0}
-    async with feed.consume(lineage=edges, follow=False) as consumer:
-        events = await read(consumer)
-        assert consumer.status().reports == ()
-    feed.check(events)
-    assert {event.partition for event in events[:30]} == {0}
-    feed.fill(60, 65)
-    feed.remove(0)
-    assert len(await feed.read(lineage=edges)) == 5
-
-
-async def test_r08_lineage_may_be_declared_before_the_split() -> None:
-    feed, seen = LocalFeed(quirks=OMITS), []
-    feed.fill(0, 30)
-    async with feed.consume(lineage={1: 0, 2: 0, 8: None}) as consumer:
-        async for event in consumer:
-            seen.append(event)
-            if len(seen) == 20:
-                feed.split(0, (1, 2))
-                feed.fill(30, 60)
-            if len(seen) == 60:
-                break
-        assert consumer.status().reports == ()
-    feed.check(seen)
-
-
-async def test_r08_lineage_that_contradicts_the_publisher_is_an_error_on_entry() -> None:
-    feed = LocalFeed(2)
-    feed.split(0, (2, 3))
-    with pytest.raises(LineageError, match="partition 2: lineage= says that it starts after"):
-        await feed.enter(lineage={2: 1})
-    assert feed.store.saves == []
+def test_r08_lineage_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="lineage must map"):
-        feed.consume(lineage={"1": 0})
+        LocalFeed().consume(lineage={"1": 0})

@@ -5,7 +5,6 @@ Also what `status()` shows, and how an iteration ends without `follow`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -20,7 +19,6 @@ from feedapi_client import (
     AuthenticationError,
     Batch,
     CommitOrderError,
-    FeedConsumer,
     FeedError,
     FeedUnavailableError,
     FencedError,
@@ -30,7 +28,6 @@ from feedapi_client import (
     RetryPolicy,
     TransportError,
 )
-from feedapi_client.http.redaction import redact_http_logs
 from feedapi_client.status import PartitionState
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import (
@@ -38,7 +35,6 @@ from tests.consumer.helpers import (
     SAFETY_LIMIT,
     SHORT,
     LocalFeed,
-    RecordingStore,
     consume,
     last_fetch,
     limits,
@@ -321,26 +317,6 @@ async def test_r16_a_slow_application_stops_the_reading(serve: Callable[..., Pub
 
 
 @on_a_socket
-async def test_r16_the_buffer_stays_bounded_over_many_partitions(
-    serve: Callable[..., Publisher],
-) -> None:
-    publisher = serve(40, page_size=1_000_000, checkpoint_every=100)
-    publish_long(publisher, 40, 600, 500)
-    most, count = 0, 0
-    limit = {"max_buffered_bytes": 1_000_000, "max_line_bytes": 100_000}
-    async with consume(publisher, follow=False, limit=limit) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT):
-            async for batch in consumer.batches():
-                most = max(most, consumer.status().buffered_bytes)
-                count += len(batch.events)
-                await anyio.sleep(0.001)
-                most = max(most, consumer.status().buffered_bytes)
-                await batch.commit()
-    assert count == 24_000
-    assert most <= 1_000_000
-
-
-@on_a_socket
 async def test_r16_a_stream_that_the_application_does_not_read_is_not_buffered_without_end(
     serve: Callable[..., Publisher],
 ) -> None:
@@ -495,82 +471,6 @@ async def test_r18_fencing_is_not_parked() -> None:
         await feed.read()
         with pytest.raises(FencedError):
             await batch.commit()
-
-
-# ---------------------------------------------------------------------- R19
-
-SECRETS = ("hunter2", "querysecret", "Bearer-secret", "payloadsecret")
-
-
-@on_a_socket
-@pytest.mark.parametrize(
-    "fault",
-    [
-        None,
-        faults.Status(403, body="no payloadsecret here, dear Bearer-secret with querysecret"),
-        faults.Status(503, body="key querysecret"),
-        faults.Status(400, body="bad querysecret"),
-        faults.Redirect("http://other.invalid/?key=querysecret"),
-        faults.Html(),
-        faults.CutLine(),
-        faults.NoCheckpoint(),
-        faults.Truncate(),
-        faults.Reset(),
-        faults.BrokenChunk(),
-        faults.Replace(b'{"data":[1,"payloadsecret"]}\n'),
-        faults.Replace(b'{"data":{"a":"payloadsecret"\n'),
-    ],
-    ids=repr,
-)
-async def test_r19_no_secret_is_logged_raised_stored_or_shown(
-    publisher: Publisher,
-    store: RecordingStore,
-    caplog: pytest.LogCaptureFixture,
-    fault: faults.Fault | None,
-) -> None:
-    redact_http_logs()
-    caplog.set_level(logging.DEBUG)
-    assert publisher.url is not None
-    publisher.extend(0, [{"text": "payloadsecret", "n": 1}] * 3)
-    if fault is not None:
-        publisher.fail(fault, times=None)
-        if isinstance(fault, (faults.Status, faults.Html)):
-            publisher.fail(fault, on="discovery", times=None, after=1)
-    url = publisher.url.replace("http://", "http://me:hunter2@") + "?key=querysecret"
-    shown: list[str] = []
-    policy = RetryPolicy(base_delay=0.001, max_delay=0.002, give_up_after=0.05, refused_for=0.05)
-    options: dict[str, Any] = {"store": store, "limits": limits(), "retry": policy}
-    async with httpx.AsyncClient(headers={"x-key": "Bearer-secret"}) as http:
-        try:
-            async with FeedConsumer(url, http=http, follow=False, **options) as consumer:
-                try:
-                    with anyio.fail_after(SAFETY_LIMIT):
-                        async for event in consumer:
-                            shown.append(repr(event))  # noqa: PERF401 - also those before an error
-                finally:
-                    shown += [repr(consumer), str(consumer.status()), str(consumer.key)]
-        except FeedError as error:
-            shown += _chain(error)
-    shown += [
-        record.getMessage() + str(record.args) + str(record.exc_info)
-        for record in caplog.records
-        if not record.name.startswith(("asyncio", "uvicorn"))
-    ]
-    shown += [str(await store.feeds())]
-    assert "querysecret" not in str(publisher.requests[0].headers)
-    assert publisher.requests[0].query == {"key": "querysecret"}
-    quoted = SECRETS[2:] if isinstance(fault, faults.Status) else ()
-    for secret in set(SECRETS).difference(quoted):
-        assert not [text for text in shown if secret in text]
-
-
-def _chain(error: BaseException | None) -> list[str]:
-    found = []
-    while error is not None:
-        fields = str(error.__dict__) if isinstance(error, FeedError) else ""
-        found += [str(error), repr(error), fields]
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return found
 
 
 # ---------------------------------------------------------------------- status

@@ -86,6 +86,10 @@ STEPS: dict[str, list[Step]] = {
         *(do.open(follow=False), do.numbers(0, 0), do.ends(0), do.leave()),
         *(do.enters_again(), do.numbers(0, 1), do.again(), do.ends(1)),
     ],
+    "a consumer whose entry failed can be entered again": [
+        *(do.numbers(0, 1), do.fail(404, on="discovery"), do.consumer_is_made()),
+        *(do.raises(NegotiationError, "404", do.enters_again()), do.enters_again(), do.takes(1)),
+    ],
     "a consumer that is not open can't be used": [
         *(
             do.consumer_is_made(),
@@ -100,17 +104,6 @@ STEPS: dict[str, list[Step]] = {
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 async def test_iterations_and_the_block_around_them(steps: list[Step]) -> None:
     await play(*steps)
-
-
-async def test_a_consumer_whose_entry_failed_can_be_entered_again() -> None:
-    feed = LocalFeed()
-    feed.numbers(0, 1)
-    feed.fail(404, on="discovery")
-    consumer = feed.consume(follow=False)
-    with pytest.raises(NegotiationError):
-        await consumer.__aenter__()
-    async with consumer:
-        assert await read_n(consumer) == [1]
 
 
 # ---------------------------------------------------------------------- what is delivered
@@ -162,19 +155,6 @@ async def test_the_batch_in_flight_at_stop_is_committed_by_async_for() -> None:
         async for _event in consumer:
             consumer.stop()
     assert await feed.store.cursors() == {0: end}
-
-
-async def test_an_exception_in_the_loop_body_is_the_applications_own() -> None:
-    feed = LocalFeed()
-    feed.numbers(0, 0, 1)
-
-    async def work() -> None:
-        async with feed.consume() as consumer:
-            async for event in consumer:
-                event.json()["n"] // 0
-
-    with pytest.raises(ZeroDivisionError):
-        await work()
 
 
 async def test_an_exception_of_a_handler_is_raised_by_run_and_cancels_the_others() -> None:
@@ -277,14 +257,6 @@ async def test_cancelling_while_entering_leaves_nothing_behind(
         tasks.cancel_scope.cancel()
     await wait_until(lambda: publisher.in_flight == 0)
     assert store.saves == []
-
-
-async def test_cancelling_while_waiting_for_the_next_batch_leaves_the_consumer_usable() -> None:
-    feed = LocalFeed()
-    async with feed.open() as reader:
-        await reader.at_end()
-        feed.numbers(0, 7)
-        assert await reader.commit() == [7]
 
 
 # --------------------------------------------------------------------- the HTTP client, options

@@ -18,49 +18,27 @@ from tests.deployments.proxy import Routes
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-async def test_r10_two_tokens_in_turn(tmp_path: Path) -> None:
-    async with deployment(tmp_path, Publisher(2), Publisher(2)) as deployed:
-        await deployed.only(deployed.old)
-        await deployed.both()
-        await deployed.only(deployed.new)
+FORTH = ("old", "both", "new")
+AND_BACK = (*FORTH, "both", "old")
+VERSIONS: dict[str, tuple[DialectName, DialectName, tuple[str, ...]]] = {
+    "two tokens": ("v2-token", "v2-token", FORTH),
+    "v1 becomes v2": ("v1", "v2-token", FORTH),
+    "v2 is rolled back to v1": ("v1", "v2-token", AND_BACK),
+    "a draft becomes the published dialect and back": ("v2-draft", "v2-token", AND_BACK),
+}
 
 
-async def test_r10_two_tokens_in_turn_where_nginx_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.nginx.program", lambda: None)
-    async with deployment(tmp_path, Publisher(2), Publisher(2)) as deployed:
-        await deployed.only(deployed.old)
-        await deployed.both()
-        await deployed.only(deployed.new)
-
-
-async def test_r02_r10_v1_becomes_v2(tmp_path: Path) -> None:
-    old, new = Publisher(2, dialect="v1"), Publisher(2, dialect="v2-token")
-    async with deployment(tmp_path, old, new, v1_partitions=2) as deployed:
-        await deployed.only(old)
-        await deployed.both()
-        await deployed.only(new)
-
-
-async def test_r02_r10_a_deployment_of_v2_is_rolled_back_to_v1(tmp_path: Path) -> None:
-    old, new = Publisher(2, dialect="v1"), Publisher(2, dialect="v2-token")
-    async with deployment(tmp_path, old, new, v1_partitions=2) as deployed:
-        await deployed.only(old)
-        await deployed.both()
-        await deployed.only(new)
-        await deployed.both()
-        await deployed.only(old)
-
-
-async def test_r02_r10_a_draft_becomes_the_published_dialect_and_back(tmp_path: Path) -> None:
-    old, new = Publisher(2, dialect="v2-draft"), Publisher(2, dialect="v2-token")
-    async with deployment(tmp_path, old, new) as deployed:
-        await deployed.only(old)
-        await deployed.both()
-        await deployed.only(new)
-        await deployed.both()
-        await deployed.only(old)
+@pytest.mark.parametrize("case", VERSIONS)
+async def test_r02_r10_versions_in_turn(tmp_path: Path, case: str) -> None:
+    before, after, phases = VERSIONS[case]
+    old, new = Publisher(2, dialect=before), Publisher(2, dialect=after)
+    options = {"v1_partitions": 2} if before == "v1" else {}
+    async with deployment(tmp_path, old, new, **options) as deployed:
+        for phase in phases:
+            if phase == "both":
+                await deployed.both()
+            else:
+                await deployed.only({"old": old, "new": new}[phase])
 
 
 @pytest.mark.parametrize("status", [200, 404, 502])

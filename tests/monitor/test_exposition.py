@@ -31,7 +31,7 @@ from feedapi_client.notifications import (
 from feedapi_client.telemetry import METRICS, observe
 from feedapi_client.telemetry.meters import BUCKETS
 from tests.consumer.helpers import read
-from tests.telemetry.test_observe import feed
+from tests.telemetry.helpers import feed
 from tests.testing.virtual_time import asgi_client
 
 pytestmark = pytest.mark.anyio

@@ -148,41 +148,6 @@ def test_in_a_handler_in_the_calling_thread_it_ends_run(
         assert handled == list(range(5, 10))
 
 
-def test_handlers_in_threads_finish_and_commit_what_they_have(
-    wide: Publisher, ctrl_c: CtrlC, store: RecordingStore
-) -> None:
-    fill(wide, 100)
-    started, go_on = threading.Semaphore(0), threading.Event()
-    handled: list[int] = []
-
-    def handle(batch: SyncBatch) -> None:
-        if len(batch):
-            started.release()
-            go_on.wait()
-            handled.extend(ns(batch))
-
-    limit = {"max_batch_events": 5}
-    with consume(wide, store=store, limit=limit) as consumer:
-        interrupting = ctrl_c(lambda: started.acquire() and started.acquire())
-
-        def let_go() -> None:
-            interrupting.join()
-            wait_until(lambda: "wait_for_end" in stack_of_main())
-            go_on.set()
-
-        thread = threading.Thread(target=let_go)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            consumer.run(handle, threads=2)
-        thread.join()
-        assert len(handled) == 10
-        first = list(handled)
-    rest: list[int] = []
-    with consume(wide, store=store, follow=False) as consumer:
-        consumer.run(lambda batch: rest.extend(ns(batch)))
-    assert sorted(first + rest) == list(range(100))
-
-
 def test_a_second_one_leaves_handlers_behind_whose_commits_are_refused(
     wide: Publisher, ctrl_c: CtrlC, store: RecordingStore
 ) -> None:

@@ -10,7 +10,12 @@ import threading
 import httpx
 import pytest
 
-from feedapi_client import AuthenticationError, NegotiationError, SQLiteCursorStore
+from feedapi_client import (
+    AuthenticationError,
+    NegotiationError,
+    SQLiteCursorStore,
+    SyncFeedConsumer,
+)
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import RETRY, SHORT, fill, numbers
 from tests.sync.helpers import consume, in_thread, ns, wait_until
@@ -50,8 +55,9 @@ def test_by_an_exception_in_each_way_to_consume(wide: Publisher) -> None:
     for threads in (1, 4):
         with pytest.raises(LeaveError), consume(wide) as consumer:
             consumer.run(fail, threads=threads)
-    with pytest.raises(LeaveError), consume(wide) as consumer:
-        fail(next(consumer.batches()))
+    for way in (iter, SyncFeedConsumer.batches):
+        with pytest.raises(LeaveError), consume(wide) as consumer:
+            fail(next(way(consumer)))
 
 
 def test_at_the_end_and_after_an_error_of_the_feed(publisher: Publisher) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import signal
 import sqlite3
 import threading
-from typing import Any
 
 import pytest
 
 from feedapi_client import (
     CommitOrderError,
     FeedConsumer,
-    FencedError,
     PartitionState,
     ProtocolError,
     Quarantine,
@@ -25,7 +22,14 @@ from feedapi_client import (
     SyncFeedConsumer,
 )
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import BROKEN, RecordingStore, Transaction, fill, numbers
+from tests.consumer.helpers import (
+    BROKEN,
+    RecordingStore,
+    Transaction,
+    assert_each_entity_in_order_and_once,
+    fill,
+    numbers,
+)
 from tests.sync.helpers import (
     ThreadedStore,
     consume,
@@ -58,24 +62,7 @@ def test_it_takes_the_arguments_of_the_consumer_with_async() -> None:
 def test_events_come_in_order_and_to_the_end(wide: Publisher) -> None:
     fill(wide, 200)
     with consume(wide, follow=False) as consumer:
-        read = [event.json() for event in consumer]
-    assert sorted(each["n"] for each in read) == list(range(200))
-    for entity in {each["entity"] for each in read}:
-        own = [each["n"] for each in read if each["entity"] == entity]
-        assert own == sorted(own)
-
-
-def test_r05_a_batch_is_committed_when_the_event_after_it_is_asked_for(
-    publisher: Publisher, store: RecordingStore
-) -> None:
-    numbers(publisher, 0, range(10))
-    with consume(publisher, store=store, limit={"max_batch_events": 5}) as consumer:
-        events = iter(consumer)
-        before = len(store.saves)
-        assert ns(next(events) for _ in range(5)) == list(range(5))
-        assert len(store.saves) == before
-        next(events)
-        assert len(store.saves) == before + 1
+        assert_each_entity_in_order_and_once([event.json() for event in consumer], wide)
 
 
 def test_r05_what_was_not_committed_comes_again(
@@ -126,31 +113,6 @@ def test_r20_an_error_is_raised_again_by_the_same_loop(publisher: Publisher) -> 
                     next(iterator)
 
 
-def test_an_error_of_the_application_leaves_the_block_as_it_is(publisher: Publisher) -> None:
-    numbers(publisher, 0, range(10))
-    error = KeyError("the application's")
-
-    def program() -> None:
-        with consume(publisher) as consumer:
-            for _ in consumer:
-                raise error
-
-    with pytest.raises(KeyError) as raised:
-        program()
-    assert raised.value is error
-
-
-def test_a_second_iteration_ends_the_first(publisher: Publisher) -> None:
-    numbers(publisher, 0, range(10))
-    with consume(publisher) as consumer:
-        first = consumer.batches()
-        batch = next(first)
-        assert ns(next(consumer.batches())) == ns(batch)
-        with pytest.raises(CommitOrderError):
-            batch.commit()
-        assert next(first, None) is None
-
-
 def test_it_can_be_entered_again(publisher: Publisher) -> None:
     numbers(publisher, 0, range(3))
     consumer = consume(publisher, follow=False)
@@ -178,19 +140,6 @@ def test_outside_its_block_it_refuses_to_iterate(publisher: Publisher) -> None:
 
 
 # ---------------------------------------------------------------------- the caller's transaction
-
-
-def test_exactly_once_with_a_connection_of_sqlite3(
-    publisher: Publisher, path: str, connection: sqlite3.Connection
-) -> None:
-    """The connection refuses every thread but the one that made it."""
-    numbers(publisher, 0, range(23))
-    with consume(publisher, store=SQLiteCursorStore(path), follow=False) as consumer:
-        for batch in consumer.batches():
-            with connection:
-                write(connection, batch)
-                batch.commit(transaction=connection)
-    assert effects(path) == list(range(23))
 
 
 def test_r05_a_rolled_back_transaction_takes_the_cursor_with_it(
@@ -245,24 +194,6 @@ def test_an_error_in_the_transaction_comes_as_a_store_error(publisher: Publisher
         assert isinstance(raised.value.__cause__, sqlite3.OperationalError)
         batch.commit(transaction=Transaction())
     assert store.threads == [threading.get_ident()] * 2
-
-
-def test_r17_another_consumer_of_the_name_fences_within_the_transaction(
-    publisher: Publisher, path: str, connection: sqlite3.Connection
-) -> None:
-    numbers(publisher, 0, range(5))
-    with consume(publisher, store=SQLiteCursorStore(path)) as consumer:
-        batches = consumer.batches()
-        batch = next(batches)
-        with consume(publisher, store=SQLiteCursorStore(path), follow=False) as other:
-            assert ns(other) == list(range(5))
-        write(connection, batch)
-        with pytest.raises(FencedError):
-            batch.commit(transaction=connection)
-        connection.rollback()
-        with pytest.raises(FencedError):
-            next(batches)
-    assert effects(path) == []
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -365,18 +296,6 @@ def test_stop_ends_the_entry_that_waits_for_the_feed(publisher: Publisher) -> No
         assert list(consumer) == []
 
 
-def test_after_the_grace_period_a_commit_is_refused(publisher: Publisher) -> None:
-    numbers(publisher, 0, range(5))
-    with consume(publisher) as consumer:
-        batches = consumer.batches()
-        batch = next(batches)
-        consumer.stop(grace=0)
-        wait_until(lambda: consumer.cut_short)
-        with pytest.raises(CommitOrderError, match="iteration has ended"):
-            batch.commit()
-        assert next(batches, None) is None
-
-
 def test_callbacks_of_share_run_in_the_event_loop_and_may_ask_for_the_status(
     publisher: Publisher,
 ) -> None:
@@ -404,35 +323,3 @@ def test_an_iteration_of_a_pinned_decoder_runs_it_in_the_callers_thread(
         publisher, follow=False, decoder=lambda raw: (raw, threading.get_ident())
     ) as consumer:
         assert {event.json()[1] for event in consumer} == {threading.get_ident()}
-
-
-# ---------------------------------------------------------------------- cancellations
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("by_key", [False, True])
-def test_r20_a_cancelled_error_that_a_handler_lets_out_is_its_failure(
-    publisher: Publisher, threads: int, by_key: bool
-) -> None:
-    numbers(publisher, 0, range(10))
-    calls: list[object] = []
-
-    def handle(delivered: object) -> None:
-        calls.append(delivered)
-        if len(calls) == 1:
-            raise asyncio.CancelledError
-
-    def run(consumer: SyncFeedConsumer, on_failure: Any) -> None:
-        if by_key:
-            consumer.run_by_key(
-                handle, key=lambda e: e.json()["n"], threads=threads, on_failure=on_failure
-            )
-        else:
-            consumer.run(handle, threads=threads, on_failure=on_failure)
-
-    with consume(publisher, follow=False) as consumer:
-        with pytest.raises(RuntimeError, match="the handler let a CancelledError out"):
-            run(consumer, "raise")
-        calls.clear()
-        run(consumer, "retry")
-    assert len(calls) > 1

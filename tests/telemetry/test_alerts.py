@@ -35,6 +35,7 @@ FAILURES = "feedapi_consumer_handler_failures_total"
 FEED = "http://feed/feed"
 GROUPED = {"messaging_destination_name": FEED, "messaging_consumer_group_name": "default"}
 LONGEST = 180
+FIRING = 'alertstate="firing"'
 
 
 @contextmanager
@@ -157,64 +158,16 @@ def test_the_first_quarantined_event_fires_the_alert(scrapes: list[Series], tmp_
     check(tmp_path, FILE, history((30, opened), (120, one)), expected, alerts)
 
 
-def test_an_event_quarantined_before_the_first_scrape_fires_the_alert(
-    scrapes: list[Series], tmp_path: Path
-) -> None:
-    alert = firing("FeedapiEventsQuarantined")
-    expected = [(9, alert, False), (11, alert, True), (90, alert, False)]
-    check(tmp_path, FILE, history((10, {}), (120, scrapes[1])), expected)
-
-
-def test_another_partition_and_another_error_fire_the_alert_again(
-    scrapes: list[Series], tmp_path: Path
-) -> None:
-    opened, one, more = scrapes
-    alert = firing("FeedapiEventsQuarantined")
-    expected = [(91, alert, False), (102, alert, True)]
-    check(tmp_path, FILE, history((5, opened), (95, one), (30, more)), expected)
-
-
-def test_a_restart_without_quarantined_events_fires_nothing(
-    scrapes: list[Series], tmp_path: Path
-) -> None:
-    opened, one, _ = scrapes
-    alert = firing("FeedapiEventsQuarantined")
-    check(tmp_path, FILE, history((100, one), (30, opened)), [(129, alert, False)])
-
-
+PROBLEMS, PARTITIONS = "feedapi_consumer_problems", "feedapi_consumer_partitions"
 STATES: list[tuple[str, str, float, dict[str, str], int]] = [
     ("FeedapiConsumerNotLive", "feedapi_consumer_live", 0, {}, 2),
     ("FeedapiConsumerNotReady", "feedapi_consumer_ready", 0, {}, 11),
     ("FeedapiPartitionBehind", "feedapi_consumer_caught_up_age_seconds", 1900, {}, 6),
     ("FeedapiHandlerSlow", "feedapi_consumer_in_flight_age_seconds", 301, {}, 1),
-    (
-        "FeedapiFetchFailing",
-        "feedapi_consumer_problems",
-        1,
-        {"feedapi_problem": "fetch-failing"},
-        11,
-    ),
-    (
-        "FeedapiDiscoveryFailing",
-        "feedapi_consumer_problems",
-        1,
-        {"feedapi_problem": "discovery-failing"},
-        11,
-    ),
-    (
-        "FeedapiPartitionParked",
-        "feedapi_consumer_partitions",
-        1,
-        {"feedapi_partition_state": "parked"},
-        1,
-    ),
-    (
-        "FeedapiPartitionParked",
-        "feedapi_consumer_partitions",
-        1,
-        {"feedapi_partition_state": "vanished"},
-        1,
-    ),
+    ("FeedapiFetchFailing", PROBLEMS, 1, {"feedapi_problem": "fetch-failing"}, 11),
+    ("FeedapiDiscoveryFailing", PROBLEMS, 1, {"feedapi_problem": "discovery-failing"}, 11),
+    ("FeedapiPartitionParked", PARTITIONS, 1, {"feedapi_partition_state": "parked"}, 1),
+    ("FeedapiPartitionParked", PARTITIONS, 1, {"feedapi_partition_state": "vanished"}, 1),
 ]
 
 
@@ -234,81 +187,114 @@ def test_an_alert_fires_for_its_state_alone(
     check(tmp_path, FILE, history((30, healthy), (30, bad)), expected)
 
 
-def test_a_handler_that_fails_again_and_again_fires_its_alert(
-    healthy: Series, tmp_path: Path
-) -> None:
-    failing = [(1, changed(healthy, FAILURES, n)) for n in range(30)]
-    alert = firing("FeedapiHandlerFailing")
-    expected = [(8, alert, False), (25, alert, True)]
-    check(tmp_path, FILE, history(*failing), expected)
-
-
 CONSUMED = "messaging_client_consumed_messages_total"
+COMMITS = "messaging_client_operation_duration_seconds_bucket"
+Scrapes = list[tuple[int, Series]]
 
 
-def busy_then_quiet(healthy: Series) -> list[tuple[int, Series]]:
+def busy_then_quiet(series: Series) -> Scrapes:
     """Two hours with an event a minute, then none for two more."""
-    busy = [(1, changed(healthy, CONSUMED, n)) for n in range(120)]
+    busy = [(1, changed(series, CONSUMED, n)) for n in range(120)]
     return [*busy, (120, busy[-1][1])]
 
 
-def test_a_feed_that_answers_and_publishes_nothing_fires_its_alert(
-    healthy: Series, tmp_path: Path
-) -> None:
-    alert = firing("FeedapiFeedQuiet")
-    expected = [(110, alert, False), (170, alert, False), (195, alert, True)]
-    check(tmp_path, FILE, history(*busy_then_quiet(healthy)), expected)
+def slow_commits(series: Series) -> Scrapes:
+    def after(minutes: int) -> Series:
+        return {
+            key: float(60 * minutes if float(dict(key[1])["le"]) >= 10 else 0)
+            if key[0] == COMMITS and dict(key[1])["messaging_operation_name"] == "commit"
+            else value
+            for key, value in series.items()
+        }
+
+    return [(1, after(minutes)) for minutes in range(40)]
 
 
-def test_a_feed_that_does_not_answer_is_not_called_quiet(healthy: Series, tmp_path: Path) -> None:
-    behind = changed(healthy, "feedapi_consumer_caught_up", 0)
-    alert = firing("FeedapiFeedQuiet")
-    check(tmp_path, FILE, history(*busy_then_quiet(behind)), [(195, alert, False)])
-
-
-def test_slow_commits_fire_their_alert(healthy: Series, tmp_path: Path) -> None:
-    bucket = "messaging_client_operation_duration_seconds_bucket"
-    slow: list[tuple[int, Series]] = []
-    for n in range(40):
-        series = dict(healthy)
-        for key in healthy:
-            labels = dict(key[1])
-            if key[0] == bucket and labels["messaging_operation_name"] == "commit":
-                series[key] = float(60 * n if float(labels["le"]) >= 10 else 0)
-        slow.append((1, series))
-    alert = firing("FeedapiCommitSlow")
-    check(tmp_path, FILE, history(*slow), [(8, alert, False), (30, alert, True)])
-
-
-def test_one_of_several_consumers_that_is_gone_fires_its_alert(
-    healthy: Series, tmp_path: Path
-) -> None:
+def other_consumer(series: Series) -> Series:
+    """The series of a consumer of another name beside those of the one there is."""
     other = {
         (name, tuple((key, "other" if value == "default" else value) for key, value in labels)): v
-        for (name, labels), v in healthy.items()
+        for (name, labels), v in series.items()
     }
-    alert = firing("FeedapiConsumerAbsent")
-    gone = 'ALERTS{messaging_consumer_group_name="other",alertstate="firing"}'
-    expected = [(28, alert, False), (50, alert, True), (50, gone, True)]
-    check(tmp_path, FILE, history((30, {**healthy, **other}), (60, healthy)), expected)
+    return {**series, **other}
 
 
-def test_all_consumers_gone_fire_the_alert(healthy: Series, tmp_path: Path) -> None:
-    alert = firing("FeedapiConsumerAbsent")
-    check(tmp_path, FILE, history((30, healthy), (60, {})), [(28, alert, False), (50, alert, True)])
-    check(tmp_path, FILE, [], [(20, alert, True)])
-
-
-def test_one_of_several_instances_that_is_gone_fires_its_alert(
-    healthy: Series, tmp_path: Path
-) -> None:
+def other_instance(series: Series) -> Series:
     second = {
         (name, tuple(sorted({**dict(labels), "instance": "b"}.items()))): value
-        for (name, labels), value in healthy.items()
+        for (name, labels), value in series.items()
     }
-    alert = firing("FeedapiInstanceMissing")
-    expected = [(39, alert, False), (55, alert, True), (90, alert, False)]
-    check(tmp_path, FILE, history((40, {**healthy, **second}), (60, healthy)), expected)
+    return {**series, **second}
+
+
+QUARANTINES: dict[str, tuple[Callable[[list[Series]], Scrapes], list[tuple[int, bool]]]] = {
+    "an event before the first scrape": (
+        lambda s: [(10, {}), (120, s[1])],
+        [(9, False), (11, True), (90, False)],
+    ),
+    "another partition and another error": (
+        lambda s: [(5, s[0]), (95, s[1]), (30, s[2])],
+        [(91, False), (102, True)],
+    ),
+    "a restart without quarantined events": (
+        lambda s: [(100, s[1]), (30, s[0])],
+        [(129, False)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", QUARANTINES)
+def test_quarantined_events_fire_the_alert_where_they_are_new(
+    case: str, scrapes: list[Series], tmp_path: Path
+) -> None:
+    make, expected = QUARANTINES[case]
+    alert = firing("FeedapiEventsQuarantined")
+    check(tmp_path, FILE, history(*make(scrapes)), [(at, alert, fires) for at, fires in expected])
+
+
+HISTORIES: dict[str, tuple[str, Callable[[Series], Scrapes], list[tuple[int, bool]]]] = {
+    "a handler that fails again and again": (
+        "FeedapiHandlerFailing",
+        lambda series: [(1, changed(series, FAILURES, n)) for n in range(30)],
+        [(8, False), (25, True)],
+    ),
+    "a feed that answers and publishes nothing": (
+        "FeedapiFeedQuiet",
+        busy_then_quiet,
+        [(110, False), (170, False), (195, True)],
+    ),
+    "a feed that does not answer is not called quiet": (
+        "FeedapiFeedQuiet",
+        lambda series: busy_then_quiet(changed(series, "feedapi_consumer_caught_up", 0)),
+        [(195, False)],
+    ),
+    "slow commits": ("FeedapiCommitSlow", slow_commits, [(8, False), (30, True)]),
+    "one of several consumers is gone": (
+        "FeedapiConsumerAbsent",
+        lambda series: [(30, other_consumer(series)), (60, series)],
+        [(28, False), (50, True)],
+    ),
+    "all consumers are gone": (
+        "FeedapiConsumerAbsent",
+        lambda series: [(30, series), (60, {})],
+        [(28, False), (50, True)],
+    ),
+    "there never was one": ("FeedapiConsumerAbsent", lambda _: [], [(20, True)]),
+    "one of several instances is gone": (
+        "FeedapiInstanceMissing",
+        lambda series: [(40, other_instance(series)), (60, series)],
+        [(39, False), (55, True), (90, False)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HISTORIES)
+def test_an_alert_fires_after_what_happened(case: str, healthy: Series, tmp_path: Path) -> None:
+    alert, make, expected = HISTORIES[case]
+    fires = [(at, firing(alert), fires) for at, fires in expected]
+    if case == "one of several consumers is gone":
+        fires.append((50, f'ALERTS{{messaging_consumer_group_name="other",{FIRING}}}', True))
+    check(tmp_path, FILE, history(*make(healthy)), fires)
 
 
 def test_every_alert_has_a_test() -> None:
