@@ -59,7 +59,7 @@ TOUCHED = {
     ),
     "Liftbridge over NATS": (
         "tests/liftbridge/test_publisher.py::test_a_publish_is_stored_and_returns_its_ack",
-        "tests/liftbridge/test_at_least_once.py::test_every_event_becomes_a_message_in_order",
+        "tests/liftbridge/test_at_least_once.py::test_splits_are_followed_in_order",
         "tests/liftbridge/test_reader.py::test_a_reader_resumes_after_any_batch",
         "tests/liftbridge/test_command.py::test_it_relays_to_the_end_and_continues_from_its_store",
         "tests/liftbridge/test_groups.py::test_members_divide",
