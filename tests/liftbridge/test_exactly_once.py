@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from random import Random
 
@@ -198,7 +197,13 @@ async def test_an_idle_relay_ends_when_a_snapshot_shows_that_it_is_fenced(
     feedapi_publisher.extend(0, events(3))
     await broker.create(once=True)
     idle = store_of(broker, "events", snapshot_every=1)
-    monkeypatch.setattr(idle, "keep", partial(idle.keep, idle_seconds=0))
+    look, fenced = partial(idle.keep, idle_seconds=0), anyio.Event()
+
+    async def keep() -> bool:
+        await fenced.wait()  # a snapshot before would fence the successor
+        return await look()
+
+    monkeypatch.setattr(idle, "keep", keep)
     async with (
         FeedConsumer(feedapi_publisher.url or "", store=idle) as consumer,
         anyio.create_task_group() as tasks,
@@ -207,14 +212,11 @@ async def test_an_idle_relay_ends_when_a_snapshot_shows_that_it_is_fenced(
 
         async def fence() -> None:
             await eventually(lambda: idler.progress.events == 3)
-            successor, saved = store_of(broker, "events"), False
-            while not saved:
-                [(partition, position)] = (await successor.load(consumer.key)).items()
-                moved = {partition: position.advance("d")}
-                # The idle one may have written a snapshot meanwhile.
-                with suppress(RelayFencedError):
-                    await successor.save(consumer.key, moved, transaction=outgoing(4))
-                    saved = True
+            successor = store_of(broker, "events")
+            [(partition, position)] = (await successor.load(consumer.key)).items()
+            moved = {partition: position.advance("d")}
+            await successor.save(consumer.key, moved, transaction=outgoing(4))
+            fenced.set()
 
         tasks.start_soon(fence)
         with anyio.fail_after(SAFETY_NET), pytest.raises(RelayFencedError, match="another relay"):
