@@ -55,7 +55,8 @@ def golden(request: pytest.FixtureRequest) -> Path:
     return GOLDEN.parent / str(request.param)
 
 
-MEDIA = ("sqlite3", "sqlite", "psycopg", "postgresql", "mariadb", "redis")
+SERVERS = ("psycopg", "postgresql", "mariadb", "redis")
+MEDIA = ("sqlite3", "sqlite", *(pytest.param(each, marks=pytest.mark.slow) for each in SERVERS))
 """Stores of ours on their own driver, and on SQLAlchemy under the name of the database."""
 
 
@@ -129,17 +130,18 @@ def test_an_export_of_every_version_is_read(golden: Path) -> None:
 # The newest golden files are what is written
 
 
-WRITTEN = {
-    "sqlite.sql": (made.sqlite, "tmp_path"),
-    "postgresql.sql": (made.postgres, "postgres"),
-    "mariadb.sql": (made.mariadb, "mariadb"),
-    "redis.jsonl": (made.redis_commands, "redis_server"),
-}
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-async def test_a_golden_file_is_what_is_written(name: str, request: pytest.FixtureRequest) -> None:
-    make, place = WRITTEN[name]
+@pytest.mark.parametrize(
+    ("name", "make", "place"),
+    [
+        ("sqlite.sql", made.sqlite, "tmp_path"),
+        pytest.param("postgresql.sql", made.postgres, "postgres", marks=pytest.mark.slow),
+        pytest.param("mariadb.sql", made.mariadb, "mariadb", marks=pytest.mark.slow),
+        pytest.param("redis.jsonl", made.redis_commands, "redis_server", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_golden_file_is_what_is_written(
+    name: str, make: Any, place: str, request: pytest.FixtureRequest
+) -> None:
     assert await make(request.getfixturevalue(place)) == (GOLDEN / name).read_text(), REWRITE
 
 

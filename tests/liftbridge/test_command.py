@@ -265,7 +265,7 @@ ONCE = ("--exactly-once", "events")
         ([URL, *STORE, *API, "--api-tls", "--api-token-env", "NO_SUCH"], "NO_SUCH is not set"),
         ([URL, *API, *ONCE, "--stream-option", "compact=true"], "neither compacted"),
         ([URL, *STORE, "--stream-option", "replicas=1"], "there is no replicas; there are: group,"),
-        ([URL, *STORE, "--stream-option", "compact=yes"], "compact takes bool, not 'yes'"),
+        ([URL, *STORE, "--stream-option", "compact=yes"], "got `str` - at `$.compact`"),
         (
             [URL, *API, *ONCE, "--stream-option", "retention_messages=50"],
             "retention_messages=50 is too little",
