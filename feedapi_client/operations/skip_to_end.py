@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.model import Batch, Position
+from feedapi_client.model import Batch, FeedKey, Position
 from feedapi_client.operations.feed_access import FeedAccess, consumer_of
-from feedapi_client.operations.stored_positions import check_unused
-from feedapi_client.stores.base import CursorStore
+from feedapi_client.operations.stored_positions import OperationError, check_unused
+from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.stores.sqlite import MemoryCursorStore
 
 Progress = Callable[[FeedConsumer, int], object]
@@ -44,12 +44,16 @@ async def skip(
     Cancellation: nothing is saved, or everything.
 
     Raises:
+        OperationError: nothing is stored of a consumer without a name of its own, while others of
+            this feed are: one of them may be meant.
         FeedError: the feed can't be read.
         FencedError: a consumer saved a position meanwhile. Nothing is saved.
     """
     if not force:
         await check_unused(store, [feed.key])
     stored, reached, events = await store.load(feed.key), MemoryCursorStore(), 0
+    if not stored and not force:
+        await _check_meant(store, feed.key)
     await reached.replace(feed.key, stored)
     # Nothing is delivered, so that a child need not wait for its parent.
     settings = {"ordered": False, "follow": False, "partitions": frozenset(partitions) or None}
@@ -77,3 +81,13 @@ async def skip(
             await check_unused(store, [feed.key])
         await store.save(feed.key, changed)
     return Skipped(events, changed)
+
+
+async def _check_meant(store: CursorStore, key: FeedKey) -> None:
+    keys = await store.feeds() if isinstance(store, AdministrableStore) else []
+    others = [each.name for each in keys if (each.url, each.filters) == (key.url, key.filters)]
+    if others and key.name == FeedKey(key.url).name:
+        raise OperationError(
+            f"{key}: nothing is stored of this consumer, but of {', '.join(sorted(others))}: give "
+            "--name (name=), or --force (force=True) to begin one of this name"
+        )

@@ -172,6 +172,12 @@ CASES = {
         Row("cat URL --store STORE --name new", says="="),
         Row(SKIP, says="=new @ URL: 0 events skipped, 0 positions saved\n"),
     ],
+    "skip without the name": [
+        Row("cursors rename default app --store STORE"),
+        Row("cursors skip URL --store STORE", 1, "but of app: give --name"),
+        Row("cursors ls --store STORE --name default", 1, "no positions"),
+        Row("cursors skip URL --store STORE --force", says="10 events skipped"),
+    ],
     "drain": [
         Row("cursors drain URL 0 --store STORE --yes", 1, "partition 0 is open"),
         Row("cursors drain URL 9 --store STORE --yes", 1, "neither listed by the feed nor stored"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,19 @@ ROOT = Path(__file__).parents[2]
 def _no_connection_stays_open() -> Iterator[None]:
     yield
     kept_client.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_watch_outlives_its_test() -> Iterator[None]:
+    """Its last request would be one of the next test's."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "feedapi-watch":
+            thread.join(1)
+            if thread.is_alive():
+                gc.collect()  # its reader is in a cycle
+                thread.join(10)
+            assert not thread.is_alive()
 
 
 @pytest.fixture(autouse=True)
