@@ -45,14 +45,15 @@ async def connect(
     """Connect to one of the servers. The client reconnects for ever."""
     urls = [servers] if isinstance(servers, str) else list(servers)
     _check_file(options.get("user_credentials"))
-    problems = _Problems(len(urls))
+    places = ", ".join(map(_place, urls))
+    problems = _Problems(len(urls), places)
 
     async def reconnected() -> None:
         problems.refusals = 0
         await on_reconnect()
 
     client, connected = Client(), False
-    where = f"no connection to NATS at {', '.join(map(_place, urls))}"
+    where = f"no connection to NATS at {places}"
     try:
         with anyio.move_on_after(timeout) as attempt:
 
@@ -123,7 +124,8 @@ def _credentials(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, s
 class _Problems:
     """What nats-py reports. `final` is set when all servers refuse the client."""
 
-    def __init__(self, servers: int) -> None:
+    def __init__(self, servers: int, places: str) -> None:
+        self.places = places
         self.text = "no answer"
         self.final = asyncio.Event()
         self.refusals = 0
@@ -131,7 +133,8 @@ class _Problems:
 
     async def note(self, error: Exception) -> None:
         if self.text != _text(error):
-            logger.warning("NATS: %s", _text(error), extra={"error": type(error).__name__})
+            kind = type(error).__name__
+            logger.warning("NATS at %s: %s", self.places, _text(error), extra={"error": kind})
         self.text = _text(error)
         if self.text in (_REFUSED, _NOT_TRUSTED):
             self.refusals += 1

@@ -124,7 +124,7 @@ async def test_a_failed_connection_is_an_error_without_credentials(
         await publisher.__aenter__()
     assert "secret" not in f"{caught.value} {caplog.text}"
     assert "127.0.0.1:" in str(caught.value)
-    assert "NATS: " in caplog.text
+    assert "NATS at " in caplog.text
 
 
 async def lose_a_cancellation() -> None:
