@@ -29,7 +29,7 @@ from feedapi_client.cli.command import (
     refused,
 )
 from feedapi_client.cli.options import feed_url
-from feedapi_client.cli.terminal import say
+from feedapi_client.cli.terminal import report, say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,7 +126,7 @@ def ingest(o: _Ingest) -> int:
             with suppress(Exception):  # Java may be gone
                 spark.stop()
     if summary is not None:
-        print(json.dumps(asdict(summary)) if o.json else summary)
+        report(json.dumps(asdict(summary)) if o.json else summary, escaped=True)
     if stopped is None:
         return 0
     say(f"{stopped.name} stopped the query, and the next run goes on")

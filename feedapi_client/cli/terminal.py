@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -132,8 +133,15 @@ class OnceAMinute(logging.Filter):
 # ---------------------------------------------------------------------- stdout
 
 
-def report(text: object, *, indent: str = "") -> None:
-    print(f"{indent}{shown(text, MAX_LINE)}")
+def report(text: object, *, indent: str = "", escaped: bool = False) -> None:
+    """Print what was done. It is done, and no error, where stdout can't be written."""
+    line = indent + (str(text) if escaped else shown(text, MAX_LINE))
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        discard(sys.stdout)
+        if error.errno != errno.EPIPE:
+            say(f"stdout can't be written ({error.strerror}), but this is done: {line}")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

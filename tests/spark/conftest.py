@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from feedapi_client.spark import ensure_java
 from feedapi_client.spark.feed_access import kept_client
+from feedapi_client.spark.feed_watch import FeedWatch
 from tests import components
 
 if TYPE_CHECKING:
@@ -29,15 +29,22 @@ def _no_connection_stays_open() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_watch_outlives_its_test() -> Iterator[None]:
+def _no_watch_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Its last request would be one of the next test's."""
+    made: list[FeedWatch] = []
+    begin = FeedWatch.__init__
+
+    def noted(watch: FeedWatch, *args: Any, **given: Any) -> None:
+        begin(watch, *args, **given)
+        made.append(watch)
+
+    monkeypatch.setattr(FeedWatch, "__init__", noted)
     yield
+    for watch in made:  # those of drivers that have crashed, too
+        watch.close()
     for thread in threading.enumerate():
         if thread.name == "feedapi-watch":
-            thread.join(1)
-            if thread.is_alive():
-                gc.collect()  # its reader is in a cycle
-                thread.join(10)
+            thread.join(10)
             assert not thread.is_alive()
 
 
