@@ -48,7 +48,7 @@ def the_buffer_limit_drops(patch: pytest.MonkeyPatch) -> None:
     received = RuntimePartition.received
 
     def dropping(self: RuntimePartition, batch: CheckpointedEvents) -> None:
-        received(self, batch if self._budget.has_room else batch._replace(events=[]))
+        received(self, batch if self.budget.has_room else batch._replace(events=[]))
 
     patch.setattr(RuntimePartition, "received", dropping)
 
