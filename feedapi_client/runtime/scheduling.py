@@ -16,7 +16,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -211,8 +211,11 @@ class Agenda:
         self._tickets[job] = _Ticket(queue, until)
         due = self._due[queue]
         due[job] = next(self._numbers) if place is None else place
-        if place is not None:  # it was the first when it got its last turn
-            due.move_to_end(job, last=False)
+        if place is not None:
+            # Ahead of all but those that were sent away, too, and have waited for longer.
+            longer = list(takewhile(lambda each: due[each] < place, due))
+            for each in (job, *reversed(longer)):
+                due.move_to_end(each, last=False)
         self._call_worker()
 
     # ------------------------------------------------------------------ turns

@@ -91,6 +91,21 @@ async def test_jobs_that_are_dropped_again_and_again_leave_nothing_behind(later:
     assert [name for name, _ in await scene.run(later + 9)] == ["a", "b"]
 
 
+async def test_r14_of_several_that_were_sent_away_the_one_that_waits_longest_is_first() -> None:
+    scene, began = Scene(1), anyio.current_time()
+    sent_away = [Job(name) for name in "abc"]
+    for job in (*sent_away, Job("d")):
+        scene.agenda.put(job, 0.0)
+
+    def again(job: Job, place: int) -> None:
+        if job in sent_away:
+            sent_away.remove(job)
+            scene.agenda.put(job, began + 3.5, place)
+
+    scene.after = again
+    assert [name for name, _ in await scene.run(9)] == [*"abcd", *"abc"]
+
+
 async def test_r14_who_was_sent_away_keeps_its_place() -> None:
     """Its turn was refused because of the publisher's limits."""
     scene = Scene(1)
