@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -26,14 +26,13 @@ from feedapi_client.notifications import (
     BatchReleased,
     CommitFailed,
 )
+from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.loop import finish, running_task
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.planning import Planning
+from feedapi_client.runtime.positions import Passed
 from feedapi_client.runtime.topology import Topology
-
-if TYPE_CHECKING:
-    from feedapi_client.runtime.by_key import ByKey
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +40,24 @@ TURN_SECONDS = 0.01
 """Maximum time to deliver already-buffered batches before yielding to the event loop."""
 
 
+class Keyed(Protocol):
+    """What handles events by key, with several batches of a partition in flight."""
+
+    def look(self) -> None:
+        """Drop what was lost. Called before each look at what is ready."""
+
+    def fits(self, partition: RuntimePartition) -> bool | None:
+        """Whether there is room for its first batch; None: not before it is queued again."""
+
+    def passed(self, partition: int, number: int) -> Passed | None:
+        """Return what is done before the end of a batch; None where nothing is remembered."""
+
+    def oldest(self, partition: int) -> Oldest | None:
+        """Return what holds the cursor of the partition back; None where nothing does."""
+
+
 class Delivery:
-    """Delivers batches, at most one of each partition at a time; several to a `ByKey`."""
+    """Delivers batches, at most one of each partition at a time; several to a `Keyed`."""
 
     def __init__(self, planning: Planning, topology: Topology, late: LateEvents) -> None:
         self._planning = planning
@@ -60,9 +75,9 @@ class Delivery:
         """The iterator over the events of the batch in flight, in a loop over events. What is left
         in it shows the application's progress, which costs nothing for an event."""
         self.task: Any = None
-        self.keyed: ByKey | None = None
+        self.keyed: Keyed | None = None
 
-    def overlap(self, keyed: ByKey) -> None:
+    def overlap(self, keyed: Keyed) -> None:
         self.keyed = keyed
         self._planning.overlaps = True
 
