@@ -94,7 +94,10 @@ class Supervisor:
             self._trace.add("a process starts")
             calm = self._oracle.calm
             if await self.live(process) and calm and process.reads_to_the_end:
-                self._oracle.read_to_the_end(process.positions())
+                if self._oracle.is_ambiguous(process.positions()):
+                    self.rightly_stopped = True  # parked (R9)
+                else:
+                    self._oracle.read_to_the_end(process.positions())
             self.process = None
             await sleep(RESTART_SECONDS)
 
