@@ -19,6 +19,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from feedapi_client.model import MAX_PARTITION, StartAt
+
+_IDS = f"partitions' ids from 0 to {MAX_PARTITION}"
 _NUMBERS = {"int": (int,), "float": (int, float)}
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 _NAMES = {"int": "an integer", "float": "a number", "str": "a str", "bool": "True or False"}
@@ -144,15 +147,58 @@ def check_function(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a function, not {_described(value)}")
 
 
-def check_partitions(name: str, value: object, *, most: int, empty: bool = False) -> None:
-    """Raise unless `value` is a collection of partitions' ids, from 0 to `most`."""
+def check_partitions(name: str, value: object, *, empty: bool = False) -> None:
+    """Raise unless `value` is a collection of partitions' ids."""
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be a collection of partitions' ids, not {_described(value)}")
     for id in value:
-        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= most:
-            raise ValueError(f"{name} must hold partitions' ids from 0 to {most}; it has {id!r}")
+        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= MAX_PARTITION:
+            raise ValueError(f"{name} must hold {_IDS}; it has {id!r}")
     if not value and not empty:
         raise ValueError(f"{name} must name a partition; None stands for all of them")
+
+
+def checked_start(start: StartAt) -> StartAt:
+    """Return `start`, copied when it is a mapping of partition to cursor."""
+    if isinstance(start, Mapping):
+        check_partitions("start", start, empty=True)
+        for partition, cursor in start.items():
+            check_plain(f"start: the cursor of partition {partition}", cursor, "str")
+            if not cursor:
+                raise ValueError(f"start: the cursor of partition {partition} is empty")
+        return dict(start)
+    wanted = "start must be 'first', 'last' or a mapping of partition to cursor, not "
+    if not isinstance(start, str):
+        raise TypeError(f"{wanted}a {type(start).__name__}")
+    if start not in ("first", "last"):
+        raise ValueError(f"{wanted}{start!r}")
+    return start
+
+
+def checked_lineage(lineage: Mapping[int, int | None] | None) -> dict[int, int | None]:
+    """Return a copy of ``{child: parent}``; None stands for no parent."""
+    edges = dict(lineage or {})
+    check_partitions("lineage", edges, empty=True)
+    check_partitions("lineage", [p for p in edges.values() if p is not None], empty=True)
+    return edges
+
+
+def parse_lineage(text: str) -> dict[int, int | None]:
+    """Return the edges of ``"1:0,2:0,3:none"`` (child:parent), as `FeedConsumer` takes them.
+
+    Raises ValueError for another form, an id out of range, and a child with two parents.
+    """
+    edges: dict[int, int | None] = {}
+    for part in text.split(","):
+        child, colon, parent = (word.strip() for word in part.partition(":"))
+        none = parent.lower() == "none"
+        ids = (child,) if none else (child, parent)
+        if not colon or not all(id.isascii() and id.isdigit() and len(id) <= 5 for id in ids):
+            raise ValueError(f"must be pairs such as 1:0,2:0,3:none (child:parent), with {_IDS}")
+        value = None if none else int(parent)
+        if edges.setdefault(int(child), value) != value:
+            raise ValueError(f"gives partition {int(child)} two parents")
+    return checked_lineage(edges)
 
 
 def check_texts(name: str, value: object) -> None:

@@ -32,12 +32,12 @@ from feedapi_client.arguments import (
     check_plain_function,
     check_seconds,
     check_word,
+    checked_lineage,
+    checked_start,
 )
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError
 from feedapi_client.http.io import AsyncHTTP
-from feedapi_client.lineage.bootstrap import checked_start
-from feedapi_client.lineage.graph import checked_lineage
 from feedapi_client.model import (
     MAX_PARTITION,
     Batch,
@@ -167,7 +167,7 @@ class FeedConsumer(Generic[Payload]):
         check_plain("ordered", ordered, "bool")
         check_plain("follow", follow, "bool")
         if partitions is not None:
-            check_partitions("partitions", partitions, most=MAX_PARTITION)
+            check_partitions("partitions", partitions)
         check_instance("store", store, CursorStore, _A_STORE)
         check_instance("share", share, Share, "a Share or None")
         fetch, retry, limits = fetch or FetchOptions(), retry or RetryPolicy(), limits or Limits()
@@ -525,7 +525,7 @@ class FeedConsumer(Generic[Payload]):
 
         Raises ValueError for what is no partition's number.
         """
-        check_partitions("pause", partitions, most=MAX_PARTITION, empty=True)
+        check_partitions("pause", partitions, empty=True)
         self._set_paused(partitions, paused=True)
 
     def resume(self, *partitions: int) -> None:
@@ -533,7 +533,7 @@ class FeedConsumer(Generic[Payload]):
 
         To be called from the event loop. Raises ValueError for what is no partition's number.
         """
-        check_partitions("resume", partitions, most=MAX_PARTITION, empty=True)
+        check_partitions("resume", partitions, empty=True)
         self._set_paused(partitions, paused=False)
 
     def _set_paused(self, partitions: Collection[int], *, paused: bool) -> None:

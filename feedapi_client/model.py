@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 DialectName = Literal["v1", "v2-draft", "v2-token"]
 Status = Literal["open", "drained", "superseded"]
+StartAt = Literal["first", "last"] | Mapping[int, str]
 Decoder = Callable[[bytes], Any]
 
 __version__ = "0.1.0"

@@ -19,10 +19,9 @@ import typer
 
 import feedapi_client
 from feedapi_client import operations
-from feedapi_client.arguments import environment_value
+from feedapi_client.arguments import environment_value, parse_lineage
 from feedapi_client.cli.command import CommandError, Pairs, argument, flag, option, refused
 from feedapi_client.cli.terminal import MAX_LINE, say, shown
-from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 

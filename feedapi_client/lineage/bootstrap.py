@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from feedapi_client import model
-from feedapi_client.arguments import check_partitions, check_plain
 from feedapi_client.errors import LineageError, NoProgressError
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.model import (
-    FIRST,
-    LAST,
-    MAX_PARTITION,
-    Partition,
-    Position,
-    Status,
-    position_after,
-)
-
-StartAt = Literal["first", "last"] | Mapping[int, str]
-
-
-def checked_start(start: StartAt) -> StartAt:
-    """Return `start`, copied when it is a mapping. Raises TypeError or ValueError for all else."""
-    if isinstance(start, Mapping):
-        check_partitions("start", start, most=MAX_PARTITION, empty=True)
-        for partition, cursor in start.items():
-            check_plain(f"start: the cursor of partition {partition}", cursor, "str")
-            if not cursor:
-                raise ValueError(f"start: the cursor of partition {partition} is empty")
-        return dict(start)
-    wanted = "start must be 'first', 'last' or a mapping of partition to cursor, not "
-    if not isinstance(start, str):
-        raise TypeError(f"{wanted}a {type(start).__name__}")
-    if start not in ("first", "last"):
-        raise ValueError(f"{wanted}{start!r}")
-    return start
+from feedapi_client.model import FIRST, LAST, Partition, Position, StartAt, Status, position_after
 
 
 def asks_for_end(partition: Partition, start: StartAt, *, selects_events: bool) -> bool:
-    """Return whether the present end of a listed partition has to be asked for at a first start.
-
-    Also of a closed one: whoever reads it later, after all, begins there.
+    """Return whether the present end of a listed partition has to be asked for at a first start,
+    also of a closed one: whoever reads it later, after all, begins there.
     """
     if isinstance(start, Mapping):
         return start.get(partition.id) == LAST
@@ -53,14 +23,11 @@ def asks_for_end(partition: Partition, start: StartAt, *, selects_events: bool) 
 def first_positions(
     graph: Graph, start: StartAt, ends: Mapping[int, str], selection: Selection, *, feed: str
 ) -> dict[int, Position]:
-    """Return the position of every partition of the first discovery, narrowed to a selection.
+    """Return where each begins, but for those that take over the cursor of an ancestor: one that
+    `start` gives, or one that is stored although it is not selected.
 
-    Left out are partitions that take over the cursor of an ancestor: one that `start` gives, or
-    one that is stored although it is not selected.
-
-    Raises:
-        LineageError: `start` names a partition that is neither listed nor an ancestor of one.
-        NoProgressError: the present end of a partition is not among `ends`, listed or asked for.
+    Raises `LineageError` (`start` names what is not listed) and `NoProgressError` (an end that is
+    not among `ends`).
     """
     given = start if isinstance(start, Mapping) else {}
     step = model.draw_step()
@@ -84,12 +51,11 @@ def first_positions(
     for listed in graph:
         if holders and not holders.isdisjoint(listed.cursor_from):
             continue
-        for ancestor in listed.cursor_from:
-            # The successors hold the whole history: to read an ancestor too would bring it twice.
-            # One that is gone may be listed again by a discovery that lags (R9), or be read by a
-            # consumer of the same name that started a moment earlier (R17).
-            if ancestor in selection:
-                positions.setdefault(ancestor, passed_over)
+        # The successors hold the whole history: to read an ancestor too would bring it twice. One
+        # that is gone may be listed again by a discovery that lags (R9), or be read by a consumer
+        # of the same name that started a moment earlier (R17).
+        for ancestor in filter(selection.__contains__, listed.cursor_from):
+            positions.setdefault(ancestor, passed_over)
         if listed.id in graph.successors:
             positions.setdefault(listed.id, passed_over)
         elif start == "last":

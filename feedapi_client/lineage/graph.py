@@ -14,12 +14,10 @@ from typing import NamedTuple
 
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.states import Report
-from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
+from feedapi_client.model import FeedInfo, Partition
 from feedapi_client.protocol.text import cycle_text, names
 
 _SHOWN = 8
-Lineage = dict[int, int | None]
-"""The parent of each child; None for a child that comes after nobody."""
 
 
 class Graph:
@@ -34,8 +32,7 @@ class Graph:
         self.partitions = dict(partitions)
         self.children: dict[int, list[int]] = defaultdict(list)
         self.successors: dict[int, list[int]] = defaultdict(list)
-        # Nearly all partitions of a large feed have no edge.
-        linked = [p for p in self if p.starts_after is not None or p.cursor_from]
+        linked = [p for p in self if _above(p)]  # of a large feed nearly none
         for partition in linked:
             _check_edges(partition, feed)
             if partition.starts_after is not None:
@@ -50,15 +47,6 @@ class Graph:
     def __iter__(self) -> Iterator[Partition]:
         return iter(self.partitions.values())
 
-    def __len__(self) -> int:
-        return len(self.partitions)
-
-    def __repr__(self) -> str:
-        edges = [f"{p.starts_after}→{p.id}" for p in self if p.starts_after is not None]
-        edges += [f"{'|'.join(map(str, p.cursor_from))}⇒{p.id}" for p in self if p.cursor_from]
-        shown = edges[:_SHOWN] + (["…"] if len(edges) > _SHOWN else [])
-        return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(shown)}>"
-
     def ancestors(self, partition: int) -> list[int]:
         """Return those whose cursor may have become that of a partition, the nearest first."""
         found: dict[int, None] = {}
@@ -71,23 +59,23 @@ class Graph:
         return list(found)
 
 
-def _check_edges(partition: Partition, feed: str | None) -> None:
-    problem = None
-    if partition.starts_after is not None and partition.cursor_from:
-        problem = (
-            "both startsAfterPartition and cursorFromPartitions are given: a split uses one method "
-            "or the other"
-        )
-    elif partition.starts_after == partition.id:
-        problem = "startsAfterPartition names the partition itself"
-    elif partition.id in partition.cursor_from:
-        problem = "cursorFromPartitions names the partition itself"
-    if problem is not None:
-        raise LineageError(problem, feed=feed, partition=partition.id)
-
-
 def _above(partition: Partition) -> tuple[int, ...]:
     return partition.cursor_from if partition.starts_after is None else (partition.starts_after,)
+
+
+def _check_edges(partition: Partition, feed: str | None) -> None:
+    if partition.starts_after is not None and partition.cursor_from:
+        text = "both startsAfterPartition and cursorFromPartitions are given: "
+        text += "a split uses one method or the other"
+    elif partition.id in _above(partition):
+        text = f"{_edge_of(partition)} names the partition itself"
+    else:
+        return
+    raise LineageError(text, feed=feed, partition=partition.id)
+
+
+def _edge_of(partition: Partition) -> str:
+    return "cursorFromPartitions" if partition.cursor_from else "startsAfterPartition"
 
 
 def _check_cycles(linked: Iterable[Partition], feed: str | None) -> None:
@@ -170,39 +158,6 @@ def suspected_missing_edges(
     return SuspectedEdges(tuple(sorted(parents)), tuple(sorted(children)))
 
 
-def checked_lineage(lineage: Mapping[int, int | None] | None) -> Lineage:
-    """Return a copy of ``{child: parent}``. Raises ValueError for what is no id."""
-    edges = dict(lineage or {})
-    for id in (*edges.keys(), *(parent for parent in edges.values() if parent is not None)):
-        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= MAX_PARTITION:
-            raise ValueError(
-                "lineage must map the ids of children to those of their parents, integers from 0 "
-                f"to {MAX_PARTITION}, or to None for a child without a parent; it holds {id!r}"
-            )
-    return edges
-
-
-def parse_lineage(text: str) -> Lineage:
-    """Return the edges of ``"1:0,2:0,3:none"`` (child:parent), as `FeedConsumer` takes them.
-
-    Raises ValueError for another form, an id out of range, and a child with two parents.
-    """
-    edges: Lineage = {}
-    for part in text.split(","):
-        child, colon, parent = (word.strip() for word in part.partition(":"))
-        none = parent.lower() == "none"
-        ids = (child,) if none else (child, parent)
-        if not colon or not all(id.isascii() and id.isdigit() and len(id) <= 5 for id in ids):
-            raise ValueError(
-                "must be pairs of child and parent such as 1:0,2:0, with ids from 0 to "
-                f"{MAX_PARTITION}, or none as the parent"
-            )
-        value = None if none else int(parent)
-        if edges.setdefault(int(child), value) != value:
-            raise ValueError(f"gives partition {int(child)} two parents")
-    return checked_lineage(edges)
-
-
 def with_edges(
     info: FeedInfo, lineage: Mapping[int, int | None], *, unseen: Collection[int] = (), feed: str
 ) -> FeedInfo:
@@ -218,14 +173,12 @@ def with_edges(
         partition = listed.get(child, Partition(child))
         above = _above(partition)
         if above and above != (parent,):
-            name = "cursorFromPartitions" if partition.cursor_from else "startsAfterPartition"
-            name += f" {', '.join(map(str, above[:_SHOWN]))}"
-            raise LineageError(
+            text = (
                 f"lineage= says that it starts after {'nobody' if parent is None else parent}, and "
-                f"the feed lists it with {name}. Remove it from lineage=",
-                feed=feed,
-                partition=child,
+                f"the feed lists it with {_edge_of(partition)} "
+                f"{', '.join(map(str, above[:_SHOWN]))}. Remove it from lineage="
             )
+            raise LineageError(text, feed=feed, partition=child)
         given[child] = replace(partition, starts_after=parent)
     try:
         Graph({**listed, **given}, feed=feed)

@@ -1,10 +1,8 @@
 """Facts in, actions out: which partition is read from where, and what is saved when (R4 to R12).
 
-Every input changes facts: the graph, positions, what is in flight, leases, ends, errors. Then
-`_settle` moves partitions to the state that `_desired` derives from the facts, and collects what a
-driver has to do. Nothing else moves a partition, and to settle twice changes nothing. The planner
-has no clock and does no I/O. An action that fails ends the driver's session; the next session
-starts again from the store.
+Every input changes facts. Then `_settle` moves partitions to the state that `_desired` derives from
+them, and collects what a driver has to do. Nothing else moves a partition, and to settle twice
+changes nothing. No clock, no I/O. An action that fails ends the driver's session.
 """
 
 from __future__ import annotations
@@ -12,17 +10,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
-from itertools import filterfalse
 
-from feedapi_client import model
-from feedapi_client.errors import (
-    AmbiguousLineageError,
-    FeedError,
-    LineageError,
-    LostPartitionError,
-    StoreError,
-)
-from feedapi_client.lineage.bootstrap import StartAt, asks_for_end, first_positions
+from feedapi_client import errors, model
+from feedapi_client.errors import FeedError, LineageError
+from feedapi_client.lineage.bootstrap import asks_for_end, first_positions
 from feedapi_client.lineage.graph import Graph, PublisherEdges
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.states import (
@@ -38,7 +29,7 @@ from feedapi_client.lineage.states import (
     Stop,
     move_entry,
 )
-from feedapi_client.model import FIRST, FeedInfo, Partition, Position, Status, position_after
+from feedapi_client.model import FIRST, FeedInfo, Partition, Position, StartAt, Status
 from feedapi_client.protocol.text import names, shown
 
 _RUNNING = (State.READING, State.CAUGHT_UP)  # here: to look up a member of an enum takes long
@@ -57,9 +48,8 @@ Because = tuple[int, ...] | FeedError  # what a partition waits for, or the erro
 
 
 class Planner:
-    """Decides which partitions of one feed are read, in which order, and what is saved. `entries`
-    is what is known of each partition, `graph` what the last discovery lists and is selected. Not
-    thread-safe.
+    """Decides for one feed. `entries` is what is known of each partition, `graph` what the last
+    discovery lists and is selected. Not thread-safe.
     """
 
     def __init__(
@@ -73,14 +63,12 @@ class Planner:
         selects_events: bool = False,
         shared: bool = False,
     ) -> None:
-        """The options are those of `FeedConsumer`, checked there. If `shared`, only what `refresh`
-        names as owned is started.
-        """
-        self.feed = feed
+        """As `FeedConsumer`. If `shared`, only what `refresh` names as owned is started."""
+        self.feed, self.ordered = feed, ordered
         self.start: StartAt = start
-        self.ordered = ordered
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
+        self._actions: list[Action] = []  # collected since an input
         self._counts: Counter[State] = Counter()
         self._selection = Selection(partitions, feed)
         self._edges = PublisherEdges(lineage, ordered=ordered, feed=feed)
@@ -111,34 +99,33 @@ class Planner:
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
 
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
-        return f"<Planner of {self.feed}: {counts}>"
-
     # ------------------------------------------------------------------ inputs
 
     def load(self, positions: Mapping[int, Position]) -> None:
         """Take the stored positions, once. Without any the next discovery is a first start (R7)."""
-        selected = self._selection.load(positions)
-        self._known.update(positions)
-        self.starts_first = not selected
+        selected = self._take(positions)
         for partition, position in selected.items():
             self._place(self._entry(partition), position)
         self._settle(selected)
 
+    def _take(self, positions: Mapping[int, Position]) -> Mapping[int, Position]:
+        selected = self._selection.load(positions)
+        self._known.update(positions)
+        self.starts_first = self.starts_first and not selected
+        return selected
+
     def unresolved(self, info: FeedInfo) -> list[int]:
         # Whose present end the driver has to ask for, for `discover`.
-        if not self.starts_first:
-            return []
+        listed = [p for p in info.partitions.values() if self.starts_first]
         selects = self._selects_events
-        listed = (p for p in info.partitions.values() if p.id in self._selection)
-        return [p.id for p in listed if asks_for_end(p, self.start, selects_events=selects)]
+        asked = [p.id for p in listed if asks_for_end(p, self.start, selects_events=selects)]
+        return list(filter(self._selection.__contains__, asked))
 
     def discover(
         self, info: FeedInfo, *, ends: Mapping[int, str] | None = None, began: int | None = None
     ) -> list[Action]:
-        """Take a discovery, which `began` at that moment. As the first one of an empty store counts
-        one that lists partitions. After a `LineageError` (R7, R8, R12) everything is as it was.
+        """Take a discovery, which `began` at that moment. After a `LineageError` (R7, R8, R12)
+        everything is as it was.
         """
         first = self.starts_first
         if first and not info.partitions:
@@ -156,22 +143,14 @@ class Planner:
         self._listed = self.begin_load() if began is None else began
         self._selection.note(info)
         previous = None if first else self._known
-        actions: list[Action] = [*self._edges.reports(info, previous, self._drained)]
+        self._actions += self._edges.reports(info, previous, self._drained)
         self._known.update(info.partitions)
         again = self._note_listed()
-        actions += self._settle(self._all())
+        actions = self._settle(self._all())
         actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
-        over = (
-            e
-            for e in self.entries.values()
-            if e.reopened or (e.position and e.position.status != "open")
-        )
-        self._listed_again = {e.id for e in over if self._is_listed_again(e)}
-        holes = {e.id for e in self.entries.values() if e.gone == 1}
-        holes.update(id for id, times in self._selection.gone.items() if times == 1)
-        waiting = self.entries.values() if holes else ()
-        self._in_doubt = any(not holes.isdisjoint(e.waits_for) for e in waiting)
-        if self._in_doubt:
+        self._listed_again = {e.id for e in self.entries.values() if self._is_listed_again(e)}
+        self._in_doubt = any(self._gone(b) == 1 for e in self.entries.values() for b in e.waits_for)
+        if self._in_doubt and Rediscover() not in actions:
             actions.append(Rediscover())
         return self._in_one_save(actions) if first else actions
 
@@ -193,20 +172,16 @@ class Planner:
             entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
         self._closed = None
         self._has_parents = bool(self._parents) or any(p.closed for p in self.graph)
-        self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
+        self._look_for_heirs()
         if self._shared and any(
-            ancestor not in self._owned and not self._position_of(ancestor)
-            for successor in self._unplaced()
-            for ancestor in successor.cursor_from
+            a not in self._owned and not self._position_of(a) for a in self._awaiting()
         ):
             # Others may have begun to read that ancestor since their leases were looked at.
             self._others, self._asked = None, self.begin_load()
         return again
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
-        """Return the position that a commit has to save, `after` what was saved. It may come again
-        (R5).
-        """
+        """Return the position that a commit saves, `after` what was saved. It may come again."""
         entry = self.entries[partition]
         status: Status = "drained" if self._is_end(entry, cursor) else "open"
         return Position.after(after or entry.position, cursor, status)
@@ -263,7 +238,8 @@ class Planner:
         if entry.state is not _DRAINED or entry.position is None:
             return []
         entry.end, entry.warned = None, False
-        return [*self._open_again(entry), *self._settle([partition])]
+        self._open_again(entry)
+        return self._settle([partition])
 
     def fail(self, partition: int, error: FeedError) -> list[Action]:
         entry = self._entry(partition)
@@ -288,9 +264,7 @@ class Planner:
         living instances, by leases looked at after the moment `looked`; `ended` were read to their
         end without `follow`. None is as before.
         """
-        selected = self._selection.load(positions)
-        self._known.update(positions)
-        self.starts_first = self.starts_first and not selected
+        selected = self._take(positions)
         began = self.begin_load() if began is None else began
         if others is not None and (looked is None or looked > self._asked):
             self._others = others
@@ -300,31 +274,26 @@ class Planner:
         doubtful = gained | (self._unsure.keys() - late.keys())
         known = {id for id, e in self.entries.items() if e.position is not None}
         kept = self._owned | late.keys() | (self._in_flight - doubtful)
-        actions: list[Action] = []
         over = False
         for partition in sorted({*selected, *doubtful, *known} - kept):
             entry, stored = self._entry(partition), selected.get(partition)
-            if stored == entry.position and partition not in doubtful:
+            changed, doubted = stored != entry.position, partition in doubtful
+            if entry.error is not None or not (changed or doubted):
                 continue  # as nearly all
-            outdated = partition not in doubtful and self._is_outdated(entry, stored, began)
-            if entry.error is not None or outdated:
+            if not doubted and self._is_outdated(entry, stored, began):
                 continue
             if stored is None and entry.stored:
-                actions += self._lost_row(entry)
+                self._lose_row(entry)
                 continue
             news = stored is not None and stored.status not in ("open", entry.state.value)
             over |= news and not _has(entry, stored.status if stored else "open")
-            if stored != entry.position:
-                self._place(entry, stored, loaded_at=self._moment)
-                entry.end = None
-            elif partition in doubtful:
-                self._place(entry, stored, loaded_at=entry.loaded_at)
-                entry.end = None
+            self._place(entry, stored, loaded_at=self._moment if changed else entry.loaded_at)
+            entry.end = None
         self._unsure = late
         self._loaded = max(self._loaded, began)
         self._owned |= gained
-        self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
-        actions += self._settle(self._all())
+        self._look_for_heirs()
+        actions = self._settle(self._all())
         # What another instance drained or transferred may have successors that are not known yet.
         return [*actions, Rediscover()] if over and Rediscover() not in actions else actions
 
@@ -347,17 +316,14 @@ class Planner:
             self.entries[partition].reopened = False
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
-        """Return the owned ones that are stored otherwise than saved here, but for ends that were
-        compared.
-        """
+        """Return the owned ones that are stored otherwise than saved here."""
         return {
             p
-            for p in self._owned & stored.keys()
+            for p in self._owned & stored.keys() - self._unsure.keys()
             if (known := self.entries[p].position) is not None
             and stored[p].revision != known.revision  # lower: the store went back
             and self.entries[p].saved_at < began
-            and p not in self._unsure
-            and not (_is_end_of(known, stored[p]) and stored[p].revision > known.revision)
+            and not _is_compared(known, stored[p])
         }
 
     @property
@@ -382,14 +348,10 @@ class Planner:
         """Return the groups to lease: what can be read, and all ancestors whose cursor is to be
         transferred.
         """
-        units: list[tuple[int, ...]] = [
-            (e.id,) for e in self.entries.values() if e.state in _READABLE
-        ]
-        for successor in self._unplaced():
-            live = self._live(successor.cursor_from)
-            if live and not any(entry.error for entry in live):
-                units.append(tuple(entry.id for entry in live))
-        return units
+        groups = [self._live(successor.cursor_from) for successor in self._unplaced()]
+        transferred = [group for group in groups if group and not any(e.error for e in group)]
+        readable = [[e] for e in self.entries.values() if e.state in _READABLE]
+        return [tuple(e.id for e in group) for group in readable + transferred]
 
     def parked(self) -> set[int]:
         """Return the owned partitions that are parked: nobody else is to fail at them, too."""
@@ -459,15 +421,15 @@ class Planner:
         if e.id not in self.graph or self.is_closed(e.id):
             return False
         if not _has(e, "superseded"):
-            return True
-        seen, waiting = {e.id}, [e.id]
+            return e.reopened or _has(e, "drained")
+        return self.graph.partitions.keys().isdisjoint(self._heirs_of(e.id))
+
+    def _heirs_of(self, partition: int) -> set[int]:
+        found, waiting = {partition}, [partition]
         while waiting:
-            successors = self._successors.get(waiting.pop(), set()) - seen
-            if any(id in self.graph for id in successors):
-                return False
-            seen |= successors
-            waiting += successors
-        return True
+            waiting += (new := self._successors.get(waiting.pop(), set()) - found)
+            found |= new
+        return found - {partition}
 
     def finished(self) -> bool:
         """Return whether all is read and committed. One that waits for an open parent at its end is
@@ -485,11 +447,7 @@ class Planner:
                 return True
         if not self._shared or not self.graph.successors:
             return False  # at once: this is asked before each wait
-        return any(
-            self._is_others(ancestor) and not self._parked([ancestor])
-            for successor in self._unplaced()
-            for ancestor in successor.cursor_from
-        )
+        return any(self._is_others(a) and not self._parked([a]) for a in self._awaiting())
 
     # ------------------------------------------------------------------ facts -> states -> actions
 
@@ -530,22 +488,23 @@ class Planner:
                 f"starts after partition {parent}, which is no longer listed and was never read to "
                 "its end. Set the cursor of both by hand"
             )
-            return State.PARKED, LostPartitionError(text, feed=self.feed, partition=e.id)  # R8
+            return State.PARKED, errors.LostPartitionError(
+                text, feed=self.feed, partition=e.id
+            )  # R8
         blockers = self._blockers(e.id) if self.ordered else ()
-        if not blockers:
-            return None
         if (error := self._parked(blockers)) is not None:
             return State.PARKED, error  # descendants stop, too (R18)
-        return State.WAITING, blockers  # R4, R8
+        return (State.WAITING, blockers) if blockers else None  # R4, R8
 
     def _settle(self, dirty: Iterable[int]) -> list[Action]:
-        """Move partitions, and what depends on them, to their states; first transfer cursors."""
-        actions: list[Action] = []
+        """Move partitions, and what depends on them, to their states; first transfer cursors.
+        Return what was collected since the last time.
+        """
         begun: list[Entry] = []
         queue = deque(dirty)
         graph = self.graph
         if self._heirs and any(id in graph.successors or self._is_heir(id) for id in queue):
-            queue.extendleft(reversed(self._transfer(actions)))
+            queue.extendleft(reversed(self._transfer()))
         while queue:
             entry = self.entries[queue.popleft()]
             state, because = self._desired(entry)
@@ -554,16 +513,15 @@ class Planner:
             if not stays or state is _DRAINED or entry.end is not None or _has(entry, "drained"):
                 if not entry.running and (entry.cursor == FIRST or entry.waits_for):
                     begun.append(entry)
-                queue.extend(self._move(entry, state, because, actions))
+                queue.extend(self._move(entry, state, because))
         if begun and self.ordered:
-            self._compare_ends(begun, actions)
+            self._compare_ends(begun)
+        actions, self._actions = self._actions, []
         if any(type(action) is Rediscover for action in actions):  # one is enough, at the end
             actions = [a for a in actions if type(a) is not Rediscover] + [Rediscover()]
         return actions
 
-    def _move(
-        self, e: Entry, state: State, because: Because, actions: list[Action]
-    ) -> Collection[int]:
+    def _move(self, e: Entry, state: State, because: Because) -> Collection[int]:
         """Change the state of a partition. Return those whose state may follow from that."""
         source = e.state
         e.waits_for = because if isinstance(because, tuple) else ()
@@ -572,21 +530,21 @@ class Planner:
         if state is not source:
             self._change(e, state)
             if source in _RUNNING and state not in _RUNNING:
-                actions.append(Stop(e.id))
+                self._actions.append(Stop(e.id))
                 e.caught_up = False
         if state in _RUNNING and _has(e, "drained"):
-            actions += self._open_again(e)
+            self._open_again(e)
         if state is not source:
-            actions += self._entered(e, because)
+            self._enter(e, because)
         if state is _DRAINED:
-            actions += self._store_end(e, read=source in _RUNNING)
-        actions += self._warnings(e)
+            self._store_end(e, read=source in _RUNNING)
+        self._warn(e)
         if state is not source and (_DRAINED in (source, state) or state is State.PARKED):
             below = [*self.graph.children.get(e.id, ()), *self.graph.successors.get(e.id, ())]
             return sorted(self._waiters.pop(e.id, set()).union(below))
         return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
 
-    def _compare_ends(self, begun: list[Entry], actions: list[Action]) -> None:
+    def _compare_ends(self, begun: list[Entry]) -> None:
         """Save what begins, and the ends before it, known from memory (R17). A store that went back
         lacks them, and would take what follows all the same: it compares a row with its own
         revision.
@@ -603,59 +561,56 @@ class Planner:
         step = model.draw_step()
         for e in rows.values():
             status = e.position.status if e.position else "open"
-            e.position = position_after(e.position, e.cursor, status, step=step)
+            e.position = model.position_after(e.position, e.cursor, status, step=step)
             e.saved_at = math.inf
         save = Save({id: e.position for id, e in rows.items() if e.position}, unchanged=rows.keys())
-
-        def begins(action: Action) -> bool:
-            return type(action) is Start and action.partition in rows
-
+        begin = [a for a in self._actions if type(a) is Start and a.partition in rows]
         # Behind what else is saved of these rows, which it replaces, and before they are read.
-        actions[:] = [*filterfalse(begins, actions), save, *filter(begins, actions)]
+        self._actions = [*(a for a in self._actions if a not in begin), save, *begin]
 
-    def _store_end(self, e: Entry, *, read: bool) -> list[Action]:
+    def _store_end(self, e: Entry, *, read: bool) -> None:
         """Save the end of a drained partition, unless it is stored, and tell it (R6). Not at the
         transition: what is stored may change while the state stays the same.
         """
-        actions: list[Action] = []
         shown_now = not self._is_drained(e)
         if not _has(e, "drained"):
-            decided = self._decide(e, self.checkpoint(e.id, e.cursor))
-            actions.append(Save({e.id: decided}))
+            self._save(e, self.checkpoint(e.id, e.cursor))
         e.reopened = False
-        return [*actions, Drained(e.id, e.cursor)] if shown_now or read else actions
+        if shown_now or read:
+            self._actions.append(Drained(e.id, e.cursor))
 
     def _change(self, e: Entry, state: State) -> None:
         self._counts[e.state] -= 1
         move_entry(e, state)
         self._counts[state] += 1
 
-    def _entered(self, e: Entry, because: Because) -> list[Action]:
+    def _enter(self, e: Entry, because: Because) -> None:
         match e.state:
             case State.READING:
                 e.caught_up, e.end, e.warned = False, None, False
-                return [Start(e.id, e.cursor)]
+                self._actions.append(Start(e.id, e.cursor))
             case State.DRAINED:
-                return [Rediscover()]
+                self._actions.append(Rediscover())
             case State.SUPERSEDED if e.position is None:
-                return [Save({e.id: self._decide(e, Position.after(None, FIRST, "superseded"))})]
+                self._save(e, Position.after(None, FIRST, "superseded"))
             case State.PARKED if isinstance(because, FeedError):
                 # An error that a driver or another partition had is known already.
-                own = e.error is None and because.partition == e.id
+                if e.error is None and because.partition == e.id:
+                    self._actions.append(Fail(e.id, because))
                 e.error = because
-                return [Fail(e.id, because)] if own else []
             case State.VANISHED if e.position and e.id not in self.graph.successors:
                 # What another instance reads may be newer than this discovery.
-                text = "is no longer listed, and no successor of it is read: it stops at its cursor"
-                report = Report(e.id, f"{text} {shown(e.cursor)}")
-                return [report] if self._is_mine(e.id) else []
-        return []
+                if self._is_mine(e.id):
+                    text = "is no longer listed, and no successor of it is read: it stops at its"
+                    self._actions.append(Report(e.id, f"{text} cursor {shown(e.cursor)}"))
 
-    def _open_again(self, e: Entry) -> list[Action]:
+    def _open_again(self, e: Entry) -> None:
         """Save that a drained partition is read on: after a crash its end has to show anew (R6)."""
-        decided = self._decide(e, Position.after(e.position, e.cursor))
+        self._save(e, Position.after(e.position, e.cursor))
         e.reopened = True
-        return [Save({e.id: decided})]
+
+    def _save(self, e: Entry, position: Position) -> None:
+        self._actions.append(Save({e.id: self._decide(e, position)}))
 
     # ------------------------------------------------------------------ facts
 
@@ -689,20 +644,20 @@ class Planner:
             return False
         return began < self._loaded or began < e.saved_at
 
-    def _lost_row(self, e: Entry) -> list[Action]:
+    def _lose_row(self, e: Entry) -> None:
         """Park a partition whose position was in the store and is not any more (R7, R17)."""
         saved = e.saved_at < math.inf
         if saved and (_has(e, "superseded") or (_has(e, "drained") and e.id not in self.graph)):
-            return []  # nothing of it is to be read
+            return  # nothing of it is to be read
         self._place(e, None)
-        e.error = StoreError(
+        e.error = errors.StoreError(
             "its position is no longer in the store, although this consumer saved it: the store "
             "went back, or somebody deleted the position, or moved it (feed_name=). Nothing is "
             "read again from the first event. Check 'feedapi cursors ls' before you start again",
             feed=self.feed,
             partition=e.id,
         )
-        return [Fail(e.id, e.error)]
+        self._actions.append(Fail(e.id, e.error))
 
     def _position_of(self, partition: int) -> Position | None:
         return self.entries[partition].position if partition in self.entries else None
@@ -734,16 +689,18 @@ class Planner:
         successors = self._successors.get(partition, ())
         return any(self.entries[id].position is not None for id in successors)
 
+    def _gone(self, partition: int) -> int:
+        known = self.entries.get(partition)
+        return known.gone if known else self._selection.gone.get(partition, 0)
+
     def _is_lost(self, parent: int, child: Entry) -> bool:
         """Whether an unlisted parent was never read to its end (R8). One that is neither listed nor
         stored is history at the first start, when the child has a position.
         """
         known, other = self.entries.get(parent), self._selection.others.get(parent)
         if known is None:
-            missed = self._selection.gone.get(parent, 2) if other else 2
-            return (
-                child.position is None and missed > 1 and not (other and other.status == "drained")
-            )
+            drained = other is not None and other.status == "drained"
+            return child.position is None and self._gone(parent) != 1 and not drained
         if _has(known, "superseded"):
             return not known.finished and child.cursor == FIRST
         return known.gone > 1 and not self._is_drained(known)
@@ -769,7 +726,7 @@ class Planner:
     def _is_undrained(self, partition: int) -> bool:
         known = self.entries.get(partition)
         if known is None:
-            return self._selection.gone.get(partition) == 1
+            return self._gone(partition) == 1
         if _has(known, "superseded"):
             return partition in self.graph and not known.finished
         return known.gone < 2 and (not self._is_drained(known) or partition in self._unsure)
@@ -786,8 +743,7 @@ class Planner:
         return listed.last_cursor
 
     def _is_end(self, e: Entry, cursor: str) -> bool:
-        end = self._last_cursor(e.id) or e.end
-        return end is not None and cursor == end and self.is_closed(e.id)
+        return self.is_closed(e.id) and cursor == (self._last_cursor(e.id) or e.end)
 
     # ------------------------------------------------------------------ cursor transfer (R9)
 
@@ -804,25 +760,31 @@ class Planner:
             and bool(self._live(listed.cursor_from))
         )
 
+    def _look_for_heirs(self) -> None:
+        self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
+
     def _unplaced(self) -> list[Partition]:
         self._heirs = [p for p in self._heirs if not self.entries[p.id].live]
         return [p for p in self._heirs if self._is_heir(p.id)]
+
+    def _awaiting(self) -> Iterable[int]:
+        """Return the ancestors of those that take a cursor."""
+        return (ancestor for heir in self._unplaced() for ancestor in heir.cursor_from)
 
     def _live(self, partitions: Iterable[int]) -> list[Entry]:
         entries = self.entries
         return [entries[p] for p in partitions if p in entries and entries[p].live]
 
-    def _transfer(self, actions: list[Action]) -> list[int]:
+    def _transfer(self) -> list[int]:
         """Give successors without a position the cursor of their ancestor, in one save."""
         successors = [s for s in self._unplaced() if s.id not in self._in_flight]
         blocked = self._with_siblings(successors)
         # No other successor may take the cursor of an ambiguous one's ancestor. A superseded
         # ancestor is not looked at any more: the next start would find the other one alone, and
         # skip what this one has unread.
-        ambiguous = [
-            s for s in successors if len({e.cursor for e in self._live(s.cursor_from)}) > 1
-        ]
-        disputed = {e.id: s.id for s in ambiguous for e in self._live(s.cursor_from)}
+        live = {s.id: self._live(s.cursor_from) for s in successors}
+        ambiguous = [id for id, found in live.items() if len({e.cursor for e in found}) > 1]
+        disputed = {e.id: id for id in ambiguous for e in live[id]}
         self._missing = lost = self._vanished()
         positions: dict[int, Position] = {}
         touched: list[int] = []
@@ -835,16 +797,17 @@ class Planner:
             try:
                 found = self._inherited(successor, disputed, lost, step)
             except LineageError as error:
-                touched += self._move(entry, State.PARKED, error, actions)
+                touched += self._move(entry, State.PARKED, error)
                 continue
-            actions += self._report_unknown_ancestors(successor) if found else []
+            if found:
+                self._report_unknown_ancestors(successor)
             for partition, position in found.items():
                 # A successor that is itself an ancestor of another one is superseded at once.
                 if partition not in positions or position.status == "superseded":
                     positions[partition] = position
-        return touched + self._transferred(positions, actions)
+        return touched + self._transferred(positions)
 
-    def _transferred(self, positions: dict[int, Position], actions: list[Action]) -> list[int]:
+    def _transferred(self, positions: dict[int, Position]) -> list[int]:
         children: list[int] = []  # of ancestors that were drained
         unchanged: set[int] = set()
         for partition, position in positions.items():
@@ -853,13 +816,13 @@ class Planner:
                 unchanged.add(partition)
             self._decide(entry, position)
             if position.status == "superseded":
-                self._move(entry, *self._desired(entry), actions)
+                self._move(entry, *self._desired(entry))
                 children += sorted(self._waiters.pop(partition, ())) if entry.finished else ()
             elif entry.running or entry.state is State.SUPERSEDED:
                 # Its ancestors were not listed when it began, or it begins once more (R11).
-                self._move(entry, State.WAITING, (), actions)
+                self._move(entry, State.WAITING, ())
         if positions:
-            actions.append(Save(positions, unchanged))
+            self._actions.append(Save(positions, unchanged))
         return children
 
     def _with_siblings(self, successors: Iterable[Partition]) -> set[int]:
@@ -887,9 +850,7 @@ class Planner:
         return ancestor in self._in_flight or ancestor in self._unsure or self._is_others(ancestor)
 
     def _is_others(self, ancestor: int) -> bool:
-        """Whether another instance transfers the cursor of an ancestor, or may commit its first
-        one.
-        """
+        """Whether another instance transfers its cursor, or may commit its first one."""
         if not self._shared or ancestor in self._owned:
             return False
         if self._others is None or ancestor in self._others:
@@ -897,16 +858,9 @@ class Planner:
         return ancestor in self.entries and self.entries[ancestor].live
 
     def _vanished(self) -> dict[int, int]:
-        gone = {
-            e.id: e.gone
-            for e in self.entries.values()
-            if e.gone
-            and _has(e, "open")
-            and e.error is None
-            and e.id not in self.graph.successors
-            and e.id not in self._selection.left_out
-        }
-        return gone | self._selection.gone
+        kept = self.graph.successors.keys() | self._selection.left_out
+        gone = (e for e in self.entries.values() if e.gone and _has(e, "open") and e.error is None)
+        return {e.id: e.gone for e in gone if e.id not in kept} | self._selection.gone
 
     def _inherited(
         self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int], step: int
@@ -930,16 +884,18 @@ class Planner:
                     f"no ancestor of it holds a cursor, while {names(lost)} had one and vanished "
                     "without a successor: what was read may come again. Set its cursor by hand"
                 )
-                raise LostPartitionError(text, feed=self.feed, partition=s.id)
+                raise errors.LostPartitionError(text, feed=self.feed, partition=s.id)
             return {}
         at = stored[source] if source is not None else None
         cursor = FIRST if at is None else at.cursor
         before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
         skipped = [a for a in before if a in self._selection and stored[a] is None]
         held = live or [self.entries[a] for a in placed[:1] if a in self.entries]
-        taken = {e.id: position_after(e.position, e.cursor, "superseded", step=step) for e in held}
-        taken |= dict.fromkeys(skipped, position_after(None, cursor, "superseded", step=step))
-        return {s.id: position_after(self._position_of(s.id), cursor, step=step), **taken}
+        taken = {
+            e.id: model.position_after(e.position, e.cursor, "superseded", step=step) for e in held
+        }
+        taken |= dict.fromkeys(skipped, model.position_after(None, cursor, "superseded", step=step))
+        return {s.id: model.position_after(self._position_of(s.id), cursor, step=step), **taken}
 
     def _check_unambiguous(
         self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
@@ -954,7 +910,7 @@ class Planner:
         else:
             return
         text += f". Set the cursor of partition {other} by hand"
-        raise AmbiguousLineageError(text, feed=self.feed, partition=s.id)
+        raise errors.AmbiguousLineageError(text, feed=self.feed, partition=s.id)
 
     # ------------------------------------------------------------------ the first start, reports
 
@@ -964,29 +920,29 @@ class Planner:
         positions = {
             e.id: e.position
             if e.position.replaces is None
-            else self._decide(e, position_after(None, e.cursor, e.position.status, step=step))
+            else self._decide(e, model.position_after(None, e.cursor, e.position.status, step=step))
             for e in self.entries.values()
             if e.position is not None
         }
         others: list[Action] = [action for action in actions if not isinstance(action, Save)]
         return [Save(positions), *others] if positions else others
 
-    def _report_unknown_ancestors(self, successor: Partition) -> list[Action]:
+    def _report_unknown_ancestors(self, successor: Partition) -> None:
         """Report a successor that begins at its first event although the consumer is no new one."""
         others = self._selection.others
         if any(a in self.entries or a in others for a in successor.cursor_from):
-            return []
-        if not others and all(entry.position is None for entry in self.entries.values()):
-            return []
-        unknown = names(successor.cursor_from)
-        text = f"begins at its first event: no position is stored of its ancestors ({unknown})"
-        return [Report(successor.id, f"{text}. What was read under another name comes again")]
+            return
+        if others or any(entry.position is not None for entry in self.entries.values()):
+            unknown = names(successor.cursor_from)
+            text = f"begins at its first event: no position is stored of its ancestors ({unknown})"
+            text += ". What was read under another name comes again"
+            self._actions.append(Report(successor.id, text))
 
-    def _warnings(self, e: Entry) -> list[Action]:
+    def _warn(self, e: Entry) -> None:
         """Report once what can't go on by itself, and an end that is not where it is listed."""
         text = None
         if e.warned:
-            return []
+            return
         if e.state is State.WAITING and e.waits_for and not self._is_heir(e.id):
             still_open = [b for b in e.waits_for if b in self.graph and not self.is_closed(b)]
             if still_open:
@@ -1002,13 +958,15 @@ class Planner:
                 f"cursor {shown(self._last_cursor(e.id) or '')}: it is asked once more"
             )
         e.warned = text is not None
-        return [] if text is None else [Report(e.id, text)]
+        if text is not None:
+            self._actions.append(Report(e.id, text))
 
 
 def _has(e: Entry, status: Status) -> bool:
     return e.position is not None and e.position.status == status
 
 
-def _is_end_of(known: Position, stored: Position) -> bool:
+def _is_compared(known: Position, stored: Position) -> bool:
+    # Another instance has saved an end once more before what follows it.
     same = (known.cursor, known.status) == (stored.cursor, stored.status)
-    return same and known.status != "open"
+    return same and known.status != "open" and stored.revision > known.revision

@@ -14,11 +14,10 @@ _SHOWN = 20
 class Selection:
     """The selected partitions, and the stored positions of all others.
 
-    A discovery is narrowed to the selection. Edges between selected partitions are kept. A parent
-    that is not selected is dropped: no partition waits for it. So is an ancestor that is not
-    selected, but for two kinds: one with a stored position, because then it matters where its
-    successor starts, and one that is not listed any more. Nobody can select that, and what it came
-    after its successor comes after, too. What is gone is judged as without a selection.
+    A discovery is narrowed to the selection. A parent or ancestor that is not selected is dropped,
+    but for one whose stored position still counts: a parent that is not listed any more, and any
+    ancestor, because it matters where its successor starts. So is no ancestor that is gone: what it
+    came after its successor comes after, too. What is gone is judged as without a selection.
     """
 
     def __init__(self, partitions: Iterable[int] | None, feed: str) -> None:
@@ -39,12 +38,12 @@ class Selection:
     def check(self, info: FeedInfo, known: Mapping[int, object]) -> None:
         """Raise `LineageError` when a selected partition is neither listed nor `known`."""
         missing = sorted((self._chosen or set()) - info.partitions.keys() - known.keys())
-        if not missing:
-            return
-        listed = sorted(info.partitions)
-        only = f", only {', '.join(map(str, listed[:_SHOWN]))}" if listed else ""
-        text = f"the feed does not list this partition{only}{' …' if len(listed) > _SHOWN else ''}"
-        raise LineageError(text, feed=self._feed, partition=missing[0])
+        if missing:
+            listed = sorted(info.partitions)
+            only = f", only {', '.join(map(str, listed[:_SHOWN]))}" if listed else ""
+            only += " …" if len(listed) > _SHOWN else ""
+            text = f"the feed does not list this partition{only}"
+            raise LineageError(text, feed=self._feed, partition=missing[0])
 
     def note(self, info: FeedInfo) -> None:
         """Note which cursors go to successors that are not selected, and what is gone."""
@@ -60,34 +59,26 @@ class Selection:
 
     def narrow(self, info: FeedInfo) -> Mapping[int, Partition]:
         """Return the selected partitions of a discovery."""
+        listed = info.partitions
         if self._chosen is None:
-            return info.partitions
-        return {
-            id: self._alone(p, info.partitions) for id, p in info.partitions.items() if id in self
-        }
+            return listed
+        return {id: self._alone(p, listed) for id, p in listed.items() if id in self}
 
     def _alone(self, partition: Partition, listed: Container[int]) -> Partition:
-        parent = partition.starts_after
+        parent, ancestors = partition.starts_after, partition.cursor_from
         kept = parent in self or (parent in self.others and parent not in listed)
-        ancestors = [
-            a for a in partition.cursor_from if a in self or a in self.others or a not in listed
-        ]
-        return replace(
-            partition, starts_after=parent if kept else None, cursor_from=tuple(ancestors)
-        )
+        above = tuple(a for a in ancestors if a in self or a in self.others or a not in listed)
+        return replace(partition, starts_after=parent if kept else None, cursor_from=above)
 
     def check_ancestors(self, partition: Partition) -> None:
-        """Raise `LineageError` when an ancestor that is not selected still holds its cursor.
-
-        To take that cursor would supersede a position that is not ours. One that is superseded
-        already may be taken: nothing has to be saved for it.
+        """Raise `LineageError` when an ancestor that is not selected still holds its cursor: to
+        take it would supersede a position that is not ours.
         """
         for ancestor in partition.cursor_from:
             position = self.others.get(ancestor)
             if position is not None and position.status != "superseded":
-                raise LineageError(
+                text = (
                     f"is to take over the cursor that is stored for partition {ancestor}, which "
-                    "is not selected: select it too, or run once without a selection",
-                    feed=self._feed,
-                    partition=partition.id,
+                    "is not selected: select it too, or run once without a selection"
                 )
+                raise LineageError(text, feed=self._feed, partition=partition.id)

@@ -13,8 +13,7 @@ from typing import Literal
 import anyio
 
 from feedapi_client.errors import FeedError
-from feedapi_client.lineage.bootstrap import StartAt
-from feedapi_client.model import FeedKey
+from feedapi_client.model import FeedKey, StartAt
 from feedapi_client.notifications import IterationEnded, Listeners, error_text
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.runtime.handling import Handling

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import FieldInfo
 
+from feedapi_client.arguments import parse_lineage
 from feedapi_client.errors import NegotiationError
 from feedapi_client.http.urls import FeedURL
-from feedapi_client.lineage.graph import parse_lineage
 from feedapi_client.model import MAX_PARTITION, checked_feed_name
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.protocol.text import MAX_CURSOR
