@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feedapi_client import model
 from feedapi_client.errors import LineageError, NoProgressError
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.model import FIRST, LAST, Partition, Position, StartAt, Status, position_after
+from feedapi_client.model import FIRST, LAST, Partition, StartAt, Status
+
+Begin = tuple[str, Status]
 
 
 def asks_for_end(partition: Partition, start: StartAt, *, selects_events: bool) -> bool:
@@ -22,7 +23,7 @@ def asks_for_end(partition: Partition, start: StartAt, *, selects_events: bool) 
 
 def first_positions(
     graph: Graph, start: StartAt, ends: Mapping[int, str], selection: Selection, *, feed: str
-) -> dict[int, Position]:
+) -> dict[int, Begin]:
     """Return where each begins, but for those that take over the cursor of an ancestor: one that
     `start` gives, or one that is stored although it is not selected.
 
@@ -30,23 +31,20 @@ def first_positions(
     not among `ends`).
     """
     given = start if isinstance(start, Mapping) else {}
-    step = model.draw_step()
 
-    def at(cursor: str, status: Status = "open") -> Position:
-        return position_after(None, cursor, status, step=step)
-
-    def at_end(partition: int, status: Status = "open") -> Position:
+    def at_end(partition: int, status: Status = "open") -> Begin:
         if partition not in ends:
             text = "its present end is not known, so that nothing can start there"
             raise NoProgressError(text, feed=feed, partition=partition)
-        return at(ends[partition], status)
+        return ends[partition], status
 
-    first, passed_over = at(FIRST), at(FIRST, "superseded")
     for id in given:
         if id not in selection or not (id in graph or id in graph.successors):
             text = "start names this partition, which is not selected, or not listed at all"
             raise LineageError(text, feed=feed, partition=id)
-    positions = {id: at_end(id) if cursor == LAST else at(cursor) for id, cursor in given.items()}
+    begin: dict[int, Begin] = {
+        id: at_end(id) if cursor == LAST else (cursor, "open") for id, cursor in given.items()
+    }
     holders = given.keys() | selection.others.keys()
     for listed in graph:
         if holders and not holders.isdisjoint(listed.cursor_from):
@@ -55,11 +53,11 @@ def first_positions(
         # that is gone may be listed again by a discovery that lags (R9), or be read by a consumer
         # of the same name that started a moment earlier (R17).
         for ancestor in filter(selection.__contains__, listed.cursor_from):
-            positions.setdefault(ancestor, passed_over)
+            begin.setdefault(ancestor, (FIRST, "superseded"))
         if listed.id in graph.successors:
-            positions.setdefault(listed.id, passed_over)
+            begin.setdefault(listed.id, (FIRST, "superseded"))
         elif start == "last":
-            positions[listed.id] = at_end(listed.id, "drained" if listed.closed else "open")
+            begin[listed.id] = at_end(listed.id, "drained" if listed.closed else "open")
         else:
-            positions.setdefault(listed.id, first)
-    return positions
+            begin.setdefault(listed.id, (FIRST, "open"))
+    return begin

@@ -68,7 +68,11 @@ class Planner:
         self.start: StartAt = start
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
-        self._actions: list[Action] = []  # collected since an input
+        # What an input leads to, and what the store holds of the partitions that it decides.
+        self._actions: list[Action] = []
+        self._rediscover = False
+        self._before: dict[int, Position | None] = {}
+        self._step = 0
         self._counts: Counter[State] = Counter()
         self._selection = Selection(partitions, feed)
         self._edges = PublisherEdges(lineage, ordered=ordered, feed=feed)
@@ -106,7 +110,7 @@ class Planner:
         selected = self._take(positions)
         for partition, position in selected.items():
             self._place(self._entry(partition), position)
-        self._settle(selected)
+        self._told(selected)
 
     def _take(self, positions: Mapping[int, Position]) -> Mapping[int, Position]:
         selected = self._selection.load(positions)
@@ -137,8 +141,8 @@ class Planner:
             listed = {} if self._selects_events else {p.id: p.last_cursor for p in graph}
             found = {id: end for id, end in listed.items() if end is not None} | dict(ends or {})
             begin = first_positions(graph, self.start, found, self._selection, feed=self.feed)
-            for partition, position in begin.items():
-                self._decide(self._entry(partition), position)
+            for partition, (cursor, status) in begin.items():
+                self._decide(self._entry(partition), cursor, status)
         self.graph, self.starts_first = graph, False
         self._listed = self.begin_load() if began is None else began
         self._selection.note(info)
@@ -146,13 +150,12 @@ class Planner:
         self._actions += self._edges.reports(info, previous, self._drained)
         self._known.update(info.partitions)
         again = self._note_listed()
-        actions = self._settle(self._all())
-        actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
+        self._settle(self._all())
+        self._actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
         self._listed_again = {e.id for e in self.entries.values() if self._is_listed_again(e)}
         self._in_doubt = any(self._gone(b) == 1 for e in self.entries.values() for b in e.waits_for)
-        if self._in_doubt and Rediscover() not in actions:
-            actions.append(Rediscover())
-        return self._in_one_save(actions) if first else actions
+        self._rediscover |= self._in_doubt
+        return self._told()
 
     def _note_listed(self) -> list[Entry]:
         """Change the facts that a discovery alone tells. Return whose end counts no more (R6)."""
@@ -200,10 +203,10 @@ class Planner:
         self._in_flight.discard(partition)
         if position is not None:
             self.committed(partition, position)
-        actions = self._settle([partition])
+        self._settle([partition])
         if entry.state is _DRAINED and before not in (*_RUNNING, _DRAINED):
-            actions.insert(0, Drained(partition, entry.cursor))  # its lease went meanwhile
-        return actions
+            self._actions.append(Drained(partition, entry.cursor))  # its lease went meanwhile
+        return self._told()
 
     def committed(self, partition: int, position: Position) -> None:
         """Note what was saved of a partition whose later batches are in flight."""
@@ -230,7 +233,7 @@ class Planner:
             entry.caught_up = True
         elif asked_closed and cursor == (self._last_cursor(partition) or cursor):
             entry.end = cursor
-        return self._settle([partition])
+        return self._told([partition])
 
     def reopened(self, partition: int) -> list[Action]:
         """Note that an event came behind the end that empty answers had shown (R6)."""
@@ -239,13 +242,13 @@ class Planner:
             return []
         entry.end, entry.warned = None, False
         self._open_again(entry)
-        return self._settle([partition])
+        return self._told([partition])
 
     def fail(self, partition: int, error: FeedError) -> list[Action]:
         entry = self._entry(partition)
         if entry.error is None and entry.state not in (_DRAINED, State.SUPERSEDED):
             entry.error = error
-        return self._settle([partition])
+        return self._told([partition])
 
     # ------------------------------------------------------------------ several instances
 
@@ -274,7 +277,6 @@ class Planner:
         doubtful = gained | (self._unsure.keys() - late.keys())
         known = {id for id, e in self.entries.items() if e.position is not None}
         kept = self._owned | late.keys() | (self._in_flight - doubtful)
-        over = False
         for partition in sorted({*selected, *doubtful, *known} - kept):
             entry, stored = self._entry(partition), selected.get(partition)
             changed, doubted = stored != entry.position, partition in doubtful
@@ -286,29 +288,28 @@ class Planner:
                 self._lose_row(entry)
                 continue
             news = stored is not None and stored.status not in ("open", entry.state.value)
-            over |= news and not _has(entry, stored.status if stored else "open")
+            # What another instance drained or transferred may have successors that are not known.
+            self._rediscover |= news and not _has(entry, stored.status if stored else "open")
             self._place(entry, stored, loaded_at=self._moment if changed else entry.loaded_at)
             entry.end = None
         self._unsure = late
         self._loaded = max(self._loaded, began)
         self._owned |= gained
         self._look_for_heirs()
-        actions = self._settle(self._all())
-        # What another instance drained or transferred may have successors that are not known yet.
-        return [*actions, Rediscover()] if over and Rediscover() not in actions else actions
+        return self._told(self._all())
 
     def revoke(self, partitions: Iterable[int]) -> list[Action]:
         """Stop partitions whose lease is given away or lost. A batch in flight stays in flight."""
         lost = sorted(self._owned.intersection(partitions))
         self._forget(lost)
-        return self._settle(lost)
+        return self._told(lost)
 
     def refused(self, partitions: Iterable[int]) -> list[Action]:
         """Note that a save of these was refused: the next `refresh` takes what is stored."""
         refused = sorted(self._entry(partition).id for partition in partitions)
         self._forget(refused)
         self._unsure |= dict.fromkeys(refused, self.begin_load())
-        return self._settle(dict.fromkeys([*refused, *self.graph.partitions]))
+        return self._told(dict.fromkeys([*refused, *self.graph.partitions]))
 
     def _forget(self, partitions: Collection[int]) -> None:
         self._owned.difference_update(partitions)
@@ -496,10 +497,8 @@ class Planner:
             return State.PARKED, error  # descendants stop, too (R18)
         return (State.WAITING, blockers) if blockers else None  # R4, R8
 
-    def _settle(self, dirty: Iterable[int]) -> list[Action]:
-        """Move partitions, and what depends on them, to their states; first transfer cursors.
-        Return what was collected since the last time.
-        """
+    def _settle(self, dirty: Iterable[int]) -> None:
+        """Move partitions, and what depends on them, to their states; first transfer cursors."""
         begun: list[Entry] = []
         queue = deque(dirty)
         graph = self.graph
@@ -516,10 +515,30 @@ class Planner:
                 queue.extend(self._move(entry, state, because))
         if begun and self.ordered:
             self._compare_ends(begun)
-        actions, self._actions = self._actions, []
-        if any(type(action) is Rediscover for action in actions):  # one is enough, at the end
-            actions = [a for a in actions if type(a) is not Rediscover] + [Rediscover()]
+
+    def _told(self, dirty: Iterable[int] = ()) -> list[Action]:
+        """Settle. Return what there is to do: stop, save all that was decided at once, go on."""
+        self._settle(dirty)
+        actions: list[Action] = [a for a in self._actions if type(a) is Stop]
+        if self._before:
+            decided = {id: (before, self.entries[id]) for id, before in self._before.items()}
+            unchanged = [id for id, (before, e) in decided.items() if _is_at(before, e)]
+            actions.append(
+                Save({id: e.position for id, (_, e) in decided.items() if e.position}, unchanged)
+            )
+        actions += [a for a in self._actions if type(a) is not Stop]
+        actions += [Rediscover()] if self._rediscover else []
+        self._actions, self._before, self._rediscover = [], {}, False
         return actions
+
+    def _decide(self, e: Entry, cursor: str, status: Status = "open") -> None:
+        """Change what is stored. All decisions of an input are one save, with one random step."""
+        if not self._before:
+            self._step = model.draw_step()
+        before = self._before.setdefault(e.id, e.position)
+        e.finished |= status == "superseded" and self._is_drained(e)
+        e.position = model.position_after(before, cursor, status, step=self._step)
+        e.reopened, e.saved_at = False, math.inf
 
     def _move(self, e: Entry, state: State, because: Because) -> Collection[int]:
         """Change the state of a partition. Return those whose state may follow from that."""
@@ -549,24 +568,15 @@ class Planner:
         lacks them, and would take what follows all the same: it compares a row with its own
         revision.
         """
-        rows: dict[int, Entry] = {}
         for e in begun:
             now = e.state is _READING or (e.state is _DRAINED and e.saved_at == math.inf)
             if now and not e.reopened and e.id not in self._in_flight and self._follows(e.id):
                 before = [self.entries[p] for p in self.preceding(e.id) if p in self.entries]
                 ends = [b for b in before if b.position and b.id not in self._in_flight]
-                rows |= {each.id: each for each in (e, *ends) if ends}
-        if not rows:
-            return
-        step = model.draw_step()
-        for e in rows.values():
-            status = e.position.status if e.position else "open"
-            e.position = model.position_after(e.position, e.cursor, status, step=step)
-            e.saved_at = math.inf
-        save = Save({id: e.position for id, e in rows.items() if e.position}, unchanged=rows.keys())
-        begin = [a for a in self._actions if type(a) is Start and a.partition in rows]
-        # Behind what else is saved of these rows, which it replaces, and before they are read.
-        self._actions = [*(a for a in self._actions if a not in begin), save, *begin]
+                for each in (e, *ends) if ends else ():
+                    self._decide(
+                        each, each.cursor, each.position.status if each.position else "open"
+                    )
 
     def _store_end(self, e: Entry, *, read: bool) -> None:
         """Save the end of a drained partition, unless it is stored, and tell it (R6). Not at the
@@ -574,7 +584,8 @@ class Planner:
         """
         shown_now = not self._is_drained(e)
         if not _has(e, "drained"):
-            self._save(e, self.checkpoint(e.id, e.cursor))
+            self._decide(e, e.cursor, "drained")
+            e.loaded_at = 0
         e.reopened = False
         if shown_now or read:
             self._actions.append(Drained(e.id, e.cursor))
@@ -590,9 +601,9 @@ class Planner:
                 e.caught_up, e.end, e.warned = False, None, False
                 self._actions.append(Start(e.id, e.cursor))
             case State.DRAINED:
-                self._actions.append(Rediscover())
+                self._rediscover = True
             case State.SUPERSEDED if e.position is None:
-                self._save(e, Position.after(None, FIRST, "superseded"))
+                self._decide(e, FIRST, "superseded")
             case State.PARKED if isinstance(because, FeedError):
                 # An error that a driver or another partition had is known already.
                 if e.error is None and because.partition == e.id:
@@ -606,11 +617,8 @@ class Planner:
 
     def _open_again(self, e: Entry) -> None:
         """Save that a drained partition is read on: after a crash its end has to show anew (R6)."""
-        self._save(e, Position.after(e.position, e.cursor))
+        self._decide(e, e.cursor)
         e.reopened = True
-
-    def _save(self, e: Entry, position: Position) -> None:
-        self._actions.append(Save({e.id: self._decide(e, position)}))
 
     # ------------------------------------------------------------------ facts
 
@@ -629,12 +637,6 @@ class Planner:
             e.finished = True
         e.position, e.reopened, e.saved_at, e.loaded_at = position, False, 0, loaded_at
         e.stored = e.stored or position is not None
-
-    def _decide(self, e: Entry, position: Position) -> Position:
-        stored = e.stored
-        self._place(e, position)
-        e.saved_at, e.stored = math.inf, stored
-        return position
 
     def _is_outdated(self, e: Entry, stored: Position | None, began: int) -> bool:
         """Whether what was loaded is older than what is known. A lower revision alone doesn't say
@@ -786,44 +788,34 @@ class Planner:
         ambiguous = [id for id, found in live.items() if len({e.cursor for e in found}) > 1]
         disputed = {e.id: id for id in ambiguous for e in live[id]}
         self._missing = lost = self._vanished()
-        positions: dict[int, Position] = {}
+        decided: dict[int, tuple[str, Status]] = {}
         touched: list[int] = []
-        step = model.draw_step()
         for successor in successors:
             entry = self.entries[successor.id]
             touched.append(entry.id)
             if self._parked(successor.cursor_from) or not blocked.isdisjoint(successor.cursor_from):
                 continue
             try:
-                found = self._inherited(successor, disputed, lost, step)
+                found = self._inherited(successor, disputed, lost)
             except LineageError as error:
                 touched += self._move(entry, State.PARKED, error)
                 continue
             if found:
                 self._report_unknown_ancestors(successor)
-            for partition, position in found.items():
+            for partition, (cursor, status) in found.items():
                 # A successor that is itself an ancestor of another one is superseded at once.
-                if partition not in positions or position.status == "superseded":
-                    positions[partition] = position
-        return touched + self._transferred(positions)
-
-    def _transferred(self, positions: dict[int, Position]) -> list[int]:
-        children: list[int] = []  # of ancestors that were drained
-        unchanged: set[int] = set()
-        for partition, position in positions.items():
+                if partition not in decided or status == "superseded":
+                    decided[partition] = cursor, status
+        for partition, (cursor, status) in decided.items():
             entry = self._entry(partition)
-            if position.status == "superseded" and _has(entry, "superseded"):
-                unchanged.add(partition)
-            self._decide(entry, position)
-            if position.status == "superseded":
+            self._decide(entry, cursor, status)
+            if status == "superseded":
                 self._move(entry, *self._desired(entry))
-                children += sorted(self._waiters.pop(partition, ())) if entry.finished else ()
+                touched += sorted(self._waiters.pop(partition, ())) if entry.finished else ()
             elif entry.running or entry.state is State.SUPERSEDED:
                 # Its ancestors were not listed when it began, or it begins once more (R11).
                 self._move(entry, State.WAITING, ())
-        if positions:
-            self._actions.append(Save(positions, unchanged))
-        return children
+        return touched
 
     def _with_siblings(self, successors: Iterable[Partition]) -> set[int]:
         """Return the ancestors that can't be superseded yet: undecided ones, and every live one
@@ -863,8 +855,8 @@ class Planner:
         return {e.id: e.gone for e in gone if e.id not in kept} | self._selection.gone
 
     def _inherited(
-        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int], step: int
-    ) -> dict[int, Position]:
+        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int]
+    ) -> dict[int, tuple[str, Status]]:
         """Return what has to be saved for a successor and its ancestors; nothing: not yet decided.
         Every ancestor named before the one whose cursor is taken is superseded too, known or not: a
         discovery that lags must not start it. Without any position all are: another consumer of
@@ -886,16 +878,13 @@ class Planner:
                 )
                 raise errors.LostPartitionError(text, feed=self.feed, partition=s.id)
             return {}
-        at = stored[source] if source is not None else None
-        cursor = FIRST if at is None else at.cursor
+        held_at = stored[source] if source is not None else None
+        cursor = FIRST if held_at is None else held_at.cursor
         before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
         skipped = [a for a in before if a in self._selection and stored[a] is None]
         held = live or [self.entries[a] for a in placed[:1] if a in self.entries]
-        taken = {
-            e.id: model.position_after(e.position, e.cursor, "superseded", step=step) for e in held
-        }
-        taken |= dict.fromkeys(skipped, model.position_after(None, cursor, "superseded", step=step))
-        return {s.id: model.position_after(self._position_of(s.id), cursor, step=step), **taken}
+        taken = {e.id: e.cursor for e in held} | dict.fromkeys(skipped, cursor)
+        return {s.id: (cursor, "open"), **{a: (at, "superseded") for a, at in taken.items()}}
 
     def _check_unambiguous(
         self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
@@ -912,20 +901,7 @@ class Planner:
         text += f". Set the cursor of partition {other} by hand"
         raise errors.AmbiguousLineageError(text, feed=self.feed, partition=s.id)
 
-    # ------------------------------------------------------------------ the first start, reports
-
-    def _in_one_save(self, actions: list[Action]) -> list[Action]:
-        # The saves of a first start: each position is saved once, as its first.
-        step = model.draw_step()
-        positions = {
-            e.id: e.position
-            if e.position.replaces is None
-            else self._decide(e, model.position_after(None, e.cursor, e.position.status, step=step))
-            for e in self.entries.values()
-            if e.position is not None
-        }
-        others: list[Action] = [action for action in actions if not isinstance(action, Save)]
-        return [Save(positions), *others] if positions else others
+    # ------------------------------------------------------------------ reports
 
     def _report_unknown_ancestors(self, successor: Partition) -> None:
         """Report a successor that begins at its first event although the consumer is no new one."""
@@ -964,6 +940,10 @@ class Planner:
 
 def _has(e: Entry, status: Status) -> bool:
     return e.position is not None and e.position.status == status
+
+
+def _is_at(before: Position | None, e: Entry) -> bool:
+    return before is not None and _has(e, before.status) and before.cursor == e.cursor
 
 
 def _is_compared(known: Position, stored: Position) -> bool:
