@@ -165,7 +165,11 @@ class Planner:
             if entry.end is not None and (not listed.closed or entry.gone):
                 entry.end = None
                 again.append(entry)
-            if _has(entry, "drained") and self._is_mine(entry.id) and not self._is_drained(entry):
+            if (
+                entry.status == "drained"
+                and self._is_mine(entry.id)
+                and not self._is_drained(entry)
+            ):
                 entry.reopened = True
             if listed.starts_after is not None:
                 self._parents[listed.id] = listed.starts_after
@@ -289,7 +293,7 @@ class Planner:
                 continue
             news = stored is not None and stored.status not in ("open", entry.state.value)
             # What another instance drained or transferred may have successors that are not known.
-            self._rediscover |= news and not _has(entry, stored.status if stored else "open")
+            self._rediscover |= news and entry.status != (stored.status if stored else "open")
             self._place(entry, stored, loaded_at=self._moment if changed else entry.loaded_at)
             entry.end = None
         self._unsure = late
@@ -405,7 +409,7 @@ class Planner:
             top = tops.get(partition.id, partition.id if partition.cursor_from else -1)
             tops.update(dict.fromkeys(chain, top))
         split = {
-            id for id in listed if id in self._successors or _has(self.entries[id], "superseded")
+            id for id in listed if id in self._successors or self.entries[id].status == "superseded"
         }
         return [(p.id, tops[p.id]) for p in listed.values() if p.closed and p.id not in split]
 
@@ -421,8 +425,8 @@ class Planner:
         """
         if e.id not in self.graph or self.is_closed(e.id):
             return False
-        if not _has(e, "superseded"):
-            return e.reopened or _has(e, "drained")
+        if e.status != "superseded":
+            return e.reopened or e.status == "drained"
         return self.graph.partitions.keys().isdisjoint(self._heirs_of(e.id))
 
     def _heirs_of(self, partition: int) -> set[int]:
@@ -455,14 +459,13 @@ class Planner:
     def _desired(self, e: Entry) -> tuple[State, Because]:
         """Return the state that follows from the facts, and why. The first that holds counts."""
         listed = self.graph.partitions.get(e.id)
-        status = e.position.status if e.position else None
         if e.error is not None:
             return State.PARKED, e.error  # final for this session (R18)
         if e.id in self._unsure:
             return State.ELSEWHERE, ()  # what is read next is what is stored (R17)
-        if status == "superseded":
+        if e.status == "superseded":
             return State.SUPERSEDED, ()  # no discovery revives it (R9)
-        if status == "drained" and self._is_drained(e):
+        if self._is_drained(e):
             return _DRAINED, ()  # also when it is no longer listed (R6)
         if listed is None:
             return (State.VANISHED if e.gone else State.WAITING), ()  # R11; not discovered yet
@@ -509,7 +512,7 @@ class Planner:
             state, because = self._desired(entry)
             stays = state is entry.state and not because and not entry.waits_for
             # Of one that stays only its end may still have to be saved, or told.
-            if not stays or state is _DRAINED or entry.end is not None or _has(entry, "drained"):
+            if not stays or state is _DRAINED or entry.end is not None or entry.status == "drained":
                 if not entry.running and (entry.cursor == FIRST or entry.waits_for):
                     begun.append(entry)
                 queue.extend(self._move(entry, state, because))
@@ -551,7 +554,7 @@ class Planner:
             if source in _RUNNING and state not in _RUNNING:
                 self._actions.append(Stop(e.id))
                 e.caught_up = False
-        if state in _RUNNING and _has(e, "drained"):
+        if state in _RUNNING and e.status == "drained":
             self._open_again(e)
         if state is not source:
             self._enter(e, because)
@@ -574,16 +577,14 @@ class Planner:
                 before = [self.entries[p] for p in self.preceding(e.id) if p in self.entries]
                 ends = [b for b in before if b.position and b.id not in self._in_flight]
                 for each in (e, *ends) if ends else ():
-                    self._decide(
-                        each, each.cursor, each.position.status if each.position else "open"
-                    )
+                    self._decide(each, each.cursor, each.status or "open")
 
     def _store_end(self, e: Entry, *, read: bool) -> None:
         """Save the end of a drained partition, unless it is stored, and tell it (R6). Not at the
         transition: what is stored may change while the state stays the same.
         """
         shown_now = not self._is_drained(e)
-        if not _has(e, "drained"):
+        if e.status != "drained":
             self._decide(e, e.cursor, "drained")
             e.loaded_at = 0
         e.reopened = False
@@ -649,7 +650,9 @@ class Planner:
     def _lose_row(self, e: Entry) -> None:
         """Park a partition whose position was in the store and is not any more (R7, R17)."""
         saved = e.saved_at < math.inf
-        if saved and (_has(e, "superseded") or (_has(e, "drained") and e.id not in self.graph)):
+        if saved and (
+            e.status == "superseded" or (e.status == "drained" and e.id not in self.graph)
+        ):
             return  # nothing of it is to be read
         self._place(e, None)
         e.error = errors.StoreError(
@@ -669,7 +672,7 @@ class Planner:
 
     def _is_drained(self, e: Entry) -> bool:
         """Whether its end was committed, and it was not listed as open since (R6)."""
-        if e.reopened or not _has(e, "drained"):
+        if e.reopened or e.status != "drained":
             return False
         return e.id not in self.graph or self.is_closed(e.id) or self._listed <= e.loaded_at
 
@@ -678,10 +681,9 @@ class Planner:
 
     def _begun(self) -> set[int]:
         """Return the partitions that are read, or that have a position behind their beginning."""
+        known = self.entries.values()
         begun = {
-            e.id
-            for e in self.entries.values()
-            if e.running or (e.position and (e.cursor != FIRST or e.position.status != "open"))
+            e.id for e in known if e.running or (e.status or "open", e.cursor) != ("open", FIRST)
         }
         given = self.start if self.starts_first and isinstance(self.start, Mapping) else {}
         return begun.union(given)
@@ -703,7 +705,7 @@ class Planner:
         if known is None:
             drained = other is not None and other.status == "drained"
             return child.position is None and self._gone(parent) != 1 and not drained
-        if _has(known, "superseded"):
+        if known.status == "superseded":
             return not known.finished and child.cursor == FIRST
         return known.gone > 1 and not self._is_drained(known)
 
@@ -729,7 +731,7 @@ class Planner:
         known = self.entries.get(partition)
         if known is None:
             return self._gone(partition) == 1
-        if _has(known, "superseded"):
+        if known.status == "superseded":
             return partition in self.graph and not known.finished
         return known.gone < 2 and (not self._is_drained(known) or partition in self._unsure)
 
@@ -851,7 +853,9 @@ class Planner:
 
     def _vanished(self) -> dict[int, int]:
         kept = self.graph.successors.keys() | self._selection.left_out
-        gone = (e for e in self.entries.values() if e.gone and _has(e, "open") and e.error is None)
+        gone = (
+            e for e in self.entries.values() if e.gone and e.status == "open" and e.error is None
+        )
         return {e.id: e.gone for e in gone if e.id not in kept} | self._selection.gone
 
     def _inherited(
@@ -889,17 +893,14 @@ class Planner:
     def _check_unambiguous(
         self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
     ) -> None:
-        other = next((disputed[entry.id] for entry in live if entry.id in disputed), None)
-        if len({entry.cursor for entry in live}) > 1:
-            other = s.id
-            stand = ", ".join(f"{entry.id} at {shown(entry.cursor)}" for entry in live[:_SHOWN])
-            text = f"may take its cursor from ancestors that stand at different ones: {stand}"
-        elif other is not None:
-            text = f"may take the same cursor as partition {other}, whose ancestors stand apart"
-        else:
-            return
-        text += f". Set the cursor of partition {other} by hand"
-        raise errors.AmbiguousLineageError(text, feed=self.feed, partition=s.id)
+        disputes = [disputed[e.id] for e in live if e.id in disputed]
+        if disputes:
+            other = s.id if len({e.cursor for e in live}) > 1 else disputes[0]
+            apart = self._live(self.graph.partitions[other].cursor_from)[:_SHOWN]
+            stand = ", ".join(f"{e.id} at {shown(e.cursor)}" for e in apart)
+            text = f"can take no cursor: the ancestors of partition {other} stand at different ones"
+            text += f": {stand}. Set the cursor of partition {other} by hand"
+            raise errors.AmbiguousLineageError(text, feed=self.feed, partition=s.id)
 
     # ------------------------------------------------------------------ reports
 
@@ -916,18 +917,16 @@ class Planner:
 
     def _warn(self, e: Entry) -> None:
         """Report once what can't go on by itself, and an end that is not where it is listed."""
-        text = None
         if e.warned:
             return
+        text = None
         if e.state is State.WAITING and e.waits_for and not self._is_heir(e.id):
-            still_open = [b for b in e.waits_for if b in self.graph and not self.is_closed(b)]
-            if still_open:
-                text = f"waits for {names(still_open)}, listed as open: a parent has to be closed"
+            if found := [b for b in e.waits_for if b in self.graph and not self.is_closed(b)]:
+                text = f"waits for {names(found)}, listed as open: a parent has to be closed"
         elif e.end is not None and e.running and e.id not in self._in_flight:
             waiters = self._waiters.get(e.id, ())
-            waiting = [w for w in waiters if e.id in self.entries[w].waits_for]
-            if waiting:
-                text = f"was read to its end, which is not committed: {names(waiting)} can't start"
+            if found := [w for w in waiters if e.id in self.entries[w].waits_for]:
+                text = f"was read to its end, which is not committed: {names(found)} can't start"
         elif e.state is _DRAINED and self.doubted(e.id):
             text = (
                 f"is stored as drained at {shown(e.cursor)}, and listed as closed with the last "
@@ -938,12 +937,8 @@ class Planner:
             self._actions.append(Report(e.id, text))
 
 
-def _has(e: Entry, status: Status) -> bool:
-    return e.position is not None and e.position.status == status
-
-
 def _is_at(before: Position | None, e: Entry) -> bool:
-    return before is not None and _has(e, before.status) and before.cursor == e.cursor
+    return before is not None and (before.cursor, before.status) == (e.cursor, e.status)
 
 
 def _is_compared(known: Position, stored: Position) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from feedapi_client.errors import FeedError
-from feedapi_client.model import FIRST, Position
+from feedapi_client.model import FIRST, Position, Status
 
 
 class State(StrEnum):
@@ -112,9 +112,13 @@ class Entry:
         return self.position.cursor if self.position else FIRST
 
     @property
+    def status(self) -> Status | None:
+        return self.position.status if self.position else None
+
+    @property
     def live(self) -> bool:
         """Whether it has a cursor that was not transferred to a successor yet."""
-        return self.position is not None and self.position.status != "superseded"
+        return self.status in ("open", "drained")
 
     @property
     def running(self) -> bool:
