@@ -209,7 +209,7 @@ class Planner:
             self.committed(partition, position)
         self._settle([partition])
         if entry.state is _DRAINED and before not in (*_RUNNING, _DRAINED):
-            self._actions.append(Drained(partition, entry.cursor))  # its lease went meanwhile
+            self._actions.insert(0, Drained(partition, entry.cursor))  # its lease went meanwhile
         return self._told()
 
     def committed(self, partition: int, position: Position) -> None:

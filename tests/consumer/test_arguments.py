@@ -24,6 +24,7 @@ from feedapi_client import (
     SQLiteCursorStore,
     SyncFeedClient,
 )
+from feedapi_client.arguments import parse_lineage
 from tests.consumer.helpers import SAFETY_LIMIT, LocalFeed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -271,3 +272,21 @@ async def test_a_decision_that_is_none_is_an_error_that_says_so() -> None:
     retry = RetryPolicy(decide=lambda error: True)  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match=r"RetryPolicy\.decide returns must be"):
         await feed.enter(retry=retry)
+
+
+def test_r08_edges_can_be_given_as_text() -> None:
+    assert parse_lineage("1:0") == {1: 0}
+    assert parse_lineage(" 1:0, 2 : 0 ,1:0") == {1: 0, 2: 0}
+    assert parse_lineage("3:none,4:None") == {3: None, 4: None}
+
+
+def test_r08_any_other_text_is_refused() -> None:
+    wrong = {
+        "must be pairs": ["", "1", "1:", ":0", "1:0,", "a:0", "1:-1", "1:²", "none:1"],
+        "two parents": ["1:0,1:2", "1:0,1:none"],
+        "ids from 0 to 32767": ["1:32768"],
+    }
+    for message, texts in wrong.items():
+        for text in texts:
+            with pytest.raises(ValueError, match=message):
+                parse_lineage(text)

@@ -54,5 +54,5 @@ async def test_r08_edges_that_the_publisher_leaves_out(steps: list[Step]) -> Non
 
 
 def test_r08_lineage_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="lineage must map"):
+    with pytest.raises(ValueError, match="lineage must hold partitions' ids"):
         LocalFeed().consume(lineage={"1": 0})

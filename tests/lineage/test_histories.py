@@ -26,7 +26,7 @@ r05_a_checkpoint_changes_nothing
   checkpoint 0 b after -> 0@b#3 / restart / list 0 -> start 0
 r05_lineage_goes_on_when_the_last_batch_is_committed_and_released
   list 0!z 1<0 / delivered 0 / checkpoint 0 z -> 0@z:drained#2 | 0R 1W(0)
-  release 0 -> stop 0; drained 0@z; save 0@z:drained#3 1#2; start 1; discover | 0D 1R
+  release 0 -> stop 0; save 0@z:drained#3 1#2; drained 0@z; start 1; discover | 0D 1R
   given / list 0!z 1<0 / delivered 0 / release 0 -> | 0R 1W(0)
   given 0@z / list 0 1<0 / delivered 0 / list 0!z 1<0 -> | 0R 1W(0)
 r05_a_batch_that_is_released_late_takes_no_older_position_back
@@ -59,7 +59,7 @@ r06_an_open_partition_at_its_end_is_caught_up_until_the_next_event_or_until_it_c
 r06_an_uncommitted_end_drains_nothing_and_is_reported_once_where_children_wait
   list 0! 1<0 / delivered 0 / release 0
   end 0 z closed -> report 0 ~not committed: partition 1 can't start | 0R 1W(0) / end 0 z closed ->
-  release 0 z -> stop 0; drained 0@z; save 0@z:drained#3 1#2; start 1; discover | 0D 1R
+  release 0 z -> stop 0; save 0@z:drained#3 1#2; drained 0@z; start 1; discover | 0D 1R
 r06_r15_an_end_seen_before_the_partition_was_open_again_drains_nothing_and_it_is_asked_on
   list 0! 1<0 / delivered 0 / end 0 z closed ->
   list 0 1<0 -> report 1 ~waits for partition 0; start 0 / list 0! 1<0 ->
@@ -80,13 +80,12 @@ r06_a_drained_partition_that_opens_again_is_read_on_and_open_in_the_store
   given 0@z:drained#4 / list 0!z / listed_again -> / list 0 / commit 0 zz -> / listed_again ->
 r06_an_event_behind_a_drained_end_is_read_on
   given 0@a / list 0! 1<0 / reopened 0 ->
-  end 0 a closed -> stop 0; save 0@a:drained#2; drained 0@a; save 0@a:drained#3 1; start 1;
-      discover | 0D 1R
-  reopened 0 -> save 0@a#4; start 0@a | 0R 1R / commit 0 b ->
-  end 0 b closed -> stop 0; save 0@b:drained#6; drained 0@b; discover | 0D 1R
+  end 0 a closed -> stop 0; save 0@a:drained#2 1; drained 0@a; start 1; discover | 0D 1R
+  reopened 0 -> save 0@a#3; start 0@a | 0R 1R / commit 0 b ->
+  end 0 b closed -> stop 0; save 0@b:drained#5; drained 0@b; discover | 0D 1R
 r06_a_drained_partition_with_another_last_cursor_is_reported_and_asked_once_more
-  given 0@z:drained#3 / list 0!zz 1<0 -> report 0 ~'z' ~'zz': it is asked once more;
-      save 0@z:drained#4 1; start 1 | 0D 1R
+  given 0@z:drained#3 / list 0!zz 1<0 -> save 0@z:drained#4 1; report 0 ~'z' ~'zz': it is asked once
+      more; start 1 | 0D 1R
   doubted 0 -> True / list 0!zz 1<0 ->
   given 0@zz:drained#3 / list 0!zz 1<0 -> save 0@zz:drained#4 1; start 1 / doubted 0 -> False
 # Where a consumer begins
@@ -96,7 +95,7 @@ r07_a_start_at_the_end_asks_for_ends_that_are_not_listed_or_of_selected_events
   given start="last" / unresolved 0 1^l1 2!l2 3! -> 0; 3
   list 0 1^l1 2!l2 3! ends={0:"e0",3:"e3"} -> save 0@e0 1@l1 2@l2:drained 3@e3:drained; start 0@e0;
       start 1@l1; discover | 0R 1R 2D 3D
-  restart / list 0 1 2 3 -> start 0@e0; start 1@l1; save 2@l2#2; start 2@l2; save 3@e3#2; start 3@e3
+  restart / list 0 1 2 3 -> save 2@l2#2 3@e3#2; start 0@e0; start 1@l1; start 2@l2; start 3@e3
   given start="last" selects_events=True / unresolved 0 1!l1 2^l2 -> 0; 1; 2
   list 0 1!l1 2^l2 ends={0:"a",1:"b",2:"c"} -> save 0@a 1@b:drained 2@c; start 0@a; start 2@c;
       discover
@@ -137,15 +136,14 @@ r17_nothing_follows_a_drained_partition_that_is_gone_from_the_store
   given 0@a:superseded 3@a shared=True / list 0!a 3<<0 / refresh owned=[3] others=[] / gone 0
   refresh owned=[3] others=[] -> | 0S 3R
 r17_what_begins_at_its_first_event_is_saved_with_the_ends_before_it
-  given 0@z:drained 1 2@q / list 0!z 1<0 2<0 3<0 -> start 2@q; save 0@z:drained#2 1#2 3; start 1;
+  given 0@z:drained 1 2@q / list 0!z 1<0 2<0 3<0 -> save 0@z:drained#2 1#2 3; start 1; start 2@q;
       start 3
   given 0@z:drained 1 ordered=False / list 0!z 1<0 -> start 1
   given 0@z:drained / list 0!z 1!_first<0 2<1
   given 0@z:drained 1@b:drained / list 0!z 1!b<0 2<1 -> save 1@b:drained#2 2; start 2
 r17_an_end_is_saved_before_it_is_compared
-  given 0@a:drained 1 2@b / list 0!a 1<0 2!b<0 3<2
-      -> save 2@b:drained#2; drained 2@b; save 0@a:drained#2 1#2 2@b:drained#3 3; start 1; start 3
-      ; discover
+  given 0@a:drained 1 2@b / list 0!a 1<0 2!b<0 3<2 -> save 0@a:drained#2 1#2 2@b:drained#2 3; start
+      1; drained 2@b; start 3; discover
 r17_a_cursor_that_was_taken_before_is_saved_where_it_is_taken_again
   given 0@z:superseded 1@b / list 1<<0 / list 1<<0 2<<0 3<<0 -> save 0@z:superseded#2 2@z 3@z;
       start 2@z; start 3@z
@@ -178,9 +176,8 @@ r08_one_hole_in_one_discovery_is_not_final
   list 0! 1<0 -> start 0@a | 0R 1W(0) / list 1<0 / list 1<0 -> fail 1 LostPartitionError | 0V 1P
 r08_the_children_of_a_drained_parent_that_is_split_later_are_read_and_those_that_had_begun
   given 0@z:drained#3 1@q / list 0! 1
-  list 2<<0 3<<0 1 4<0 -> save 0@z:superseded#4 2@z 3@z; start 2@z; start 3@z;
-      save 0@z:superseded#5 4; start 4
-      | 0S 1R 2R 3R 4R
+  list 2<<0 3<<0 1 4<0 -> save 0@z:superseded#4 2@z 3@z 4; start 2@z; start 3@z; start 4 | 0S 1R 2R
+      3R 4R
   given 0@z:superseded#4 4@c / list 2<<0 4<0 -> save 0@z:superseded#5 2@z; start 2@z;
       start 4@c | 0S 2R 4R
 r08_a_missing_edge_is_suspected_where_a_partition_is_closed_and_new_roots_appear
@@ -263,8 +260,8 @@ r09_successors_wait_for_the_batch_in_flight_of_each_ancestor_of_a_merge
   release 0 b -> save 0@b:superseded#3 1@b; start 1@b
   given 0@a / list 0 / delivered 0 / list 1<<0 / release 0 -> save 0@a:superseded#2 1@a; start 1@a
   given 0@a 1@b / list 0 1 / delivered 0
-  list 2<<0,9 3<<1,9 -> stop 1; save 1@b:superseded#2 3@b; start 3@b; stop 0; discover
-      | 0V 1S 2W(0) 3R
+  list 2<<0,9 3<<1,9 -> stop 1; stop 0; save 1@b:superseded#2 3@b; start 3@b; discover | 0V 1S 2W(0)
+      3R
   release 0 -> save 0@a:superseded#2 2@a; start 2@a
   given 0@a 1@a / list 0 1 / delivered 1
   list 2<<0,1 3<<0 -> stop 0; stop 1; discover | 0V 1V 2W(1) 3W(0)
@@ -281,7 +278,7 @@ r09_ancestors_at_different_cursors_are_ambiguous_and_at_the_same_are_not
   given 0@a 1@a / list 2<<0,1 -> save 0@a:superseded#2 1@a:superseded#2 2@a; start 2@a | 0S 1S 2R
 r09_the_ancestors_of_an_ambiguous_successor_stay_as_they_are
   given 1@b 3@a
-  list 8<<3,0 9<<1,7,0,3 -> fail 8 AmbiguousLineageError ~the same cursor as partition 9;
+  list 8<<3,0 9<<1,7,0,3 -> fail 8 AmbiguousLineageError ~of partition 9 stand at different ones;
       fail 9 AmbiguousLineageError ~different ones: 1 at 'b', 3 at 'a' | 1V 3V 8P 9P
   given 1@b 3@a / list 9<<1,7,0,3 8<<3,0 | 1V 3V 8P 9P
 r09_what_vanished_may_be_what_a_successor_without_a_cursor_goes_on_from
@@ -295,8 +292,8 @@ r09_what_vanished_may_be_what_a_successor_without_a_cursor_goes_on_from
       ~partitions 1, 2 had one; fail 4 LostPartitionError ~partitions 1, 2 had one | 0S 1V 2V 3P 4P
 r09_a_successor_of_unknown_ancestors_is_reported_where_something_is_stored
   given 0@a:drained
-  list 0!a 2<<1 -> report 2 ~begins at its first event ~(partition 1); save 1:superseded 2;
-      save 0@a:drained#2 2#2; start 2
+  list 0!a 2<<1 -> save 0@a:drained#2 1:superseded 2; report 2 ~begins at its first event
+      ~(partition 1); start 2
   list 0!a 2<<1 ->
   given / list 2<<1 -> save 1:superseded 2; start 2
   given 0@a / list 0!z 1<0 / list 0!z 2<<1 -> save 1:superseded 2
@@ -311,13 +308,13 @@ r09_ancestors_named_before_the_one_with_a_cursor_are_superseded_unknown_or_not
       start 4@c; start 2@far
 r09_a_partition_that_is_listed_again_is_not_lost
   given 0@a:drained 4@b / list 0! 4<0 / list 0 | 0R 4V
-  list 0! 4<0 7<<5 -> report 7 ~begins at its first event ~(partition 5); save 5:superseded 7
-      | 0R 4W(0) 5S 7W(0)
+  list 0! 4<0 7<<5 -> save 5:superseded 7; report 7 ~begins at its first event ~(partition 5) | 0R
+      4W(0) 5S 7W(0)
 r09_an_ancestor_is_not_read_once_a_successor_has_begun_whatever_is_listed
   given start="last" / list 1<<0 ends={1:"z"} -> save 0:superseded 1@z; start 1@z
   list 0 -> stop 1; report 1 ~stops at its cursor 'z' / list 0 1<<0 -> start 1@z
   given 1@z / list 1<<0
-  list 0 -> stop 1; report 1 ~stops at its cursor 'z'; save 0:superseded | 0S 1V
+  list 0 -> stop 1; save 0:superseded; report 1 ~stops at its cursor 'z' | 0S 1V
   given / list 0 1<<0 -> save 0:superseded 1; start 1 | 0S 1R / listed_again ->
   given 9@a / list 9 1<<0 | 0S 1R 9R / list 9 0 1<<0 | 0S 1R 9R
   given 0@60 / list 10<<0 / list 20<<10,0 | 0S 10S 20R / list 10<<0 | 0S 10S 20V
@@ -392,8 +389,8 @@ r18_a_failure_parks_what_descends_from_it_also_later_and_nothing_else
   fail 0 -> | 0P 1V 2P(0) 3W(1)
   release 1 c -> save 1@c:superseded#3 3@c; start 3@c | 0P 1S 2P(0) 3R
   given 0@a 1@b / list 0 1 / fail 1
-  list 0 2<<7 -> report 2 ~begins at its first event ~(partition 7); save 2 7:superseded; start 2
-      | 0R 1P 2R 7S
+  list 0 2<<7 -> save 2 7:superseded; report 2 ~begins at its first event ~(partition 7); start 2 |
+      0R 1P 2R 7S
   given 0@a / list 0! / fail 0 / list 0! 1<0 2<<0 -> | 0P 1P(0) 2P(0) / finished -> True
   given 9@a / list 9 1 / fail 1 / list 9 2<<1 -> | 1P 2P(1) 9R
   given 0@z:drained / list 0! 1<0 / fail 0 -> | 0D 1R
@@ -420,7 +417,7 @@ r06_a_discovery_that_began_before_the_drained_position_was_loaded_is_older
   refresh owned=[0,1] others=[] / list 0 1<0 began="early" -> / list 0 1<0 -> save 0@z#5; start 0@z
 r06_an_end_that_is_committed_while_the_lease_goes_counts_at_once
   given 0@a shared=True / list 0! 1<0 / refresh owned=[0,1] others=[] / delivered 0 / end 0 z closed
-  revoke 0 -> stop 0 | 0E 1W(0) / release 0 z -> drained 0@z; save 0@z:drained#3 1; start 1;
+  revoke 0 -> stop 0 | 0E 1W(0) / release 0 z -> save 0@z:drained#3 1; drained 0@z; start 1;
       discover | 0D 1R
 r10_a_drained_partition_that_is_listed_open_asks_for_one_discovery
   given 0@z:drained#3 shared=True / list 0 -> / refresh -> / refresh -> / refresh ->

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.states import Action, Entry, Rediscover, Save, State
-from feedapi_client.model import LAST, Partition, Position
+from feedapi_client.lineage.states import Action, Entry, Save, State
+from feedapi_client.model import LAST, Partition, Position, Status
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.positions import Positions
 
-Saved = dict[int, Position]
+Decided = dict[int, tuple[str, Status]]
 
 
 def children_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -30,13 +30,11 @@ def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
     ) -> list[Action]:
         self._in_flight.discard(partition)
         entry = self.entries[partition]
-        position = entry.position
+        early: list[Action] = []
         if entry.running and self.is_closed(partition) and asked_closed:
             entry.position = self.checkpoint(partition, cursor)
-        actions = ended(self, partition, cursor, asked_closed=asked_closed)
-        if entry.position is position or entry.position is None:
-            return actions
-        return [Save({partition: entry.position}), *actions]
+            early = [Save({partition: entry.position})]
+        return early + ended(self, partition, cursor, asked_closed=asked_closed)
 
     patch.setattr(Planner, "ended", drained)
 
@@ -51,7 +49,7 @@ def children_do_not_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
 
     def at_the_end(self: Planner, partition: int, cursor: str, **how: Any) -> list[Action]:
         actions = ended(self, partition, cursor, **how)
-        return actions + self._settle(self.graph.children.get(partition, ()))
+        return actions + self._told(self.graph.children.get(partition, ()))
 
     patch.setattr(Planner, "_is_undrained", unread)
     patch.setattr(Planner, "ended", at_the_end)
@@ -59,17 +57,17 @@ def children_do_not_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 def successor_from_the_start(patch: pytest.MonkeyPatch) -> None:
     """A successor begins at the first event, not at its ancestor's cursor."""
-    _inherit(patch, lambda self, successor, saved: {**saved, successor.id: Position("_first")})
+    _inherit(patch, lambda self, successor, saved: {**saved, successor.id: ("_first", "open")})
 
 
 def _inherit(
     patch: pytest.MonkeyPatch,
-    change: Callable[[Planner, Partition, Saved], Saved],
+    change: Callable[[Planner, Partition, Decided], Decided],
 ) -> None:
     """Change what a transfer saves."""
     inherited = Planner._inherited
 
-    def changed(self: Planner, successor: Partition, *args: Any) -> dict[int, Position]:
+    def changed(self: Planner, successor: Partition, *args: Any) -> Decided:
         saved = inherited(self, successor, *args)
         return change(self, successor, saved) if saved else saved
 
@@ -79,11 +77,9 @@ def _inherit(
 def unread_ancestors_are_not_superseded(patch: pytest.MonkeyPatch) -> None:
     """A successor that begins at the first event leaves its ancestors as they are."""
 
-    def alone(
-        self: Planner, successor: Partition, saved: dict[int, Position]
-    ) -> dict[int, Position]:
+    def alone(self: Planner, successor: Partition, saved: Decided) -> Decided:
         own = saved[successor.id]
-        return {successor.id: own} if own.cursor == "_first" else saved
+        return {successor.id: own} if own[0] == "_first" else saved
 
     _inherit(patch, alone)
 
@@ -111,14 +107,14 @@ def child_from_its_parents_cursor(patch: pytest.MonkeyPatch) -> None:
 
 def _before_a_start(patch: pytest.MonkeyPatch, change: Callable[[Planner, Entry], None]) -> None:
     """Change what is known of a partition before it is started."""
-    entered = Planner._entered
+    enter = Planner._enter
 
-    def changed(self: Planner, entry: Entry, because: Any) -> list[Action]:
+    def changed(self: Planner, entry: Entry, because: Any) -> None:
         if entry.state is State.READING:
             change(self, entry)
-        return entered(self, entry, because)
+        enter(self, entry, because)
 
-    patch.setattr(Planner, "_entered", changed)
+    patch.setattr(Planner, "_enter", changed)
 
 
 def superseded_is_not_saved(patch: pytest.MonkeyPatch) -> None:
@@ -170,9 +166,7 @@ def transfer_with_a_batch_in_flight(patch: pytest.MonkeyPatch) -> None:
 def skipped_ancestors_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The ancestors that a transfer skips are not superseded: a late discovery revives them."""
 
-    def known(
-        self: Planner, successor: Partition, saved: dict[int, Position]
-    ) -> dict[int, Position]:
+    def known(self: Planner, successor: Partition, saved: Decided) -> Decided:
         if not any(self._position_of(a) for a in successor.cursor_from):
             return saved
         return {id: p for id, p in saved.items() if id == successor.id or self._position_of(id)}
@@ -188,7 +182,7 @@ def unknown_ancestors_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def unknown_ancestors_are_not_reported(patch: pytest.MonkeyPatch) -> None:
     """A successor of unknown ancestors begins at its first event without a word."""
-    patch.setattr(Planner, "_report_unknown_ancestors", lambda self, successor: [])
+    patch.setattr(Planner, "_report_unknown_ancestors", lambda self, successor: None)
 
 
 def revision_is_not_advanced(patch: pytest.MonkeyPatch) -> None:
@@ -251,13 +245,14 @@ def _create_planner_with(patch: pytest.MonkeyPatch, **changed: Any) -> None:
 
 def no_rediscovery_after_drained(patch: pytest.MonkeyPatch) -> None:
     """Nothing is discovered when a partition was drained: its children come with the interval."""
-    entered = Planner._entered
+    enter = Planner._enter
 
-    def quiet(self: Planner, entry: Entry, because: Any) -> list[Action]:
-        actions = entered(self, entry, because)
-        return [action for action in actions if not isinstance(action, Rediscover)]
+    def quiet(self: Planner, entry: Entry, because: Any) -> None:
+        before = self._rediscover
+        enter(self, entry, because)
+        self._rediscover = before
 
-    patch.setattr(Planner, "_entered", quiet)
+    patch.setattr(Planner, "_enter", quiet)
 
 
 def new_partitions_from_the_last_event(patch: pytest.MonkeyPatch) -> None:
