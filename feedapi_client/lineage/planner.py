@@ -103,6 +103,10 @@ class Planner:
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
+        return f"<Planner of {self.feed}: {counts}>"
+
     # ------------------------------------------------------------------ inputs
 
     def load(self, positions: Mapping[int, Position]) -> None:

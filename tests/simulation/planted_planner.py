@@ -89,7 +89,7 @@ def ancestors_of_an_ambiguous_successor_are_taken(patch: pytest.MonkeyPatch) -> 
     check = Planner._check_unambiguous
 
     def careless(self: Planner, successor: Partition, live: Any, disputed: Any) -> None:
-        check(self, successor, live, {})
+        check(self, successor, live, {id: to for id, to in disputed.items() if to == successor.id})
 
     patch.setattr(Planner, "_check_unambiguous", careless)
 
