@@ -34,9 +34,9 @@ ADAPTERS = ("cli", "django", "spark", "liftbridge", "testing")
 SANS_IO = ("errors", "status", "notifications", "options", "model", "protocol", "lineage")
 # From the bottom up: a module may import its own layer and those before it.
 LAYERS = (
-    ("arguments", "errors", "status"),
+    ("errors", "status"),
     ("notifications",),
-    ("causes", "options", "model", "retry"),
+    ("arguments", "causes", "options", "model", "retry"),
     ("protocol",),
     ("lineage",),
     ("http",),
