@@ -27,7 +27,15 @@ from feedapi_client.cli.command import (
     refused,
 )
 from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Place, some_partitions
-from feedapi_client.cli.terminal import age, print_json, print_table, report, shown
+from feedapi_client.cli.terminal import (
+    age,
+    json_text,
+    print_json,
+    print_line,
+    print_table,
+    report,
+    shown,
+)
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import counted, names
 
@@ -152,7 +160,7 @@ def _print(
     elif not feeds:
         print("no positions are stored")
     for feed in () if json else feeds:
-        report(feed.key)
+        print_line(feed.key)
         rows: list[list[str]] = []
         for id in feed.partitions():
             at, behind = feed.positions.get(id), (feed.lag or {}).get(id)
@@ -186,7 +194,7 @@ class _Changing:
     def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
         if self.json:
-            print_json(operations.export_positions(feeds))
+            report(json_text(operations.export_positions(feeds)), escaped=True)
             return
         for feed in feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
@@ -540,7 +548,7 @@ async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_jso
     elif not shared:
         print("no instances share a feed of this store")
     for feed in () if json else shared:
-        report(feed.key)
+        print_line(feed.key)
         print_table(("instance", "state", "age", "partitions", "reads"), _rows(feed))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import feedapi_client
 from feedapi_client.cli import options
 from feedapi_client.cli.command import command
-from feedapi_client.cli.terminal import MAX_SHOWN, print_json, print_table, report, shown
+from feedapi_client.cli.terminal import MAX_SHOWN, print_json, print_line, print_table, shown
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.graph import suspected_missing_edges, with_edges
 from feedapi_client.model import FeedInfo, Partition
@@ -49,11 +49,11 @@ async def discover(*, asked: options.AskedWithLineage, json: bool = options.as_j
         about["suspected_missing_edges"] = suspected and suspected._asdict()
         print_json({"feed": feed} | about)
         return
-    report(feed)
+    print_line(feed)
     flags = [f"dialect {info.dialect}", *(["exactly once"] if info.exactly_once else [])]
     flags += ["stream"] if info.stream else []
     flags += [f"filters {shown(', '.join(info.filters))}"] if info.filters else []
-    report(" · ".join(flags))
+    print_line(" · ".join(flags))
     rows = []
     for each in partitions:
         parents = (each.starts_after, ", ".join(map(str, each.cursor_from)), each.last_cursor)
@@ -61,13 +61,13 @@ async def discover(*, asked: options.AskedWithLineage, json: bool = options.as_j
         rows.append([str(each.id), "closed" if each.closed else "open", *texts])
     print_table(_COLUMNS, rows)
     if any(_parent(each) is not None for each in partitions):
-        report("lineage")
+        print_line("lineage")
         for indent, text in _lineage(info, {id for id in added if added[id] is not None}):
-            report(text, indent=indent)
+            print_line(text, indent=indent)
     if suspected is not None:
         edges = (f"--lineage {child}:{suspected.parents[0]}" for child in suspected.children)
-        report(f"suspected: {suspected}")
-        report(f"on the command line: {' '.join([*edges][:8])}")
+        print_line(f"suspected: {suspected}")
+        print_line(f"on the command line: {' '.join([*edges][:8])}")
 
 
 def _parent(partition: Partition) -> int | None:

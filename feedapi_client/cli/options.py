@@ -218,7 +218,9 @@ class Connection:
         headers, auth, cert = dict[str, str](), None, None
         if not anonymous:
             headers, auth, cert = dict(self.header_env or {}), self._auth(), self.cert
-            headers |= {"Authorization": self.auth_env} if self.auth_env else {}
+            if self.auth_env:
+                headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
+                headers["Authorization"] = self.auth_env
         if own and not (headers or auth or cert or self.ca_file):
             yield None
             return

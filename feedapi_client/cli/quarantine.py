@@ -147,7 +147,7 @@ async def replay(*, application: Application, some: _Some, json: bool = options.
         events.append({"id": event.id, "error": failure})
         if not json:
             result = "handled" if failure is None else f"failed again: {failure}"
-            print(f"{shown(event.id)}  {shown(result)}")
+            report(f"{shown(event.id)}  {shown(result)}", escaped=True)
 
     function = application.load()
     async with some.place.quarantine() as store, application.opened(function) as handler:

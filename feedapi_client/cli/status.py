@@ -23,8 +23,8 @@ from feedapi_client.cli.terminal import (
     MAX_LINE,
     age,
     print_json,
+    print_line,
     print_table,
-    report,
     shown,
     table,
 )
@@ -59,7 +59,7 @@ def status(
         else:
             for part in _parts(look):
                 if isinstance(part, str):
-                    report(part)
+                    print_line(part)
                 else:
                     print_table(_COLUMNS, part)
 

@@ -63,10 +63,14 @@ def escape_json(text: str, encoding: str | None = "utf-8") -> str:
     return _JSON_ESCAPED.sub(escaped, text)
 
 
-def print_json(value: Any) -> None:
-    """Print a value, or JSON in bytes, as JSON that stdout can encode."""
+def json_text(value: Any) -> str:
+    """Return a value, or JSON in bytes, as JSON that stdout can encode."""
     data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    print(escape_json(data.decode(), sys.stdout.encoding))
+    return escape_json(data.decode(), sys.stdout.encoding)
+
+
+def print_json(value: Any) -> None:
+    print(json_text(value))
 
 
 # ---------------------------------------------------------------------- stderr
@@ -133,9 +137,13 @@ class OnceAMinute(logging.Filter):
 # ---------------------------------------------------------------------- stdout
 
 
-def report(text: object, *, indent: str = "", escaped: bool = False) -> None:
+def print_line(text: object, *, indent: str = "") -> None:
+    print(f"{indent}{shown(text, MAX_LINE)}")
+
+
+def report(text: object, *, escaped: bool = False) -> None:
     """Print what was done. It is done, and no error, where stdout can't be written."""
-    line = indent + (str(text) if escaped else shown(text, MAX_LINE))
+    line = str(text) if escaped else shown(text, MAX_LINE)
     try:
         print(line, flush=True)
     except OSError as error:
@@ -216,7 +224,10 @@ def _write(data: bytes) -> None:
     # a failure it keeps the rest and tries again when Python exits.
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:  # another process made the pipe or terminal non-blocking
+            select.select([], [descriptor], [])
 
 
 async def reader_gone() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from feedapi_client.errors import NegotiationError
 from feedapi_client.model import MAX_PARTITION, FeedKey, Position, Status
@@ -56,7 +56,7 @@ async def import_positions(
 
 class _Row(Struct):
     partition: Annotated[int, Meta(ge=0, le=MAX_PARTITION)]
-    cursor: str | None = None
+    cursor: str | UnsetType = UNSET  # a partition that is only listed has none
     status: Status | None = None
 
 
@@ -72,7 +72,7 @@ class _Feed(Struct):
             raise ValueError
         positions = []
         for row in self.positions:
-            if row.cursor is not None:
+            if row.cursor is not UNSET:
                 check_cursor(row.cursor)
                 if row.status is None:
                     raise ValueError

@@ -511,6 +511,14 @@ def test_r19_a_driver_that_can_not_be_loaded_is_named_without_secrets(
     assert "hunter2" not in result.output
 
 
+async def test_one_authorization_is_sent() -> None:
+    given = {"authorization": "b", "X": "c"}
+    async with Connection(auth_env="Bearer a", header_env=given).client() as http:
+        assert http is not None
+        sent = [http.headers.get_list(name) for name in ("authorization", "x")]
+    assert sent == [["Bearer a"], ["c"]]
+
+
 def test_without_the_extra_cli_the_command_says_what_to_install() -> None:
     code = "import sys\nsys.modules['typer'] = None\nfrom feedapi_client.cli import main\nmain()"
     run = [sys.executable, "-c", code]

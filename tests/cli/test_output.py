@@ -170,6 +170,21 @@ def test_r5_what_a_reader_does_not_take_is_not_committed(
     assert len(slow.stdout.readlines()) == BIG
 
 
+def test_r16_a_pipe_that_does_not_block_is_waited_for(
+    spawn: Spawn, feedapi_publisher: Publisher
+) -> None:
+    fill(feedapi_publisher, big=True)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # as Node.js leaves what it shares
+    with open(reading, "rb") as pipe:
+        process = spawn("cat", feedapi_publisher.url, stdout=writing)
+        os.close(writing)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(3)  # a reader that takes its time
+        assert len(pipe.readlines()) == BIG
+    assert end(process) == (0, b"", b"")
+
+
 @pytest.mark.slow
 def test_a_pipe_closed_while_the_feed_is_idle_ends_it(
     spawn: Spawn, feedapi_publisher: Publisher
@@ -183,20 +198,23 @@ def test_a_pipe_closed_while_the_feed_is_idle_ends_it(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words",
     [
-        ("cursors export", b"feedapi: No space left on device\n"),
-        ("cat URL", b"feedapi: No space left on device\n"),
+        "cursors export --store STORE",
+        "cursors ls --store STORE",
+        "cat URL --store STORE",
+        "discover URL",
+        "doctor URL",
     ],
 )
 def test_a_full_disk_is_one_line(
-    spawn: Spawn, feedapi_publisher: Publisher, filled: Path, words: str, said: bytes
+    spawn: Spawn, feedapi_publisher: Publisher, filled: Path, words: str
 ) -> None:
     fill(feedapi_publisher)
-    given = [feedapi_publisher.url if word == "URL" else word for word in words.split()]
+    places = {"URL": feedapi_publisher.url, "STORE": filled}
     with Path("/dev/full").open("wb") as full:
-        process = spawn(*given, "--store", filled, stdout=full)
-        assert end(process) == (1, b"", said)
+        process = spawn(*(places.get(word, word) for word in words.split()), stdout=full)
+        assert end(process) == (1, b"", b"feedapi: No space left on device\n")
     assert feedapi_publisher.end_cursor(0) not in cursors(filled)
 
 
@@ -207,6 +225,7 @@ def test_a_full_disk_is_one_line(
         ["skip", "URL"],
         ["rename", "näme 漢", "other"],
         ["reset", "--yes"],
+        ["reset", "--yes", "--json"],
         ["rewind", "--to", "now", "--yes"],
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 
 from feedapi_client import Batch, FeedConsumer, SQLiteCursorStore
 from feedapi_client.testing import Publisher
+from tests.cli.conftest import TIMEOUT, Spawn
 from tests.cli.invoke import Invoked, Row, play
 
 pytestmark = pytest.mark.usefixtures("feedapi")
@@ -82,6 +83,15 @@ def rows(
     places["DATABASE"] = f"sqlite+aiosqlite:///{store}"
     places["OTHERDB"] = f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"
     return lambda *rows: play(rows, **places)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file of Linux")
+def test_a_full_disk_ends_no_replay(rows: Play, spawn: Spawn, store: Path) -> None:
+    words = ("quarantine", "replay", "--all", "--store", store, "--handler", "replayed:handle")
+    with Path("/dev/full").open("wb") as full:
+        process = spawn(*words, stdout=full, env={"PYTHONUNBUFFERED": "1"})
+        assert process.wait(TIMEOUT) == 0
+    rows(Row("quarantine ls --store STORE", says=EMPTY))
 
 
 EMPTY = "=the quarantine is empty\n"

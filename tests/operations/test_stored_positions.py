@@ -189,6 +189,7 @@ async def test_an_export_is_imported_into_another_consumer_s_store(
         '{"partition":0,"cursor":"_last","status":"open"}',
         '{"partition":0,"cursor":"ä","status":"open"}',
         '{"partition":0,"cursor":"a","status":"odd"}',
+        '{"partition":0,"cursor":null,"status":"open"}',
         '{"partition":40000,"cursor":"a","status":"open"}',
         '{"partition":true,"cursor":"a","status":"open"}',
     ],

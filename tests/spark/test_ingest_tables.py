@@ -109,6 +109,18 @@ def test_checkpoint_of_a_transform_that_writes_by_itself_keeps_its_output(
         run(spark, job(publisher, tmp_path, output=str(tmp_path / "other"), **own))
 
 
+def test_r04_checkpoint_that_lost_its_notes_begins_no_other_table(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    own: dict[str, Any] = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    own |= {"schema": "n INT", "transform": transforms.only_odd}
+    run(spark, job(publisher, tmp_path, **own))
+    shutil.rmtree(tmp_path / "c" / "feedapi")
+    with pytest.raises(IngestError, match=r"other was never written by the checkpoint's query"):
+        run(spark, job(publisher, tmp_path, output=str(tmp_path / "other"), **own))
+    assert run(spark, job(publisher, tmp_path, **own)).rows == 0
+
+
 def test_r09_other_tables_than_those_of_earlier_runs_are_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:

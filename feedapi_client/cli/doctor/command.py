@@ -16,7 +16,7 @@ from feedapi_client.cli.command import (
     flag,
     option,
 )
-from feedapi_client.cli.terminal import print_json, print_table, report
+from feedapi_client.cli.terminal import print_json, print_line, print_table
 from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
@@ -150,24 +150,24 @@ def _as_json(e: Examination, results: list[_Result]) -> dict[str, Any]:
 
 
 def _print(e: Examination, results: list[_Result]) -> None:
-    report(e.prober.feed)
+    print_line(e.prober.feed)
     dialect = "unknown" if e.info is None else e.info.dialect
     read = f"{counted(len(e.partitions), 'partition')}, {len(e.visits)} read"
     requests, size = counted(e.prober.requests, "request"), counted(e.prober.bytes, "byte")
-    report(f"dialect {dialect} · {read} · {requests}, {size}")
+    print_line(f"dialect {dialect} · {read} · {requests}, {size}")
     found = [result for result in results if result.findings]
     if found:
         rows = [row for result in found for row in _rows(result)]
         print_table(("check", "level", "partitions", "result"), rows)
     for result in found:
         check, rules = result.check, f"; rules {', '.join(result.check.rules)}"
-        report(check.id)
+        print_line(check.id)
         for line in (
             f"required: {check.requirement}",
             f"costs: {check.cost}",
             f"see: {check.source}{rules if check.rules else ''}; doctor.md#{check.id}",
         ):
-            report(line.replace("`", ""), indent="  ")
+            print_line(line.replace("`", ""), indent="  ")
     violated = sum(result.level == "MUST" for result in found)
     verdict = f"{violated} violated" if violated else "sound"
     others = len(found) - violated
@@ -175,7 +175,7 @@ def _print(e: Examination, results: list[_Result]) -> None:
     outcomes = [result.outcome for result in results]
     passed, skipped = outcomes.count("passed"), outcomes.count("not checked")
     text = f"{counted(passed, 'check')} passed, {skipped} not applicable or not done"
-    report(f"{verdict}{extra}: {text}")
+    print_line(f"{verdict}{extra}: {text}")
 
 
 def _rows(result: _Result) -> Iterator[list[str]]:

@@ -142,10 +142,10 @@ class Prober:
 
     async def ask(self, question: Question) -> Answer:
         """Make a request, again after a failure that may pass. Never raises for what comes."""
-        attempts = 0
+        failed = {True: 0, False: 0}
         while (answer := await self._ask_once(question)).may_pass:
             self.failures.append(answer)
-            attempts += 1
+            failed[answer.limited] = attempts = failed[answer.limited] + 1
             if self._exhausted or attempts == (6 if answer.limited else 3):
                 break
             floor = retry_after(answer.headers.get("retry-after"), answer.headers.get("date")) or 0

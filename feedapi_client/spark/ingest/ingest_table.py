@@ -41,6 +41,8 @@ class Identity:
 class Table(ABC):
     """A table of a pipeline, `role` in the job, and whether a query may write to it."""
 
+    noted = False
+    """Whether the checkpoint has a note of its tables."""
     _prepared: StructType | None = None
 
     def __init__(self, job: Ingest, role: str = "output") -> None:
@@ -139,8 +141,8 @@ class Table(ABC):
 
     def check_missing(self, who: Identity) -> None:
         """Raise where earlier micro-batches went to another table, but not by a transform."""
-        by_transform = self.job.transform is not None and self.role in ("output", "gold")
-        if who.last_batch < 0 or by_transform:
+        transformed = self.job.transform is not None and self.role in ("output", "gold")
+        if who.last_batch < 0 or (transformed and self.noted):
             return
         raise IngestError(
             f"{self.name} was never written by the checkpoint's query, which committed "

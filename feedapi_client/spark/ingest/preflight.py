@@ -105,6 +105,7 @@ def check_tables(
             "new checkpoint and staging"
         )
     for role, table in tables.items():
+        table.noted = bool(known)
         table.check(spark, tables.identity(role), columns.get(role))
     places = tables.places(spark)  # of those that were made just now, too
     if len(set(places.values())) < len(places):

@@ -351,6 +351,18 @@ def test_the_bound_on_requests_holds(feedapi: Feedapi, make: Make, limit: int) -
     assert found(report) == {}
 
 
+def test_a_feed_that_fails_after_it_limited_requests_is_not_asked_for_ever(
+    feedapi: Feedapi, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prober, "Bounds", partial(prober.Bounds, pauses=0))
+    publisher = make("v2-token")
+    publisher.fail(500, on="discovery", times=None, after=3)
+    publisher.fail(429, on="discovery", times=3)
+    result = feedapi(*arguments(publisher))
+    assert (result.exit_code, "status 500" in result.stderr) == (69, True)
+    assert len(publisher.requests) == 6
+
+
 def test_the_bound_on_bytes_holds(
     feedapi: Feedapi, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
