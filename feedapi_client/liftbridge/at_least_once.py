@@ -222,12 +222,7 @@ class AcknowledgedPublishing:
                     _KEPT_SECONDS,
                     extra={"stream": self._stream.name},
                 )
-                self._offsets.clear()
-                for each in self._recent:
-                    each.offsets = {}
-                again: set[int] = set()
-                for source in {each.batch.partition for each in self._recent}:
-                    again |= await self._publish_again(source)
+                again = await self._publish_again()
                 for place in lost:  # ends where what was published again ends
                     found = [
                         max(each.offsets[place]) for each in self._recent if place in each.offsets
@@ -238,23 +233,28 @@ class AcknowledgedPublishing:
             self._lost |= lost
             raise
 
-    async def _publish_again(self, source: int) -> set[int]:
+    async def _publish_again(self) -> set[int]:
+        """Return the partitions of the stream that lost messages meanwhile."""
         lost: set[int] = set()
-        async with self._in_order[source]:
-            left = deque(each for each in self._recent if each.batch.partition == source)
-            self._recent = deque(each for each in self._recent if each.batch.partition != source)
-            for each in left:
-                self._forget(each)
-            try:
-                while left:
-                    each = left[0]
-                    lost |= await self._until_acked(
-                        each.batch, each.shared, each.by_key, self._on_retry
-                    )
-                    self._on_recovered(len(left.popleft().batch.values))
-            finally:
-                self._recent.extend(left)
-                self._bytes += sum(each.size for each in left)
+        # Not among the recent ones, which are forgotten after a while: this may take longer.
+        left = dict.fromkeys(self._recent)
+        self._recent.clear()
+        self._offsets.clear()
+        self._bytes = 0
+        try:
+            for source in {each.batch.partition for each in left}:
+                async with self._in_order[source]:
+                    for each in [each for each in left if each.batch.partition == source]:
+                        lost |= await self._until_acked(
+                            each.batch, each.shared, each.by_key, self._on_retry
+                        )
+                        del left[each]
+                        self._on_recovered(len(each.batch.values))
+        finally:
+            for each in left:  # for the next time
+                each.offsets, each.at = {}, time.monotonic()
+            self._recent.extend(left)
+            self._bytes += sum(each.size for each in left)
         return lost
 
     # ------------------------------------------------------------------ the stream

@@ -113,6 +113,7 @@ class _Facts:
     Attributes:
         snapshot: the offset from which all positions can be read.
         bytes_since: bytes that were written after the snapshot, about.
+        short_since: since when the stream ends before `next_offset`, on the monotonic clock.
         owner: whose positions these are, by the id of the key.
         key: that key, once the stream names it.
     """
@@ -121,6 +122,7 @@ class _Facts:
     snapshot: int = 0
     snapshot_time: float = field(default_factory=time.time)
     bytes_since: int = 0
+    short_since: float | None = None
     owner: str | None = None
     key: FeedKey | None = None
     positions: dict[int, Position] = field(default_factory=dict)
@@ -501,10 +503,13 @@ class StreamCursorStore:
 
     async def _end_of_written(self) -> EndOffsets:
         """Return the end of the stream, when it has all that was acked."""
-        written_to, began = self._facts.next_offset, time.monotonic()
+        facts, written_to = self._facts, self._facts.next_offset
         patience = min(_LOST_AFTER, math.inf if self._patience is None else self._patience)
         while (end := await self._log.end(written_to)).next < written_to:
-            if time.monotonic() - began >= patience:
+            # Kept where a look fails: one that fails now and then must not begin this anew.
+            if facts.short_since is None:
+                facts.short_since = time.monotonic()
+            if time.monotonic() - facts.short_since >= patience:
                 raise StreamGapError(
                     f"the broker lost the messages from offset {end.next} on, which it had "
                     "acked: start the relay again, which then writes their events again",
@@ -512,6 +517,7 @@ class StreamCursorStore:
                     offset=end.next,
                 )
             await asyncio.sleep(_LOST_POLL)
+        facts.short_since = None
         return end
 
     async def _require_checked_offsets(self) -> None:

@@ -214,6 +214,8 @@ class Request(Turn):
                     idle.deadline = math.inf
                     self._heard = True
                 self.seen = self._clock()
+                if self._stream and not budget.stuck:  # others may have taken the room meanwhile
+                    await self._make_room(reader)
                 before = p.pending_bytes + self._unclosed
                 self._take(reader, chunk)
                 if self._news:

@@ -152,8 +152,8 @@ class Pace:
         pause = self._backoff.pause(error)
         if self.since is None:  # otherwise nothing says how many would pass: the pause grows
             self.since = now
-            self._searching = self.free
             self._refused_rate = _FIRST_RATE / (1.0 - _DECREASE) if self.free else self.rate(now)
+            self._searching = self.free
         self.free = False
         self._slowed_at, self._starts = now, 0
         self._window = float(max(_FEWEST, answering, under_way // 2))

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from itertools import count, takewhile
+from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -98,8 +99,8 @@ class Turn:
 class _Ticket(NamedTuple):
     """Where a job is: in a queue of those that are due, or in the heap of later ones.
 
-    `queue` is 0 among the healthy ones, 1 among the failing ones, None in the heap. `place`: the
-    number that it is to have again once it is due.
+    `queue` is 0 among the healthy ones, 1 among the failing ones, None in the heap. `place`: its
+    number in the queue; in the heap the one that it is to have again once it is due, if any.
     """
 
     queue: int | None
@@ -121,8 +122,8 @@ class Agenda:
         self._working = 0
         self._tickets: dict[Any, _Ticket] = {}
         self._numbers = count(1)
-        self._due = (OrderedDict[Any, int](), OrderedDict[Any, int]())
-        """Healthy ones, failing ones: each with a number that says who has waited for longer."""
+        self._due = (deque[tuple[int, Any]](), deque[tuple[int, Any]]())
+        """Healthy ones, failing ones: by a number that says who has waited for longer."""
         self._failing = 0
         """How many turns failing partitions have."""
         self._later: list[tuple[float, int, Any]] = []
@@ -171,7 +172,8 @@ class Agenda:
     def drop(self, job: Job) -> None:
         ticket = self._tickets.pop(job, None)
         if ticket is not None and ticket.queue is not None:
-            del self._due[ticket.queue][job]
+            due = self._due[ticket.queue]
+            del due[bisect_left(due, (ticket.place,))]
 
     def _forget_moved(self) -> None:
         """Forget the moments that are not valid any more: jobs may be dropped again and again."""
@@ -208,14 +210,10 @@ class Agenda:
 
     def _make_due(self, job: Job, until: float, place: int | None) -> None:
         queue = int(job.failing)
-        self._tickets[job] = _Ticket(queue, until)
+        number = next(self._numbers) if place is None else place
+        self._tickets[job] = _Ticket(queue, until, number)
         due = self._due[queue]
-        due[job] = next(self._numbers) if place is None else place
-        if place is not None:
-            # Ahead of all but those that were sent away, too, and have waited for longer.
-            longer = list(takewhile(lambda each: due[each] < place, due))
-            for each in (job, *reversed(longer)):
-                due.move_to_end(each, last=False)
+        due.insert(bisect_left(due, (number,)), (number, job))
         self._call_worker()
 
     # ------------------------------------------------------------------ turns
@@ -276,11 +274,11 @@ class Agenda:
             return None
         healthy, failing = self._due
         queue = int(self._failing < self._share and bool(failing))
-        if healthy and queue and next(iter(healthy.values())) < next(iter(failing.values())):
+        if healthy and queue and healthy[0][0] < failing[0][0]:
             queue = 0
         if not self._due[queue]:
             return None
-        job, number = next(iter(self._due[queue].items()))
+        number, job = self._due[queue][0]
         self.drop(job)
         self.begun += 1
         if not self.pace.free:

@@ -27,6 +27,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.protocol.page import PageReader
 from tests.client.wire import DISCOVERY, Reply, Request, feed, ok, start, wire
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("sync", [False, True])]
@@ -396,23 +397,34 @@ class TestFetch:
 
 
 async def test_other_tasks_get_their_turn_within_a_chunk_of_lines(
-    sync: bool, httpx_mock: HTTPXMock
+    sync: bool, httpx_mock: HTTPXMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page of nonsense is one chunk here, and takes long to decode."""
+    """A page of nonsense is one chunk here, and takes long to decode. It is decoded in parts, and
+    the event loop turns between two of them. The client that blocks has a thread of its own.
+    """
     httpx_mock.add_response(text=DRAFT)
     httpx_mock.add_response(content=b"{}\n" * 100_000 + b'{"cursor":"a"}\n')
-    turns, client = 0, Client(URL, sync)
+    client, feed = Client(URL, sync), PageReader.feed
     await client.discover()
+    since, most, parts = 0, 0, 0
 
-    async def count() -> None:
-        nonlocal turns
+    def counted(reader: PageReader, part: bytes) -> Any:
+        nonlocal since, most, parts
+        since, parts = since + 1, parts + 1
+        most = max(most, since)
+        return feed(reader, part)
+
+    async def turns() -> None:
+        nonlocal since
         while True:
+            since = 0
             await anyio.lowlevel.checkpoint()
-            turns += 1
 
+    monkeypatch.setattr(PageReader, "feed", counted)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(count)
+        tasks.start_soon(turns)
         page = await client.fetch(0, "_first")
         tasks.cancel_scope.cancel()
     assert page.cursor == "a"
-    assert turns > 50
+    assert parts > 50
+    assert sync or most <= 2

@@ -379,6 +379,40 @@ async def test_r15_heartbeats_don_t_fill_the_buffer(heartbeat: bytes) -> None:
     await run(stops_at(2), page, fetch=STREAM, limits=limits(max_buffered_bytes=64 * 1024))
 
 
+async def test_r16_streams_that_were_silent_share_the_room_that_is_left() -> None:
+    """Each had room when it began to wait for its next bytes. All bring some at once."""
+    size, most, got = 64 * 1024, 0, 0
+    handled, sent = set[int](), set[str]()
+    all_handled, all_sent = anyio.Event(), anyio.Event()
+
+    async def page(query: dict[str, str]) -> AsyncIterator[bytes]:
+        if query["cursor"] == "_first":
+            yield event(1) + checkpoint(1)
+            return
+        if query["cursor"] == "1":
+            await all_handled.wait()
+            sent.add(query["partition"])
+            if len(sent) == 5:
+                all_sent.set()
+            yield event(2) * 100 + checkpoint(2)
+        await anyio.sleep_forever()
+
+    async def handle(batch: Batch) -> None:
+        nonlocal most, got
+        handled.add(batch.partition)
+        if len(handled) == 5:
+            all_handled.set()
+        await all_sent.wait()
+        await anyio.sleep(0.02)
+        most = max(most, running[-1].status().buffered_bytes)
+        got += len(batch.events)
+        if got == 5 * 101:
+            stop()
+
+    await run(handle, page, 5, fetch=STREAM, limits=limits(max_buffered_bytes=size))
+    assert size / 2 < most <= size
+
+
 @pytest.mark.parametrize("heartbeat", HEARTBEATS)
 async def test_r14_idle_streams_that_give_their_slots_back_do_not_fail(heartbeat: bytes) -> None:
     asked = {0: 0, 1: 0, 2: 0}

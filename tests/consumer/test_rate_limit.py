@@ -269,6 +269,11 @@ FATAL = RetryPolicy(decide=lambda error: "fatal")
 CASES: dict[str, tuple[Callable[[], Gateway], dict[str, Any], Bounds]] = {
     "2 a second, polls": (lambda: TokenBucket(2), POLLS, at_pace(1.5)),
     "2 a second, history": (lambda: TokenBucket(2), HISTORY, at_pace(1.5)),
+    "20 a second, which is found within seconds": (
+        lambda: TokenBucket(20, 20),
+        {"seconds": MINUTE, "events": 250},
+        {"rate": (14, math.inf), "ratio": (0, 0.2)},
+    ),
     "2 a second, bursts of 20": (lambda: TokenBucket(2, 20), HISTORY, at_pace(1.5)),
     "429 with Retry-After": (lambda: TokenBucket(2, says=True), POLLS, at_pace(1.3)),
     "503 with Retry-After": (
@@ -318,7 +323,7 @@ CASES: dict[str, tuple[Callable[[], Gateway], dict[str, Any], Bounds]] = {
         {"ratio": (0, 1.0)},
     ),
 }
-QUICK = {"2 a second, polls", *[*CASES][-4:]}
+QUICK = {"2 a second, polls", "20 a second, which is found within seconds", *[*CASES][-4:]}
 ENDS = {"without progress it gives up", "a policy calls a limit fatal"}
 
 

@@ -287,11 +287,9 @@ async def test_what_is_acked_while_a_relay_looks_at_its_stream_is_not_taken_for_
     assert (relay.progress.recovered, caplog.text) == (0, "")
 
 
-async def test_what_could_not_be_published_again_is_so_by_the_next_look(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, impatient: None
-) -> None:
+async def publishing_of_eight(broker: Broker) -> tuple[Stream, AcknowledgedPublishing]:
+    """Publish events of two partitions of a feed: five, and three."""
     stream = await broker.create()
-    recovered: list[int] = []
     publishing = AcknowledgedPublishing(
         broker.publisher,
         stream,
@@ -299,11 +297,35 @@ async def test_what_could_not_be_published_again_is_so_by_the_next_look(
         give_up_after=None,
         api=broker.api,
         on_retry=lambda *_: None,
-        on_recovered=recovered.append,
+        on_recovered=lambda _: None,
     )
     for source, numbers in enumerate([range(5), range(5, 8)]):
         values = [b'{"n":%d}' % n for n in numbers]
         await publishing.publish(OutgoingBatch(source, "c", values), {}, by_key=False)
+    return stream, publishing
+
+
+async def test_what_is_lost_is_published_again_also_where_that_takes_long(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, impatient: None
+) -> None:
+    """Longer than what was acked is remembered for: a lost partition has no leader for a while."""
+    _, publishing = await publishing_of_eight(broker)
+    await broker.lose(8)
+    monkeypatch.setattr("feedapi_client.liftbridge.at_least_once._KEPT_SECONDS", 0.2)
+
+    async def late(*batch: Any, **how: Any) -> Any:
+        await anyio.sleep(0.5)
+        return await publish_until_acked(*batch, **how)
+
+    monkeypatch.setattr("feedapi_client.liftbridge.at_least_once.publish_until_acked", late)
+    await publishing.look_for_losses()
+    assert set(await broker.numbers()) == set(range(8))
+
+
+async def test_what_could_not_be_published_again_is_so_by_the_next_look(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, impatient: None
+) -> None:
+    stream, publishing = await publishing_of_eight(broker)
     await broker.lose(2)
 
     async def gives_up(*batch: Any, **how: Any) -> Any:

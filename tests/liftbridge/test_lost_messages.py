@@ -6,10 +6,13 @@ Brokers do when two leaders of a partition die within seconds.
 from __future__ import annotations
 
 from contextlib import aclosing
+from itertools import count
+from typing import Any
 
 import pytest
 
 from feedapi_client.liftbridge import (
+    BrokerUnavailableError,
     RelayReader,
     StreamGapError,
 )
@@ -83,6 +86,26 @@ async def test_a_relay_says_that_its_messages_are_lost_and_the_next_one_writes_t
     for n in range(2, 5):
         await save(restarted, n, n)
     assert await read_relayed(broker, 4) == [1, 2, 3, 4]
+
+
+async def test_looks_that_fail_now_and_then_do_not_hide_a_loss(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.stream_store._LOST_AFTER", 1.0)
+    store = await open_ledger(broker, give_up_after=5.0)
+    await save(store, 1, 1)
+    await save(store, 2, 2)
+    await broker.lose(1)
+    looks, look = count(1), broker.api.resume_partition
+
+    async def now_and_then(*place: Any) -> Any:
+        if next(looks) % 3 == 0:
+            raise BrokerUnavailableError("away for a moment")
+        return await look(*place)
+
+    monkeypatch.setattr(broker.api, "resume_partition", now_and_then)
+    with pytest.raises(StreamGapError, match="start the relay again"):
+        await save(store, 3, 3)
 
 
 @pytest.mark.parametrize("format", FORMATS)

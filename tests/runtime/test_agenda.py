@@ -106,6 +106,28 @@ async def test_r14_of_several_that_were_sent_away_the_one_that_waits_longest_is_
     assert [name for name, _ in await scene.run(9)] == [*"abcd", *"abc"]
 
 
+async def test_r14_many_that_were_sent_away_come_back_at_once() -> None:
+    """As by a gateway that sends all away for the same seconds. The event loop stands meanwhile."""
+    looked_at, scene, began = 0, Scene(500), anyio.current_time()
+
+    class Counted(Job):
+        def __hash__(self) -> int:
+            nonlocal looked_at
+            looked_at += 1
+            return id(self)
+
+    def again(job: Job, place: int) -> None:
+        if len(scene.begun) == 500:
+            scene.agenda.put(job, began + 9, place)
+
+    scene.after = again
+    jobs = [Counted(str(number)) for number in range(500)]
+    for job in jobs:
+        scene.agenda.put(job, 0.0)
+    assert [name for name, _ in await scene.run(30)] == 2 * [job.name for job in jobs]
+    assert looked_at < 50 * len(jobs)
+
+
 async def test_r14_who_was_sent_away_keeps_its_place() -> None:
     """Its turn was refused because of the publisher's limits."""
     scene = Scene(1)
