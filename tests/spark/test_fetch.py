@@ -106,6 +106,26 @@ def test_r10_r13_r14_what_lasts_is_an_error(
         read(publisher, fault, **given)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "given", "rows"),
+    [
+        ("v1", {"v1Partitions": "1"}, 100),
+        ("v2-draft", {}, 100),
+        ("v2-token", {}, 100),
+        ("v2-token", {"eventTypes": "odd"}, 50),
+        ("v2-token", {"skipEventTypes": "odd;even"}, 0),
+        ("v2-token", {"partitions": "0"}, 100),
+    ],
+)
+def test_dialects_and_selections_in_batch(dialect: Any, given: Any, rows: int) -> None:
+    publisher = Publisher(partitions=1 + ("partitions" in given), dialect=dialect)
+    for n in range(100):
+        for partition in publisher.open_partitions():
+            publisher.append(partition, {"n": n, "type": "odd" if n % 2 else "even"})
+    with publisher.serve():
+        assert len(read(publisher, **given)) == rows
+
+
 @pytest.mark.parametrize("payload", [b'[{"n":100}]', b"17", b"true", b"null"])
 def test_r03_forbidden_payload_is_a_row_like_others(publisher: Publisher, payload: bytes) -> None:
     publisher.extend(0, [{"mark": 1}, {"n": 101}])
