@@ -15,7 +15,7 @@ from pyspark.sql.functions import lit
 
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults import Rewrite
-from tests.spark.micro_batches import problems
+from tests.spark.micro_batches import problems, publish
 from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Read = Callable[..., "DataFrame"]
-
-
-@pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    publisher = Publisher(partitions=2, page_size=100, checkpoint_every=20, seed=5)
-    with publisher.serve():
-        yield publisher
-
-
-def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
-    for n in range(first, first + count):
-        entity = f"e{n % 7}"
-        publisher.publish(entity, {"entity": entity, "n": n, "type": "odd" if n % 2 else "even"})
 
 
 @pytest.fixture
@@ -55,9 +42,9 @@ def read(spark: SparkSession, publisher: Publisher) -> Read:
 def test_batch_holds_every_event_of_every_partition(read: Read, publisher: Publisher) -> None:
     publish(publisher, 200)
     (child, _) = publisher.split(0, into=2, method="starts-after")
-    publish(publisher, 200, first=200)
+    publish(publisher, 200)
     publisher.split(child, into=2, method="starts-after")
-    publish(publisher, 200, first=400)
+    publish(publisher, 200)
     table = read()
     assert table.columns == ["partition", "cursor", "sequence", "data", "headers", "depth"]
     assert dict(table.dtypes) == {
@@ -285,7 +272,7 @@ def test_second_available_now_run_reads_only_new_events(
     options = {"maxEventsPerPartition": "100"}
     despite_slow_workers(lambda: stream({"availableNow": True}, **options).awaitTermination())
     publisher.split(0, into=2, method="cursor-from")
-    publish(publisher, 100, first=300)
+    publish(publisher, 100)
     despite_slow_workers(lambda: stream({"availableNow": True}).awaitTermination())
     rows = (row.asDict() for row in spark.read.parquet(str(tmp_path / "table")).collect())
     assert problems(rows, publisher.payloads()) == []
@@ -306,7 +293,7 @@ def test_idle_triggers_write_no_batch_and_progress_is_reported(
     query = despite_slow_workers(first_batch)
     wait(lambda: publisher.counters["fetch"] > 12)
     assert not (commits / "1").exists()
-    publish(publisher, 50, first=100)
+    publish(publisher, 50)
     wait((commits / "1").exists)
     latest = query.lastProgress["sources"][0]["latestOffset"]
     assert (json.loads(latest) if isinstance(latest, str) else latest)["partitions"] == 2
