@@ -17,7 +17,12 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.errors import CursorRejectedError, LineageError, ProtocolError
+from feedapi_client.errors import (
+    CursorRejectedError,
+    FencedError,
+    LineageError,
+    ProtocolError,
+)
 from feedapi_client.spark import feed_watch
 from feedapi_client.spark.query_offsets import read_offsets
 from feedapi_client.spark.source_options import OptionError
@@ -267,6 +272,22 @@ def test_executor_that_does_not_see_the_staging_location_is_an_error(
     elsewhere = FeedStreamReader(options_for(publisher), (tmp_path / "elsewhere").as_uri())
     with pytest.raises(StagingError, match="not shared by driver and executors"):
         rows_of(elsewhere, plan(start()))
+
+
+def test_r08_older_run_ends_at_its_next_plan_in_one_line(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 20)
+    older, newer = start(), start()
+    older.run()
+    newer.offsets, newer.rows, newer.committed = older.offsets, older.rows, older.committed
+    newer.run()
+    assert not older.trigger()  # nothing to plan
+    publish(publisher, 20)
+    with pytest.raises(FencedError, match="a later run took the place of this one: process"):
+        older.run()
+    newer.run()
+    assert exact(newer, publisher)
 
 
 # ---------------------------------------------------------------------- which epochs there are
