@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ import pytest
 from feedapi_client.spark import ensure_java
 from feedapi_client.spark.feed_access import kept_client
 from feedapi_client.spark.feed_watch import FeedWatch
+from feedapi_client.testing import Publisher
 from tests import components
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.spark.lake import Lake
+    from tests.spark.micro_batches import Start
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +55,21 @@ def _no_watch_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 def _short_triggers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only in this process: an idle trigger of a query of Spark's own takes longer."""
     monkeypatch.setattr("feedapi_client.spark.stream._PAUSE", 0.02)
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=40, checkpoint_every=10, seed=7)
+    with publisher.serve():
+        yield publisher
+
+
+@pytest.fixture
+def start(publisher: Publisher, tmp_path: Path) -> Start:
+    """Begins queries that stage in one folder, without a JVM."""
+    from tests.spark.micro_batches import query
+
+    return partial(query, publisher, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -313,24 +313,6 @@ def test_table_of_another_program_is_refused(filled: Lake) -> None:
         filled.ingest(output="lake.theirs", checkpoint=str(filled.folder / "new"), append=True)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"bronze": "lake.other"},
-        {"output": "lake.bronze", "bronze": "lake.silver"},
-        {"rejected": None, "gold": None},
-    ],
-)
-def test_other_tables_than_those_of_earlier_runs_are_refused(
-    filled: Lake, other: dict[str, Any]
-) -> None:
-    if "gold" in other:
-        other = {**other, "key": (), "delete_when": None}
-    for transform in (None, lambda rows, number: None):
-        with pytest.raises(IngestError, match=r"earlier runs wrote .*events would be missing"):
-            filled.ingest(transform=transform, **other)
-
-
 # ---------------------------------------------------------------------- guide
 
 

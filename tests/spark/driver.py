@@ -7,9 +7,6 @@ as ``delta`` is into Delta tables.
 process with SIGKILL in batch ``at``: "read" (fetched and staged, nothing written), "written"
 (before Spark commits the batch), or "next" (after that). With "error" the query ends in place of
 the process, after the sink has written.
-
-``python -m tests.spark.driver --serve MASTER`` starts the queries that it reads from its standard
-input, one a line; an empty line stops them. It answers each line with one.
 """
 
 from __future__ import annotations
@@ -105,24 +102,6 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
     despite_slow_workers(lambda: start(spark, given).awaitTermination())
 
 
-def serve(spark: SparkSession) -> None:
-    reply("ready")
-    for line in sys.stdin:
-        if line.strip():
-            given = json.loads(line)
-            threading.Thread(target=run, args=(spark, given), daemon=True).start()
-            reply("started")
-        else:
-            for query in spark.streams.active:
-                query.stop()
-            reply("stopped")
-
-
-def reply(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def write(given: dict[str, Any], batch: DataFrame, number: int) -> None:
     at, die = given.get("at", -1), given.get("die")
     if die == "next" and number == at + 1:
@@ -146,17 +125,13 @@ def end() -> None:
     time.sleep(60)
 
 
-def main(arguments: list[str]) -> None:
+def main(argument: str) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
-    serving = arguments[0] == "--serve"
-    given = {"master": arguments[1]} if serving else json.loads(arguments[0])
+    given = json.loads(argument)
     spark = session(given["master"], OF_SEVERAL)
-    if serving:
-        serve(spark)
-    else:
-        run(spark, given)
+    run(spark, given)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.spark import driver
 from tests.spark.micro_batches import Row, problems
-from tests.spark.processes import ClusterDriver, DriverProcess
+from tests.spark.processes import DriverProcess
 from tests.spark.sessions import LOCAL
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ class KilledQuery:
     master: str = LOCAL
     options: dict[str, str] = field(default_factory=dict)
     driver: DriverProcess | None = None
-    shared: bool = False
-    """Whether the driver belongs to somebody else, who ends it."""
     rival: DriverProcess | None = None
     """Another driver of the same query, that was started while the first one runs."""
     published: int = 0
@@ -77,18 +75,14 @@ class KilledQuery:
             **more,
         }
 
-    def start(self, **more: Any) -> None:
+    def start(self, **more: Any) -> DriverProcess:
         """Start a driver of its own."""
-        self.driver = DriverProcess([json.dumps(self.given(**more))], self.folder / "log")
+        self.driver = DriverProcess(self.given(**more), self.folder / "log")
+        return self.driver
 
     def start_rival(self) -> None:
         """Start the query a second time, as a scheduler does whose last run is not over."""
-        self.rival = DriverProcess([json.dumps(self.given())], self.folder / "rival.log")
-
-    def start_in(self, cluster: ClusterDriver, given: dict[str, Any] | None = None) -> None:
-        """Start it in a driver that is there already, and that runs other queries after it."""
-        self.driver, self.shared = cluster, True
-        cluster.start(given or self.given())
+        self.rival = DriverProcess(self.given(), self.folder / "rival.log")
 
     def files(self, pattern: str) -> set[Path]:
         return set(self.folder.glob(pattern))
@@ -114,7 +108,7 @@ class KilledQuery:
         self.kill()
 
     def kill(self) -> None:
-        if self.driver is not None and not self.shared:
+        if self.driver is not None:
             self.driver.kill()
 
     def kill_rival(self, after: float = 0.0) -> None:

@@ -22,6 +22,8 @@ AT_ONCE = {
     "settleTime": "0.01",
 }
 Row = dict[str, Any]
+Start = Callable[..., "MicroBatchEngine"]
+"""Begins a query of a test's feed: `query`, with what may crash, and options."""
 
 
 class Crash(Exception):  # noqa: N818 - no error
@@ -57,6 +59,12 @@ class MicroBatchEngine:
         self.reader = self._make()
         if self.ends:
             self.reader.prepareForTriggerAvailableNow()
+
+    def restart_with(self, publisher: Publisher, **given: str) -> None:
+        """Start a new driver process, with other options."""
+        options, location = options_for(publisher, **given), self.reader.location
+        self._make = lambda: FeedStreamReader(options, location)
+        self.restart()
 
     def trigger(self) -> bool:
         """Trigger once. Return whether there was a batch.
@@ -150,6 +158,12 @@ def query(
 ) -> MicroBatchEngine:
     options = options_for(publisher, **given)
     return MicroBatchEngine(lambda: FeedStreamReader(options, folder.as_uri()), crash_at)
+
+
+def rows_of(reader: Any, tasks: Iterable[Any] | None = None) -> list[Row]:
+    """Return what the tasks of a reader read, by default those of a batch read."""
+    tasks = reader.partitions() if tasks is None else tasks
+    return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 def publish(publisher: Publisher, count: int, *, entities: int = 7) -> None:

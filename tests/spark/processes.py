@@ -9,30 +9,34 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tests.spark.python_path import ROOT, python_path
 
 
 class DriverProcess:
-    """``python -m tests.spark.driver`` in a session of its own. What it writes goes to `log`."""
+    """``python -m tests.spark.driver`` in a session of its own. What it writes goes to `log`.
 
-    def __init__(self, arguments: list[str], log: Path, **pipes: Any) -> None:
+    The default staging location is in the folder of the log.
+    """
+
+    def __init__(self, given: dict[str, Any], log: Path) -> None:
         self._log = log
         environment = {
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": python_path(),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "TMPDIR": str(log.parent),
         }
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.driver", *arguments],
+                [sys.executable, "-m", "tests.spark.driver", json.dumps(given)],
                 cwd=ROOT,
                 env=environment,
                 stderr=output,
+                stdout=output,
                 start_new_session=True,
-                **{"stdout": output, **pipes},
             )
 
     @property
@@ -88,42 +92,3 @@ def _is_executor(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
         return "CoarseGrainedExecutorBackend" in command
     return False
-
-
-class ClusterDriver(DriverProcess):
-    """A driver that runs one query after the other, with executors in JVMs of their own."""
-
-    def __init__(self, log: Path) -> None:
-        from tests.spark.sessions import CLUSTER
-
-        super().__init__(
-            ["--serve", CLUSTER], log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._expect("ready")
-
-    def start(self, query: dict[str, Any]) -> None:
-        """Start a query."""
-        self._send(json.dumps(query), "started")
-
-    def stop(self) -> None:
-        """Stop all queries."""
-        self._send("", "stopped")
-
-    def kill(self) -> None:
-        super().kill()
-        self._pipe("stdin").close()
-        self._pipe("stdout").close()
-
-    def _send(self, line: str, reply: str) -> None:
-        pipe = self._pipe("stdin")
-        pipe.write(f"{line}\n")
-        pipe.flush()
-        self._expect(reply)
-
-    def _expect(self, reply: str) -> None:
-        line = self._pipe("stdout").readline()
-        assert line.strip() == reply, f"{line!r} instead of {reply}: {self.log()}"
-
-    def _pipe(self, name: str) -> IO[str]:
-        pipe: IO[str] = getattr(self._process, name)
-        return pipe

@@ -17,11 +17,10 @@ import obstore
 import pytest
 
 from feedapi_client.errors import FencedError
-from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging import StagingError
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
-from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
+from tests.spark.micro_batches import Crash, MicroBatchEngine, options_for, problems, publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -30,23 +29,14 @@ MODES = ("before", "after", "overlap", "late")
 first, or comes to the end of the feed before the first one wakes up."""
 
 
-class Logs:
-    """What Spark and the sink keep of one query, for all its drivers."""
-
-    def __init__(self) -> None:
-        self.committed = -1
-        self.offsets = _Once()
-        self.rows: dict[int, list[dict[str, Any]]] = {}
-
-
-class _Once(dict[int, str]):
+class Log(dict[int, Any]):
     """Spark's log of offsets: of two drivers that write one, the second ends."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
 
-    def __setitem__(self, batch: int, offset: str) -> None:
+    def __setitem__(self, batch: int, offset: Any) -> None:
         with self._lock:
             if batch in self:
                 raise Crash(f"batch {batch} is logged")
@@ -54,20 +44,22 @@ class _Once(dict[int, str]):
 
 
 class Driver(MicroBatchEngine):
-    """One process. Nobody tidies up after it."""
+    """One process of a query, whose logs are the world's. Nobody tidies up after it."""
 
-    def __init__(self, logs: Logs, make_reader: Callable[[], FeedStreamReader]) -> None:
-        self.logs = logs
-        super().__init__(make_reader)
-        self.offsets, self.rows = logs.offsets, logs.rows
+    def __init__(self, world: World) -> None:
+        given = {"maxEventsPerPartition": "8"}
+        options, location = options_for(world.publisher, **given), world.folder.as_uri()
+        self.world = world
+        super().__init__(lambda: FeedStreamReader(options, location))
+        self.offsets, self.rows = world.offsets, world.rows
 
     @property
     def committed(self) -> int:
-        return self.logs.committed
+        return self.world.committed
 
     @committed.setter
     def committed(self, batch: int) -> None:
-        self.logs.committed = max(batch, self.logs.committed)
+        self.world.committed = max(batch, self.world.committed)
 
     def restart(self) -> None:
         self.reader = self._make()
@@ -80,7 +72,7 @@ class World:
         self.publisher = Publisher(partitions=2, page_size=10, checkpoint_every=5, seed=3)
         self.folder, self.mode, self.at = folder, mode, at
         self.writes = 0
-        self.logs = Logs()
+        self.committed, self.offsets, self.rows = -1, Log(), dict[int, Any]()
         self.other: Driver | None = None
         self.written_over: list[str] = []
 
@@ -89,7 +81,7 @@ class World:
         with self.publisher.serve():
             driver = self.driver()
             for step in range(3):
-                self.publish(12)
+                publish(self.publisher, 12, entities=5)
                 if step == 1:
                     self.publisher.split(0, into=2)
                 self.trigger(driver, 2)
@@ -119,15 +111,7 @@ class World:
                 self.other._trigger()
 
     def driver(self) -> Driver:
-        given = {"pollInterval": "0.001", "maxPollInterval": "0.001", "settleTime": "0.01"}
-        given |= {"url": str(self.publisher.url), "maxEventsPerPartition": "8"}
-        options = parse_options({**given, "baseDelay": "0.01"})
-        return Driver(self.logs, partial(FeedStreamReader, options, self.folder.as_uri()))
-
-    def publish(self, count: int) -> None:
-        first = len(self.publisher.payloads())
-        for n in range(first, first + count):
-            self.publisher.publish(f"e{n % 5}", {"entity": f"e{n % 5}", "n": n})
+        return Driver(self)
 
     def write(self, write: Callable[[], Any]) -> Any:
         """Write, and do what is to be done at this write."""
@@ -138,7 +122,7 @@ class World:
             raise Crash
         if self.mode in ("overlap", "late"):
             self.other = self.driver()
-            self.publish(9)
+            publish(self.publisher, 9, entities=5)
             self.other.run() if self.mode == "late" else self.other.trigger()
         written = write()
         if self.mode == "after":
@@ -214,16 +198,16 @@ def test_r08_twenty_overlapping_starts_read_every_event_once(tmp_path: Path) -> 
     threads = []
     with world.publisher.serve():
         for number in range(20):
-            world.publish(10)
+            publish(world.publisher, 10, entities=5)
             if number in (5, 12):
                 world.publisher.split(world.publisher.open_partitions()[0], into=2)
             threads.append(threading.Thread(target=run, args=(world.driver(),)))
             threads[-1].start()
             while len(list(tmp_path.glob("*/driver/*"))) <= number:
                 time.sleep(0.001)
-        world.publish(10)
+        publish(world.publisher, 10, entities=5)
         while len(ended) < 19:
-            world.publish(1)
+            publish(world.publisher, 1, entities=5)
             time.sleep(0.01)
         over.set()
         for thread in threads:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.functions import lit
 
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults import Rewrite
-from tests.spark.micro_batches import problems
+from tests.spark.micro_batches import problems, publish
 from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Read = Callable[..., "DataFrame"]
-
-
-@pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    publisher = Publisher(partitions=2, page_size=100, checkpoint_every=20, seed=5)
-    with publisher.serve():
-        yield publisher
-
-
-def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
-    for n in range(first, first + count):
-        entity = f"e{n % 7}"
-        publisher.publish(entity, {"entity": entity, "n": n, "type": "odd" if n % 2 else "even"})
 
 
 @pytest.fixture
@@ -55,9 +42,9 @@ def read(spark: SparkSession, publisher: Publisher) -> Read:
 def test_batch_holds_every_event_of_every_partition(read: Read, publisher: Publisher) -> None:
     publish(publisher, 200)
     (child, _) = publisher.split(0, into=2, method="starts-after")
-    publish(publisher, 200, first=200)
+    publish(publisher, 200)
     publisher.split(child, into=2, method="starts-after")
-    publish(publisher, 200, first=400)
+    publish(publisher, 200)
     table = read()
     assert table.columns == ["partition", "cursor", "sequence", "data", "headers", "depth"]
     assert dict(table.dtypes) == {
@@ -76,22 +63,6 @@ def test_batch_has_one_task_for_each_lineage_chain(read: Read, publisher: Publis
     publisher.split(0, into=1, method="starts-after")
     publisher.split(1, into=2, method="starts-after")
     assert read().rdd.getNumPartitions() == 4  # 0 and its only child; 1; its two children
-
-
-def test_batch_starts_from_given_cursors(read: Read, publisher: Publisher) -> None:
-    publisher.vary = False
-    publish(publisher, 100)
-    cursors = {str(partition): publisher.end_cursor(partition) for partition in (0, 1)}
-    publish(publisher, 30, first=100)
-    assert read(startingCursors=json.dumps(cursors)).count() == 30
-    assert read(startingCursors="last").count() == 0
-
-
-@pytest.mark.parametrize("dialect", ["v1", "v2-draft", "v2-token"])
-def test_every_dialect_in_batch(read: Read, publisher: Publisher, dialect: Any) -> None:
-    publisher.dialect = dialect
-    publish(publisher, 50)
-    assert read(**({"v1Partitions": "2"} if dialect == "v1" else {})).count() == 50
 
 
 def test_headers_of_dialect_v1_are_a_map(read: Read, publisher: Publisher) -> None:
@@ -168,13 +139,6 @@ def test_filters_keep_the_spelling_of_the_feed(spark: SparkSession) -> None:
             .count()
             == 5
         )
-
-
-def test_event_types_and_partitions_are_selected(read: Read, publisher: Publisher) -> None:
-    publish(publisher, 50)
-    assert read(eventTypes="odd").count() == 25
-    assert read(skipEventTypes="odd;even").count() == 0
-    assert {row.partition for row in read(partitions="1").collect()} == {1}
 
 
 def test_feed_without_partitions_is_an_empty_table(spark: SparkSession) -> None:
@@ -308,7 +272,7 @@ def test_second_available_now_run_reads_only_new_events(
     options = {"maxEventsPerPartition": "100"}
     despite_slow_workers(lambda: stream({"availableNow": True}, **options).awaitTermination())
     publisher.split(0, into=2, method="cursor-from")
-    publish(publisher, 100, first=300)
+    publish(publisher, 100)
     despite_slow_workers(lambda: stream({"availableNow": True}).awaitTermination())
     rows = (row.asDict() for row in spark.read.parquet(str(tmp_path / "table")).collect())
     assert problems(rows, publisher.payloads()) == []
@@ -329,27 +293,10 @@ def test_idle_triggers_write_no_batch_and_progress_is_reported(
     query = despite_slow_workers(first_batch)
     wait(lambda: publisher.counters["fetch"] > 12)
     assert not (commits / "1").exists()
-    publish(publisher, 50, first=100)
+    publish(publisher, 50)
     wait((commits / "1").exists)
-    source = (
-        query.lastProgress.sources[0]
-        if hasattr(query.lastProgress, "sources")
-        else query.lastProgress["sources"][0]
-    )
-    latest = (
-        json.loads(source["latestOffset"])
-        if isinstance(source["latestOffset"], str)
-        else source["latestOffset"]
-    )
-    assert latest["partitions"] == 2
-
-
-def test_stream_without_credentials_ends_with_a_clear_error(
-    stream: Callable[..., StreamingQuery], publisher: Publisher
-) -> None:
-    publisher.bearer = "needed"
-    with pytest.raises(StreamingQueryException, match=r"AuthenticationError.*status 401"):
-        despite_slow_workers(lambda: stream({"availableNow": True}).awaitTermination())
+    latest = query.lastProgress["sources"][0]["latestOffset"]
+    assert (json.loads(latest) if isinstance(latest, str) else latest)["partitions"] == 2
 
 
 def test_sink_may_read_its_batch_twice_or_not_at_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from itertools import count, repeat
 from typing import Any
@@ -13,6 +14,7 @@ from feedapi_client.client import SyncFeedClient
 from feedapi_client.errors import (
     AuthenticationError,
     BufferLimitError,
+    CursorRejectedError,
     FeedUnavailableError,
     LineTooLongError,
     NoProgressError,
@@ -20,15 +22,10 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.page import CheckpointedEvents
+from feedapi_client.spark.batch import FeedReader
 from feedapi_client.spark.feed_access import FeedConnection
-from feedapi_client.spark.fetch import (
-    FetchResult,
-    PatientFetch,
-    Target,
-    fetch,
-    read_end,
-)
-from feedapi_client.spark.source_options import OptionError, parse_options
+from feedapi_client.spark.fetch import FetchResult, PatientFetch, Target, fetch
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import (
     EmptyPage,
@@ -38,6 +35,7 @@ from feedapi_client.testing.publisher.faults import (
     Status,
     Truncate,
 )
+from tests.spark.micro_batches import options_for, rows_of
 
 
 @pytest.fixture
@@ -48,134 +46,153 @@ def publisher() -> Iterator[Publisher]:
         yield publisher
 
 
+def read(publisher: Publisher, fault: Any = None, times: int | None = None, **given: str) -> Any:
+    """Read in batch; planned before the fault. Return the payloads."""
+    reader = FeedReader(options_for(publisher, maxDelay="0.01", **given))
+    parts = reader.partitions()
+    if fault is not None:
+        publisher.fail(fault, times=times)
+    return [json.loads(row["data"]) for row in rows_of(reader, parts)]
+
+
 def connect(publisher: Publisher, **given: str) -> FeedConnection:
-    assert publisher.url is not None
-    return FeedConnection(
-        parse_options({"url": publisher.url, "baseDelay": "0.001", "maxDelay": "0.01", **given})
-    )
-
-
-def read(
-    publisher: Publisher, *, cursor: str = FIRST, given: dict[str, str] | None = None
-) -> tuple[list[CheckpointedEvents], FetchResult]:
-    """Read as a batch read does, with all patience."""
-    reading = PatientFetch(connect(publisher, **(given or {})), Target(0, cursor))
-    return list(reading.batches()), reading.result
-
-
-def task(publisher: Publisher, **how: Any) -> tuple[list[CheckpointedEvents], FetchResult]:
-    """Read as a task of a stream does."""
-    batches: list[CheckpointedEvents] = []
-    result = fetch(connect(publisher), Target(0, FIRST), receive=batches.append, **how)
-    return batches, result
+    return FeedConnection(options_for(publisher, maxDelay="0.01", **given))
 
 
 def numbers(batches: list[CheckpointedEvents]) -> list[int]:
     return [event.json()["n"] for batch in batches for event in batch.events]
 
 
-def test_open_partition_is_read_until_caught_up(publisher: Publisher) -> None:
-    batches, result = read(publisher)
-    assert numbers(batches) == list(range(100))
-    assert (result.events, result.cursor) == (100, publisher.end_cursor(0))
+# ---------------------------------------------------------------------- in batch, with all patience
+
+
+@pytest.mark.parametrize(
+    ("fault", "times"),
+    [
+        *((status, 3) for status in (503, 429, 408)),
+        (Truncate(after_lines=27), 1),  # events without a checkpoint are fetched again (R3)
+        (EmptyPage(), 5),  # which moves the cursor, and is no end (R6)
+    ],
+)
+def test_r14_what_passes_is_tried_again(publisher: Publisher, fault: Any, times: int) -> None:
+    assert read(publisher, fault, times) == [{"n": n} for n in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "given", "kind", "message"),
+    [
+        (503, {"giveUpAfter": "0.05"}, FeedUnavailableError, "status 503"),
+        (409, {"refusedFor": "0.1"}, ProtocolError, "409 again and again"),
+        *(
+            (status, {}, CursorRejectedError, rf"\(status {status}\): the partitions changed")
+            for status in (400, 404, 410)
+        ),
+        *(
+            (fault, {}, NoProgressError, "brought events and no new cursor")
+            for fault in (SameCheckpoint(), NoCheckpoint())
+        ),
+        (None, {"maxLineBytes": "1000"}, LineTooLongError, "1000"),
+        (None, {"maxBufferedBytes": "1000"}, BufferLimitError, "max_buffered_bytes is 1000"),
+    ],
+)
+def test_r10_r13_r14_what_lasts_is_an_error(
+    publisher: Publisher, fault: Any, given: dict[str, str], kind: Any, message: str
+) -> None:
+    if "maxLineBytes" in given:
+        publisher.append(0, {"n": "x" * 5000})
+    if "maxBufferedBytes" in given:
+        publisher.checkpoint_every = publisher.page_size = 200
+    with pytest.raises(kind, match=message):
+        read(publisher, fault, **given)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "given", "rows"),
+    [
+        ("v1", {"v1Partitions": "1"}, 100),
+        ("v2-draft", {}, 100),
+        ("v2-token", {}, 100),
+        ("v2-token", {"eventTypes": "odd"}, 50),
+        ("v2-token", {"skipEventTypes": "odd;even"}, 0),
+        ("v2-token", {"partitions": "0"}, 100),
+    ],
+)
+def test_dialects_and_selections_in_batch(dialect: Any, given: Any, rows: int) -> None:
+    publisher = Publisher(partitions=1 + ("partitions" in given), dialect=dialect)
+    for n in range(100):
+        for partition in publisher.open_partitions():
+            publisher.append(partition, {"n": n, "type": "odd" if n % 2 else "even"})
+    with publisher.serve():
+        assert len(read(publisher, **given)) == rows
 
 
 @pytest.mark.parametrize("payload", [b'[{"n":100}]', b"17", b"true", b"null"])
 def test_r03_forbidden_payload_is_a_row_like_others(publisher: Publisher, payload: bytes) -> None:
     publisher.extend(0, [{"mark": 1}, {"n": 101}])
-    publisher.fail(Rewrite(lambda body: body.replace(b'{"mark":1}', payload)), times=None)
-    batches, result = read(publisher)
-    assert result.events == 102
-    payloads = [event.raw for batch in batches for event in batch.events]
-    assert payloads[100:] == [payload, b'{"n":101}']
+    found = read(publisher, Rewrite(lambda body: body.replace(b'{"mark":1}', payload)))
+    assert found[100:] == [json.loads(payload), {"n": 101}]
 
 
-def test_r6_closed_partition_ends_at_last_cursor_without_another_request(
-    publisher: Publisher,
-) -> None:
-    publisher.quirks = Quirks(last_cursor="closed")
+@pytest.mark.parametrize(("listed", "fetches"), [("closed", 2), ("never", 3)])
+def test_r6_end_of_a_closed_partition(publisher: Publisher, listed: Any, fetches: int) -> None:
+    """At its last cursor without another request, else by empty responses."""
+    publisher.quirks = Quirks(last_cursor=listed)
     publisher.close(0)
-    _, result = read(publisher)
-    assert result.cursor == publisher.end_cursor(0)
-    assert publisher.counters["fetch"] == 2
+    assert len(read(publisher, settleTime="0.1")) == 100
+    assert publisher.counters["fetch"] >= fetches
+    assert (publisher.counters["fetch"] == fetches) == (listed == "closed")
 
 
-def test_r6_without_last_cursor_an_empty_response_is_the_end(publisher: Publisher) -> None:
-    publisher.quirks = Quirks(last_cursor="never")
-    publisher.close(0)
-    _, result = read(publisher, given={"settleTime": "0.1"})
-    assert (result.events, result.cursor) == (100, publisher.end_cursor(0))
+def test_r10_new_token_and_partition_that_is_no_longer_listed(publisher: Publisher) -> None:
+    reader = FeedReader(options_for(publisher))
+    parts = reader.partitions()
+    publisher.rotate_token()
+    assert len(rows_of(reader, parts)) == 100
+    publisher.split(0, into=2, method="cursor-from")
+    with pytest.raises(CursorRejectedError, match="it is not listed any more"):
+        rows_of(reader, parts)
 
 
-@pytest.mark.parametrize(("limit", "events"), [(100, 100), (55, 50), (10, 10), (19, 10), (3, 10)])
-def test_r3_limit_cuts_at_the_last_checkpoint_within_it(
-    publisher: Publisher, limit: int, events: int
+# ---------------------------------------------------------------------- as a task of a stream does
+
+
+@pytest.mark.parametrize(
+    ("fault", "times", "after", "events", "fetches"),
+    [
+        (503, 1, 0, 100, 4),  # what read nothing is tried once more
+        (503, None, 0, 0, 2),
+        (503, None, 1, 50, 2),  # what came before a failure is kept
+        (Status(429, headers={"retry-after": "3600"}), None, 0, 0, 1),  # others would wait
+    ],
+)
+def test_r14_task_tries_twice_and_waits_for_nobody(
+    publisher: Publisher, fault: Any, times: int | None, after: int, events: int, fetches: int
 ) -> None:
-    batches, result = task(publisher, limit=limit)
+    batches: list[CheckpointedEvents] = []
+    publisher.fail(fault, times=times, after=after)
+    fetch(connect(publisher), Target(0, FIRST), receive=batches.append)
     assert numbers(batches) == list(range(events))
-    again, _ = read(publisher, cursor=result.cursor)
-    assert numbers(again) == list(range(events, 100))
-
-
-def test_more_is_set_only_when_further_events_were_seen(publisher: Publisher) -> None:
-    assert task(publisher, limit=55)[1].more
-    assert not task(publisher, limit=50)[1].more
-
-
-def test_r3_events_without_checkpoint_are_fetched_again(publisher: Publisher) -> None:
-    publisher.fail(Truncate(after_lines=27), times=1)
-    assert numbers(read(publisher)[0]) == list(range(100))
-
-
-def test_r3_bytes_without_checkpoint_are_bounded(publisher: Publisher) -> None:
-    publisher.extend(0, ({"n": n, "text": "x" * 100} for n in range(20_000)))
-    publisher.checkpoint_every = publisher.page_size = 20_000
-    with pytest.raises(BufferLimitError, match="max_buffered_bytes is 100000"):
-        read(publisher, given={"maxBufferedBytes": "100000"})
-
-
-def test_line_over_the_limit_is_not_retried(publisher: Publisher) -> None:
-    publisher.append(0, {"n": "x" * 5000})
-    with pytest.raises(LineTooLongError):
-        read(publisher, given={"maxLineBytes": "1000"})
-
-
-@pytest.mark.parametrize("fault", [503, 429, 408])
-def test_r14_temporary_errors_are_retried(publisher: Publisher, fault: int) -> None:
-    publisher.fail(fault, times=3)
-    assert numbers(read(publisher)[0]) == list(range(100))
-
-
-def test_r14_batch_read_raises_the_error_after_give_up_after(publisher: Publisher) -> None:
-    publisher.fail(503, times=None)
-    with pytest.raises(FeedUnavailableError):
-        read(publisher, given={"giveUpAfter": "0.05"})
-
-
-def test_r14_task_that_read_nothing_tries_twice(publisher: Publisher) -> None:
-    publisher.fail(503, times=1)
-    assert numbers(task(publisher)[0]) == list(range(100))
-    publisher.fail(503, times=None)
-    publisher.clear_requests()
-    assert task(publisher)[0] == []
-    assert [request.kind for request in publisher.requests].count("fetch") == 2
-
-
-def test_r14_task_keeps_what_came_before_a_failure(publisher: Publisher) -> None:
-    publisher.fail(503, times=None, after=1)
-    assert numbers(task(publisher)[0]) == list(range(50))
-
-
-def test_r14_task_does_not_wait_for_a_retry_after(publisher: Publisher) -> None:
-    publisher.fail(Status(429, headers={"retry-after": "3600"}), times=None)
-    task(publisher)
-    assert publisher.counters["fetch"] == 1
+    assert publisher.counters["fetch"] == fetches
 
 
 def test_task_raises_what_no_attempt_repairs(publisher: Publisher) -> None:
     publisher.fail(SameCheckpoint(), times=None)
     with pytest.raises(NoProgressError):
-        task(publisher)
+        fetch(connect(publisher), Target(0, FIRST))
+
+
+def test_r10_refusals_are_left_to_the_driver(publisher: Publisher) -> None:
+    connection = connect(publisher)
+    connection.discover()
+    publisher.rotate_token()
+    assert fetch(connection, Target(0, FIRST)).refused == 409
+    publisher.bearer = "x"
+    assert fetch(connection, Target(0, FIRST)).refused == 401
+    with pytest.raises(AuthenticationError):  # which a batch read does not repeat
+        list(PatientFetch(connection, Target(0, FIRST)).batches())
+
+
+# ---------------------------------------------------------------------- responses that trickle
 
 
 Chunk = bytes | tuple[float, bytes]
@@ -239,11 +256,8 @@ def test_r14_response_without_a_checkpoint_fails_and_next_time_has_twice_as_long
     result, events, seconds = trickled(publisher, repeat(beat), repeat(beat))
     assert (events, result.cursor) == ([], FIRST)
     assert seconds == [6, 11]
-
-
-def test_r14_batch_read_of_such_a_response_is_an_error(publisher: Publisher) -> None:
     with pytest.raises(FeedUnavailableError, match="no checkpoint came within 5 s"):
-        trickled(publisher, repeat(b"\n"), given={"giveUpAfter": "0"})
+        trickled(publisher, repeat(beat), given={"giveUpAfter": "0"})
 
 
 def test_r14_checkpoints_that_come_in_time_keep_a_batch_read_going(publisher: Publisher) -> None:
@@ -272,84 +286,17 @@ def test_r14_epoch_does_not_wait_for_a_response_that_never_ends(publisher: Publi
     assert (result.cursor, seconds) == ("5", [6])
 
 
-def test_wrong_credentials_are_not_retried(publisher: Publisher) -> None:
-    connection = connect(publisher)
-    connection.discover()
-    publisher.bearer = "x"
-    with pytest.raises(AuthenticationError):
-        list(PatientFetch(connection, Target(0, FIRST)).batches())
-    assert fetch(connection, Target(0, FIRST)).refused == 401  # the driver discovers
-
-
-def test_r10_new_token_is_fetched_after_a_conflict(publisher: Publisher) -> None:
-    connection = connect(publisher)
-    connection.discover()
-    publisher.rotate_token()
-    assert fetch(connection, Target(0, FIRST)).refused == 409  # which is left to the driver
-    batches = list(PatientFetch(connection, Target(0, FIRST)).batches())
-    assert numbers(batches) == list(range(100))
-
-
-def test_r10_repeated_conflicts_are_an_error(publisher: Publisher) -> None:
-    publisher.fail(409, times=None)
-    with pytest.raises(ProtocolError, match="409 again and again"):
-        read(publisher, given={"refusedFor": "0.1"})
-
-
-@pytest.mark.parametrize("status", [400, 404, 410])
-def test_r10_other_refusals_are_reported_in_the_result(publisher: Publisher, status: int) -> None:
-    publisher.fail(status, times=None)
-    assert read(publisher)[1].refused == status
-    assert task(publisher)[1].refused == status
-
-
-def test_r10_partition_that_is_no_longer_listed_is_reported_in_the_result(
-    publisher: Publisher,
+@pytest.mark.parametrize(
+    ("option", "filters", "kind", "message"),
+    [
+        ("filter.colour", [], ProtocolError, "does not offer filter 'colour'"),
+        ("filter.SUBJECT", ["Subject", "subject"], OptionError, "matches several filters"),
+    ],
+)
+def test_filter_that_is_not_one_of_the_feed_is_refused(
+    publisher: Publisher, option: str, filters: list[str], kind: Any, message: str
 ) -> None:
-    connection = connect(publisher)
-    connection.discover()
-    publisher.split(0, into=2, method="cursor-from")
-    reading = PatientFetch(connection, Target(0, FIRST))
-    assert list(reading.batches()) == []
-    assert reading.result.refused == 0
-
-
-@pytest.mark.parametrize("fault", [SameCheckpoint(), NoCheckpoint()])
-def test_r13_events_without_new_cursor_are_an_error_after_some_attempts(
-    publisher: Publisher, fault: Any
-) -> None:
-    publisher.fail(fault, times=None)
-    with pytest.raises(NoProgressError, match="brought events and no new cursor"):
-        read(publisher)
-
-
-def test_r6_empty_pages_that_move_the_cursor_are_not_the_end(publisher: Publisher) -> None:
-    publisher.fail(EmptyPage(), times=5)
-    assert numbers(read(publisher)[0]) == list(range(100))
-
-
-def test_read_stops_when_the_caller_is_full(publisher: Publisher) -> None:
-    _, result = task(publisher, full=lambda: True)
-    assert 0 < result.events < 100
-
-
-def test_read_end_returns_the_cursor_behind_the_newest_event(publisher: Publisher) -> None:
-    end = read_end(connect(publisher), 0)
-    publisher.append(0, {"n": 100})
-    assert numbers(read(publisher, cursor=end)[0]) == [100]
-
-
-def test_filter_that_the_feed_does_not_offer_is_an_error(publisher: Publisher) -> None:
     publisher.dialect = "v2-draft"
-    with pytest.raises(ProtocolError, match="does not offer filter 'colour'"):
-        connect(publisher, **{"filter.colour": "red"}).discover()
-
-
-def test_filter_that_matches_two_names_is_refused(publisher: Publisher) -> None:
-    publisher.dialect = "v2-draft"
-    publisher.filters = {
-        "Subject": lambda payload, value: True,
-        "subject": lambda payload, value: True,
-    }
-    with pytest.raises(OptionError, match="matches several filters"):
-        connect(publisher, **{"filter.SUBJECT": "x"}).discover()
+    publisher.filters = dict.fromkeys(filters, lambda payload, value: True)
+    with pytest.raises(kind, match=message):
+        connect(publisher, **{option: "red"}).discover()

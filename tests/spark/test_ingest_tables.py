@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from feedapi_client.spark.ingest import (
     Ingest,
     IngestError,
     MicroBatchError,
+    Summary,
     latest,
     read_table,
 )
@@ -83,21 +84,6 @@ def test_moved_staging_is_an_error(
     assert numbers(spark, tmp_path / "table") == [*range(60)]
 
 
-def test_old_checkpoint_with_another_table_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
-    run(spark, job(publisher, tmp_path, **own))
-    other = {"output": str(tmp_path / "other")}
-    refused = r"earlier runs wrote .*/table: with another output events would be missing"
-    with pytest.raises(IngestError, match=refused):
-        run(spark, job(publisher, tmp_path, **own, **other))
-    run(spark, job(publisher, tmp_path, **other))
-    for more in ({}, {"transform": transforms.writes_by_itself}):
-        with pytest.raises(IngestError, match=refused):
-            run(spark, job(publisher, tmp_path, **own, **other, **more))
-
-
 def test_checkpoint_of_a_transform_that_writes_by_itself_keeps_its_output(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -119,25 +105,6 @@ def test_r04_checkpoint_that_lost_its_notes_begins_no_other_table(
     with pytest.raises(IngestError, match=r"other was never written by the checkpoint's query"):
         run(spark, job(publisher, tmp_path, output=str(tmp_path / "other"), **own))
     assert run(spark, job(publisher, tmp_path, **own)).rows == 0
-
-
-def test_r09_other_tables_than_those_of_earlier_runs_are_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    def ingest(**tables: str) -> None:
-        own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
-        run(spark, job(publisher, tmp_path, schema="n INT", **own, **tables))
-
-    bronze = {"bronze": str(tmp_path / "bronze")}
-    ingest(**bronze)
-    for other in ({}, {"bronze": f"{tmp_path}/x"}, {**bronze, "rejected": f"{tmp_path}/y"}):
-        with pytest.raises(
-            IngestError, match=r"earlier runs wrote .*/table.*: with another (br|re)"
-        ):
-            ingest(**other)
-    publisher.append(0, {"n": 60})
-    ingest(bronze=f"{tmp_path}/./bronze/")
-    assert numbers(spark, tmp_path / "table") == [*range(61)]
 
 
 def test_feed_of_any_name_is_read_as_it_is_called(
@@ -205,29 +172,29 @@ def test_r09_folder_that_was_copied_after_a_kill_is_whole(
         assert numbers(spark, tmp_path / folder) == [*range(60)]
 
 
-def test_checkpoint_of_another_feed_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    run(spark, job(publisher, tmp_path, feed="orders"))
-    with pytest.raises(IngestError, match=r"wrote another feed than .* keep its name with --feed"):
-        run(spark, job(publisher, tmp_path))
-    assert run(spark, job(publisher, tmp_path, feed="orders")).rows == 0
-
-
 # ---------------------------------------------------------------------- what can't change
 
 
 @pytest.fixture(scope="module")
-def table(
+def ingest(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Publisher, Path]]:
-    """A feed and the folder of its table."""
-    folder = tmp_path_factory.mktemp("table")
+) -> Iterator[Callable[..., Summary]]:
+    """Ingests a feed into tables that hold its events, with changes of the job."""
+    folder = tmp_path_factory.mktemp("tables")
     publisher = Publisher(partitions=1, seed=2)
     publish(publisher, 10)
+    places = {name: f"{folder}/{name}" for name in ("checkpoint", "staging", "bronze")}
+
+    def ingest(**change: Any) -> Summary:
+        there = {n: v.format(folder) if isinstance(v, str) else v for n, v in change.items()}
+        return run(spark, job(publisher, folder, **{"schema": TYPED, **places, **there}))
+
     with publisher.serve():
-        run(spark, job(publisher, folder, schema="entity STRING, n INT"))
-        yield publisher, folder
+        assert ingest().rows == 10
+        yield ingest
+
+
+MISSING = r"earlier runs wrote .*/table.*: with another {} events would be missing"
 
 
 @pytest.mark.parametrize(
@@ -236,14 +203,24 @@ def table(
         ({"partition_by": ["entity"]}, r"with partition_by \[\], not \['entity'\]"),
         ({"schema": "entity STRING, n STRING"}, "column n was int and would become string"),
         ({"prefix": "x_"}, "with prefix '', not 'x_'"),
+        ({"feed": "orders"}, r"wrote another feed than .* keep its name with --feed"),
+        ({"checkpoint": "{}/lost"}, "all events would be written again"),
+        ({"output": "{}/other"}, MISSING.format("output")),
+        (
+            {"output": "{}/other", "transform": transforms.writes_by_itself},
+            MISSING.format("output"),
+        ),
+        ({"bronze": None}, MISSING.format("bronze")),
+        ({"bronze": "{}/x"}, MISSING.format("bronze")),
+        ({"rejected": "{}/y"}, MISSING.format("rejected")),
     ],
 )
-def test_change_that_makes_a_table_unreadable_is_refused(
-    spark: SparkSession, table: tuple[Publisher, Path], change: dict[str, Any], message: str
+def test_r09_r10_change_that_would_make_tables_wrong_is_refused(
+    ingest: Callable[..., Summary], change: dict[str, Any], message: str
 ) -> None:
-    publisher, folder = table
     with pytest.raises(IngestError, match=message):
-        run(spark, job(publisher, folder, **{"schema": "entity STRING, n INT", **change}))
+        ingest(**change)
+    assert ingest(bronze="{}/./bronze/").rows == 0  # the same place
 
 
 def test_new_column_is_added(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:

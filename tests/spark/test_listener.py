@@ -109,37 +109,33 @@ def progress(report: Any = REPORT, *, batch: bool = True) -> QueryProgressEvent:
     return QueryProgressEvent(made)
 
 
-def test_progress_becomes_metrics(metrics: Metrics) -> None:
-    metrics.listener.onQueryProgress(progress())
+def test_progress_becomes_metrics_until_the_query_ends(metrics: Metrics) -> None:
+    listener, values = metrics.listener, metrics.values
+    run = {"id": QUERY, "runId": RUN, "timestamp": NOW}
+    started = {**run, "name": "orders", "jobTags": []}
+    listener.onQueryStarted(QueryStartedEvent.fromJson(started))
+    listener.onQueryProgress(progress({**REPORT, "behindSeconds": None}, batch=False))
+    assert (values("events"), values("behind"), values("caught_up")) == ([], [], [3])
+    listener.onQueryProgress(progress())
     (events,) = metrics.points("events")
     assert events.value == 50
     assert dict(events.attributes) == {"feedapi.feed": FEED, "feedapi.spark.query": "orders"}
-    assert metrics.values("batches") == [1]
     (duration,) = metrics.points("batch.duration")
     assert (duration.count, duration.sum) == (1, 0.4)
     states = {
         p.attributes["feedapi.partition.state"]: p.value for p in metrics.points("partitions")
     }
     assert states == {"reading": 1, "caught_up": 2, "waiting": 0, "drained": 1, "failing": 0}
-    assert metrics.values("caught_up") == [3]
-    assert metrics.values("behind") == [1.5]
-    assert metrics.values("requests") == [7]
-
-
-def test_trigger_without_a_micro_batch_changes_only_gauges(metrics: Metrics) -> None:
-    metrics.listener.onQueryProgress(progress({**REPORT, "behindSeconds": None}, batch=False))
-    assert metrics.values("events") == []
-    assert metrics.values("behind") == []  # not known
-    assert metrics.values("caught_up") == [3]
-
-
-def test_idle_query_is_not_behind(metrics: Metrics) -> None:
-    metrics.listener.onQueryProgress(progress())
-    assert metrics.values("idle") == [0]
-    idle = {"id": QUERY, "runId": RUN, "timestamp": NOW}
-    metrics.listener.onQueryIdle(QueryIdleEvent.fromJson(idle))
-    assert metrics.values("idle") == [1]
-    assert metrics.values("behind") == []
+    for name, value in {"caught_up": 3, "behind": 1.5, "requests": 7, "idle": 0}.items():
+        assert values(name) == [value]
+    assert values("batches") == [1]
+    listener.onQueryIdle(QueryIdleEvent.fromJson(run))
+    assert (values("idle"), values("behind")) == ([1], [])
+    ended = {**run, "exception": "StagingError: gone", "errorClassOnException": None}
+    listener.onQueryTerminated(QueryTerminatedEvent.fromJson(ended))
+    assert values("caught_up") == []
+    (failure,) = metrics.points("failures")
+    assert (failure.value, dict(failure.attributes)) == (1, {"feedapi.spark.query": "orders"})
 
 
 @pytest.mark.parametrize("report", [None, "text", {"offset": 3}, [1]])
@@ -147,22 +143,6 @@ def test_sources_of_others_are_left_alone(metrics: Metrics, report: object) -> N
     metrics.listener.onQueryProgress(progress(report))
     assert metrics.values("events") == []
     assert metrics.values("caught_up") == []
-
-
-def test_end_of_a_query_ends_its_gauges_and_counts_a_failure(metrics: Metrics) -> None:
-    started = {"id": QUERY, "runId": RUN, "name": "orders", "timestamp": NOW, "jobTags": []}
-    metrics.listener.onQueryStarted(QueryStartedEvent.fromJson(started))
-    metrics.listener.onQueryProgress(progress())
-    ended = {
-        "id": QUERY,
-        "runId": RUN,
-        "exception": "StagingError: gone",
-        "errorClassOnException": None,
-    }
-    metrics.listener.onQueryTerminated(QueryTerminatedEvent.fromJson(ended))
-    assert metrics.values("caught_up") == []
-    (failure,) = metrics.points("failures")
-    assert (failure.value, dict(failure.attributes)) == (1, {"feedapi.spark.query": "orders"})
 
 
 @pytest.mark.timeout(600)

@@ -58,29 +58,18 @@ def test_wheel_contains_the_module_that_pyspark_looks_for(wheel: Path) -> None:
 BLOCKED = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
 
 
-@pytest.mark.parametrize(
-    "missing",
-    [
-        ["pyspark"],
-        ["pyarrow"],
-        ["obstore"],
-        ["numpy"],
-        ["pyspark", "pyarrow", "obstore", "numpy", "httpx"],
-    ],
-)
-def test_module_for_pyspark_never_raises_on_import(wheel: Path, missing: list[str]) -> None:
-    done = python(
-        BLOCKED.format(names=missing)
-        + "import pyspark_feedapi; print(hasattr(pyspark_feedapi, 'DefaultSource'))",
-        wheel,
-    )
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "obstore", "numpy", "all"])
+def test_without_the_extra_pyspark_finds_no_format_and_an_import_says_what_to_install(
+    wheel: Path, missing: str
+) -> None:
+    names = ["pyspark", "pyarrow", "obstore", "numpy", "httpx"] if missing == "all" else [missing]
+    blocked = BLOCKED.format(names=names)
+    code = "import pyspark_feedapi; print(hasattr(pyspark_feedapi, 'DefaultSource'))"
+    done = python(blocked + code, wheel)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
-
-
-@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "obstore"])
-def test_import_without_the_extra_says_what_to_install(missing: str) -> None:
-    done = python(BLOCKED.format(names=[missing]) + "import feedapi_client.spark", ROOT)
-    assert "pip install 'feedapi-client[spark]'" in done.stderr.splitlines()[-1]
+    if missing != "all":
+        done = python(f"{blocked}import feedapi_client.spark", ROOT)
+        assert "pip install 'feedapi-client[spark]'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("version", ["3.5.7", "4.0.1", "4.1.0"])

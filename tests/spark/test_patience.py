@@ -1,11 +1,14 @@
-"""What a query waits for: refusals that pass, ends that prove to be none, feeds that hang."""
+"""What a query waits for: refusals that pass, ends that prove to be none, feeds that hang.
+
+And whom an idle query asks (R15), and option ``partitions``.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from feedapi_client.errors import (
     TransportError,
 )
 from feedapi_client.spark import feed_watch
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import (
     Both,
@@ -30,23 +34,9 @@ from feedapi_client.testing.publisher.faults import (
     Status,
     Trickle,
 )
-from tests.spark.micro_batches import MicroBatchEngine, problems, publish, query
+from tests.spark.micro_batches import MicroBatchEngine, Start, problems, publish, query
 
 pytestmark = pytest.mark.slow
-
-Start = Callable[..., MicroBatchEngine]
-
-
-@pytest.fixture
-def start(publisher: Publisher, tmp_path: Path) -> Start:
-    return partial(query, publisher, tmp_path)
-
-
-@pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    publisher = Publisher(partitions=2, page_size=40, checkpoint_every=10, seed=7)
-    with publisher.serve():
-        yield publisher
 
 
 def wait(engine: MicroBatchEngine, reached: Callable[[], object]) -> None:
@@ -68,9 +58,18 @@ def report_of(engine: MicroBatchEngine) -> dict[str, Any]:
 ELSEWHERE = Redirect("https://login.invalid/?session=s3cret")
 
 
-@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 409, 410, 421, 451, ELSEWHERE])
-def test_r10_refusals_that_pass_end_no_query(
-    start: Start, publisher: Publisher, status: int | Redirect
+REFUSALS: list[tuple[int | Redirect, type[FeedError] | None]] = [
+    *((status, CursorRejectedError) for status in (400, 405, 410)),
+    *((status, AuthenticationError) for status in (401, 403)),
+    *((status, ProtocolError) for status in (402, 409)),
+    (ELSEWHERE, TransportError),
+    *((status, None) for status in (404, 421, 451)),
+]
+
+
+@pytest.mark.parametrize(("status", "kind"), REFUSALS)
+def test_r10_refusal_that_passes_ends_no_query_and_one_that_lasts_is_an_error(
+    start: Start, publisher: Publisher, status: int | Redirect, kind: type[FeedError] | None
 ) -> None:
     publish(publisher, 50)
     engine = start()
@@ -79,34 +78,15 @@ def test_r10_refusals_that_pass_end_no_query(
     publisher.fail(status, partition=0, times=8)
     wait(engine, lambda: len(list(engine.all_rows())) == 100)
     assert problems(engine.all_rows(), publisher.payloads()) == []
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, CursorRejectedError),
-        (401, AuthenticationError),
-        (403, AuthenticationError),
-        (402, ProtocolError),
-        (405, CursorRejectedError),
-        (409, ProtocolError),
-        (410, CursorRejectedError),
-        (ELSEWHERE, TransportError),
-    ],
-)
-def test_r10_refusals_that_last_are_an_error_after_a_while(
-    start: Start, publisher: Publisher, status: int | Redirect, kind: type[FeedError]
-) -> None:
-    publish(publisher, 50)
-    engine = start(refusedFor="0.5")
-    engine.run()
+    if kind is None:
+        return
+    engine.restart_with(publisher, refusedFor="0.5")
     publish(publisher, 50)
     publisher.fail(status, partition=0, times=None)
     began = time.monotonic()
     with pytest.raises(kind, match="while discovery lists the partition") as caught:
         wait(engine, lambda: False)
-    assert type(caught.value) is kind
-    assert caught.value.partition == 0
+    assert (type(caught.value), caught.value.partition) == (kind, 0)
     assert time.monotonic() - began >= 0.5
 
 
@@ -129,8 +109,11 @@ def test_r10_what_a_gateway_answers_is_no_refusal_of_a_cursor(
 # ---------------------------------------------------------------------- late is better than lost
 
 
-def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
-    """Let replicas that lag show an end of partition 0 before its last events."""
+def test_r06_next_run_asks_once_more_behind_an_end_that_lagging_replicas_showed(
+    start: Start, publisher: Publisher
+) -> None:
+    publisher.quirks = Quirks(last_cursor="never")
+    engine = start(discoveryInterval="0.01")
     publish(publisher, 50)
     engine.run()
     publish(publisher, 50)
@@ -142,12 +125,6 @@ def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
     wait(engine, lambda: len(engine.rows) > batches)  # whose plan holds that end
     assert problems(engine.all_rows(), publisher.payloads()) != []
     publisher.heal()
-
-
-def test_r06_next_run_asks_once_more_behind_such_an_end(start: Start, publisher: Publisher) -> None:
-    publisher.quirks = Quirks(last_cursor="never")
-    engine = start(discoveryInterval="0.01")
-    drain_too_early(engine, publisher)
     engine.available_now()
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
@@ -241,3 +218,154 @@ def test_available_now_skips_nothing_that_a_lagging_replica_does_not_show(
             if ahead == "tail":  # an older place of the partition, from where events come again
                 found = [one for one in found if one.startswith("lost")]
             assert found == []
+
+
+# ---------------------------------------------------------------------- whom an idle query asks
+
+SELDOM = {"pollInterval": "1000", "maxPollInterval": "2000"}
+OFTEN = {"discoveryInterval": "0.01"}
+
+
+@pytest.fixture
+def wide() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=40, page_size=50, checkpoint_every=10)
+    with publisher.serve():
+        yield publisher
+
+
+def fill(publisher: Publisher, *partitions: int, n: int = 1) -> None:
+    for partition in partitions:
+        publisher.append(partition, {"entity": str(partition), "n": n})
+
+
+def read(engine: MicroBatchEngine) -> set[int]:
+    return {row["partition"] for row in engine.all_rows()}
+
+
+def idle(engine: MicroBatchEngine) -> None:
+    wait(engine, lambda: not engine.trigger() and report_of(engine)["caughtUp"] == 40)
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "tasks"),
+    [
+        (5, {"maxPartitionsPerTask": "2"}, [2, 2, 1]),
+        (5, {}, [1] * 5),
+        (40, {}, [2] * 8 + [1] * 24),
+    ],
+)
+def test_partitions_are_spread_evenly_over_tasks(
+    wide: Publisher, tmp_path: Path, count: int, given: dict[str, str], tasks: list[int]
+) -> None:
+    fill(wide, *range(count))
+    engine = query(wide, tmp_path, **given)
+    assert engine.trigger()
+    found = targets(engine, 0)
+    assert [len(partitions) for partitions in found] == tasks
+    assert sorted(partition for partitions in found for partition in partitions) == [*range(count)]
+
+
+def targets(engine: MicroBatchEngine, batch: int) -> list[list[int]]:
+    """The partitions that each task of a micro-batch reads."""
+    before = engine.offsets.get(batch - 1)
+    start = json.loads(before) if before else engine.reader.initialOffset()
+    parts = engine.reader.partitions(start, json.loads(engine.offsets[batch]))
+    return [[target.partition for target in part.task.targets] for part in parts]
+
+
+def test_r15_idle_query_asks_nobody_that_is_not_due_and_an_epoch_reads_only_news(
+    wide: Publisher, tmp_path: Path
+) -> None:
+    fill(wide, *range(40))
+    engine = query(wide, tmp_path, **SELDOM)
+    idle(engine)
+    wide.clear_requests()
+    for _ in range(20):
+        assert not engine.trigger()
+    assert wide.counters["fetch"] == 0
+    batches = len(engine.rows)
+    fill(wide, 7, 9, n=2)
+    engine.restart_with(wide)
+    engine.run()
+    found = [targets(engine, batch) for batch in range(batches, len(engine.rows))]
+    assert len(found) <= 2
+    assert {p for tasks in found for task in tasks for p in task} == {7, 9}
+    assert problems(engine.all_rows(), wide.payloads()) == []
+
+
+@pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
+def test_partition_split_while_idle_is_read_on_before_it_is_due(
+    wide: Publisher, tmp_path: Path, method: Any
+) -> None:
+    wide.quirks = Quirks(last_cursor="closed")
+    fill(wide, *range(40))
+    engine = query(wide, tmp_path, **SELDOM, **OFTEN)
+    idle(engine)
+    children = wide.split(0, into=2, method=method)
+    fill(wide, *children, n=2)
+    wait(engine, lambda: read(engine) == {*range(40), *children})
+
+
+# ---------------------------------------------------------------------- option partitions
+
+
+def test_selection_of_an_unlisted_partition_is_an_error(wide: Publisher, tmp_path: Path) -> None:
+    engine = query(wide, tmp_path, partitions="0,77")
+    with pytest.raises(OptionError, match="option partitions names 77, which the feed does not"):
+        engine.run()
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_descendants_that_come_later_are_selected_too(
+    wide: Publisher, tmp_path: Path, restarts: bool
+) -> None:
+    fill(wide, 0, 1)
+    engine = query(wide, tmp_path, partitions="1", **OFTEN)
+    engine.run()
+    selected, parent = {1}, 1
+    for method in ("starts-after", "cursor-from"):
+        children = wide.split(parent, into=2, method=method)  # type: ignore[arg-type]
+        others = wide.split(wide.open_partitions()[0], into=2, method="starts-after")
+        fill(wide, *children, *others, n=2 + len(selected))
+        if restarts:
+            engine.restart()
+        selected, parent = selected | {*children}, children[0]
+        wait(engine, lambda: read(engine) == selected)  # noqa: B023
+
+
+def test_selected_partition_that_is_gone_before_its_turn_is_no_error(
+    wide: Publisher, tmp_path: Path
+) -> None:
+    """Nor is what descends from it lost: its selection is planned before it has news."""
+    fill(wide, 1)
+    engine = query(wide, tmp_path, partitions="1", **OFTEN)
+    engine.run()
+    child, other = wide.split(1, into=2, method="starts-after")
+    wait(engine, lambda: report_of(engine)["partitions"] == 3)
+    engine.run()
+    grandchildren = wide.split(child, into=2, method="cursor-from")
+    fill(wide, other, *grandchildren, n=2)
+    engine.restart()
+    engine.run()
+    assert read(engine) == {1, other, *grandchildren}
+    assert problems(engine.all_rows(), wide.payloads()) == []
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_r08_lineage_keeps_children_behind_a_parent_that_the_feed_does_not_name(
+    tmp_path: Path, later: bool
+) -> None:
+    publisher = Publisher(partitions=1, quirks=Quirks(omit_parent_zero=True))
+    with publisher.serve():
+        engine = query(publisher, tmp_path)
+        fill(publisher, 0)
+        if later:
+            engine.run()
+        children = publisher.split(0, into=2)
+        fill(publisher, *children, n=2)
+        given = query(publisher, tmp_path, lineage="1:0,2:0", **OFTEN)
+        given.offsets, given.committed, given.rows = engine.offsets, engine.committed, engine.rows
+        wait(given, lambda: len([*given.all_rows()]) == 3)
+        assert problems(given.all_rows(), publisher.payloads()) == []
+        epochs = [{row["partition"] for row in rows} for rows in given.rows.values()]
+        assert not [read for read in epochs if 0 in read and read & {1, 2}]

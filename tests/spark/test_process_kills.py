@@ -26,7 +26,6 @@ from tests.spark.killed_query import (
     killed_queries,
 )
 from tests.spark.micro_batches import problems
-from tests.spark.processes import ClusterDriver
 from tests.spark.sessions import CLUSTER, LOCAL
 
 if TYPE_CHECKING:
@@ -50,27 +49,6 @@ def killed(tmp_path: Path) -> Iterator[Callable[..., KilledQuery]]:
         yield make
 
 
-@pytest.fixture(scope="module")
-def cluster(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDriver]:
-    """A driver process whose executors are JVMs of their own."""
-    process = ClusterDriver(tmp_path_factory.mktemp("cluster") / "log")
-    yield process
-    process.kill()
-
-
-def test_default_staging_location_is_shared_on_one_machine(
-    cluster: ClusterDriver, killed: Callable[..., KilledQuery]
-) -> None:
-    one = killed("foreach")
-    one.publish(100)
-    given = one.given(finish=True)
-    del given["options"]["stagingLocation"]
-    one.start_in(cluster, given)
-    one.wait(lambda: one.files("checkpoint/commits/0"))
-    cluster.stop()
-    assert one.problems() == []
-
-
 def kill(*processes: int) -> None:
     """Send SIGKILL to what still runs of these."""
     for pid in processes:
@@ -79,31 +57,32 @@ def kill(*processes: int) -> None:
 
 
 def test_executor_and_workers_are_killed_while_the_query_runs_and_the_feed_is_disturbed(
-    cluster: ClusterDriver, killed: Callable[..., KilledQuery]
+    killed: Callable[..., KilledQuery],
 ) -> None:
-    query = killed("parquet")
-    publisher = query.publisher
+    """Its staging location is the default one, which is shared on one machine."""
+    query = killed("parquet", master=CLUSTER)
+    publisher, options = query.publisher, query.given()["options"]
+    del options["stagingLocation"]
     query.publish(2000)
-    query.start_in(cluster)
-    query.wait_for_file("checkpoint/commits/*", known=set())
+    driver = query.start(options=options)
+    staging, committed = "feedapi-staging-*/*/data/*/*", "checkpoint/commits/*"
+    query.wait_for_file(committed, known=set())
     disturb(publisher, 0)
     for number in range(EXECUTOR_KILLS):
-        staged = query.files("staging/*/data/*/*")
+        staged = query.files(staging)
         query.publish(1500)
-        query.wait_for_file("staging/*/data/*/*", known=staged)
-        query.wait(cluster.executors)  # after a kill the next one takes a moment
-        kill(*cluster.executors()[:1])
+        query.wait_for_file(staging, known=staged)
+        query.wait(driver.executors)  # after a kill the next one takes a moment
+        kill(*driver.executors()[:1])
         disturb(publisher, 1 + number)
-        committed = query.files("checkpoint/commits/*")
+        known = query.files(committed)
         query.publish(1500)
-        query.wait_for_file("checkpoint/commits/*", known=committed)
+        query.wait_for_file(committed, known=known)
         query.publish(1500)
-        query.wait(cluster.workers)
-        kill(*cluster.workers())
+        query.wait(driver.workers)
+        kill(*driver.workers())
     disturb(publisher, 2)
     query.wait(lambda: query.problems() == [], pause=0.2)
-    cluster.stop()
-    assert query.problems() == []
 
 
 ENDED_BY_ANOTHER = ("a later run took the place of this one", "CONCURRENT_STREAM_LOG_UPDATE")
@@ -178,14 +157,13 @@ def test_r08_driver_that_wakes_up_late_writes_nothing(
 ) -> None:
     late = killed("ingest")
     late.publish(800, mixed=True)
-    late.start()
+    driver = late.start()
     late.wait_for_file("staging/*/data/*/*", known=set())
-    assert late.driver is not None
-    late.driver.signal(signal.SIGSTOP)
+    driver.signal(signal.SIGSTOP)
     late.publish(500, mixed=True)
     late.finish(spark)
-    late.driver.signal(signal.SIGCONT)
-    assert late.driver.wait(TIMEOUT) != 0
-    assert any(text in late.driver.log() for text in ENDED_BY_ANOTHER), late.driver.log()
+    driver.signal(signal.SIGCONT)
+    assert driver.wait(TIMEOUT) != 0
+    assert any(text in driver.log() for text in ENDED_BY_ANOTHER), driver.log()
     assert problems(late.rows("bronze"), late.publisher.payloads()) == []
     assert len(list(late.rows("silver"))) + len(list(late.rows("rejected"))) == 1300

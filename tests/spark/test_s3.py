@@ -12,7 +12,7 @@ from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging import Fence, MissingObjectError, Objects, StagingError
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
-from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
+from tests.spark.micro_batches import Crash, MicroBatchEngine, problems, publish
 from tests.spark.s3_server import old_s3_server, s3_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -39,7 +39,7 @@ def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_first_writer_of_an_object_wins(server: str) -> None:
+def test_r08_first_writer_of_an_object_wins_and_the_newer_run(server: str) -> None:
     one, other = Objects(LOCATION, "run"), Objects("s3a://lake/staging", "run")
     key = one.plan_key(0)
     assert one.create(key, b"first")
@@ -48,12 +48,8 @@ def test_first_writer_of_an_object_wins(server: str) -> None:
     one.delete(key)
     with pytest.raises(MissingObjectError):
         other.get(key)
-
-
-def test_r08_fence_at_a_store_with_conditional_writes(server: str) -> None:
-    first = Fence.claim(Objects(LOCATION, "run"))
-    second = Fence.claim(Objects(LOCATION, "run"), first.number)
-    second.check()
+    first = Fence.claim(one)
+    Fence.claim(other, first.number).check()
     with pytest.raises(FencedError, match="a later run took the place"):
         first.check()
 
@@ -87,8 +83,7 @@ def test_error_names_neither_bucket_nor_credentials(
 def test_every_event_is_delivered_once_from_s3(server: str) -> None:
     publisher = Publisher(partitions=2, page_size=40, checkpoint_every=10, seed=7)
     publisher.split(0, into=2)
-    for n in range(200):
-        publisher.publish(f"e{n % 7}", {"entity": f"e{n % 7}", "n": n})
+    publish(publisher, 200)
     crashes = iter(["planned", "logged", "staged", "sunk"])
     coming = next(crashes)
 

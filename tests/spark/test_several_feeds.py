@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 
 from feedapi_client.testing import Publisher
 from tests.spark import driver
-from tests.spark.micro_batches import Row, problems
+from tests.spark.micro_batches import Row, problems, publish
 from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ def publishers() -> Iterator[list[Publisher]]:
         for publisher in publishers:
             publish(publisher, 300)
         yield publishers
-
-
-def publish(publisher: Publisher, count: int) -> None:
-    first = len(publisher.payloads())
-    for n in range(first, first + count):
-        entity = f"e{n % 7}"
-        publisher.publish(entity, {"entity": entity, "n": n})
 
 
 def wrong(publishers: list[Publisher], rows: list[Row]) -> list[str]:
