@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class _OrCheckpoint(Place):
-    store: str = option("STORE", "As in 'cursors show'.", default="")
+    store: str = option("STORE", options.STORE, default="")
     checkpoint: str | None = option(
         "LOCATION",
         "Positions of a Spark query, by its checkpoint, in place of a store.",
