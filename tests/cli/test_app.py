@@ -253,6 +253,7 @@ def test_options_have_the_variables_that_the_help_says() -> None:
         named = each.opts[0] if each.param_type_name == "option" else each.metavar
         assert each.envvar == "_".join(["FEEDAPI", *re.findall(r"\w+", named)]).upper()
     variables = {"url": "FEEDAPI_URL", "store": "FEEDAPI_STORE", "name": "FEEDAPI_NAME"}
+    variables["v1_partitions"] = "FEEDAPI_V1_PARTITIONS"
     others = [
         (words, each.name)
         for words, leaf in LEAVES.items()
