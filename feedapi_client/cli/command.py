@@ -185,7 +185,8 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             continue
         make, flags, settings = field.metadata["cli"]
         flags = flags or [f"--{name.replace('_', '-')}"]
-        settings = {"rich_help_panel": getattr(kind, "panel", None), **settings}
+        if make is typer.Option:
+            settings = {"rich_help_panel": getattr(kind, "panel", None), **settings}
         if getattr(kind, "environment", False):
             named = flags[0].partition("/")[0] if make is typer.Option else settings["metavar"]
             variable = "_".join(["FEEDAPI", *re.findall(r"\w+", named)])

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class _OrCheckpoint(Place):
-    store: str = option("STORE", "As in 'cursors show'.", default="")
+    store: str = option("STORE", options.STORE, default="")
     checkpoint: str | None = option(
         "LOCATION",
         "Positions of a Spark query, by its checkpoint, in place of a store.",
@@ -104,7 +104,11 @@ async def ls(
     json: bool = options.as_json(),
     lag: bool = flag("Ask the feed how far behind its cursors are."),
     v1_partitions: int | None = option(
-        "N", "Number of partitions of a v1 feed, with --lag.", min=1, max=32768
+        "N",
+        "Number of partitions of a v1 feed, with --lag.",
+        min=1,
+        max=32768,
+        envvar="FEEDAPI_V1_PARTITIONS",
     ),
     connection: Connection,
 ) -> None:
@@ -266,8 +270,8 @@ async def reset(
 ) -> None:
     """Forget positions.
 
-    Without any, the consumer starts anew. A single partition begins again at its first event, or
-    where its lineage says.
+    The consumer starts anew then. A single partition begins again at its first event, or where its
+    lineage says.
     """
     async with how.place.open() as store:
         key = await chosen.one_feed(store)

@@ -183,7 +183,9 @@ class Scene:
                     self.publish(min(1.0, (time.monotonic() - begin) / self.o.seconds))
                 self._log(f"{self._published:,} events are published: they are read to the end")
                 for process in self._running.values():
-                    process.terminate()
+                    # Not terminate(): it reaps one that has just died, and asyncio reports 255.
+                    with suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGTERM)
             await self._consume({**settings, "follow": False})
             rows = database.execute("SELECT entity, n FROM effects ORDER BY row").fetchall()
         self._log(f"{counted(len(rows), 'event')} applied")

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ONE_SHOT = 10.0
 """Seconds for which commands that ask a feed once wait for it (R14)."""
+STORE = (
+    "An SQLite file, a database URL (postgresql+psycopg://…), redis://…, "
+    "liftbridge://HOST:PORT/STREAM, or env:NAME for one in an environment variable."
+)
 _UNREACHABLE = "Maximum time to retry while the feed can't be reached."
 _KEY = "The key of --cert, where that file does not hold it."
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -133,7 +137,7 @@ def some_partitions(help: str = "Only this partition. Repeatable.", **settings: 
     return option("ID", help, min=0, max=MAX_PARTITION, **{"flags": "--partition -p", **settings})
 
 
-def one_partition(help: str = "") -> Any:
+def one_partition(help: str = "Its number, as 'discover' lists it.") -> Any:
     return argument("PARTITION", help, min=0, max=MAX_PARTITION)
 
 
@@ -307,6 +311,8 @@ class AskedFeed:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedWithLineage(AskedFeed):
+    panel: ClassVar[str] = "Feed"
+
     lineage: Pairs = option(
         "CHILD:PARENT",
         "Read CHILD after PARENT, which the feed leaves out (1:0). Repeatable.",
@@ -347,7 +353,10 @@ class FeedOptions(AskedWithLineage):
 class Consumed(FeedOptions):
     give_up_after: float | None = option("SECONDS", _UNREACHABLE, min=0)
     monitor: str | None = option(
-        "HOST:PORT", "Serve probes, metrics and a status page (extra monitor).", parse=address
+        "HOST:PORT",
+        "Serve probes, metrics and a status page (extra monitor).",
+        parse=address,
+        rich_help_panel=None,
     )
     connection: ConnectionBesideKey
 
@@ -396,14 +405,10 @@ async def opened(
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
+    panel: ClassVar[str] = "Store"
     environment: ClassVar[bool] = True
 
-    store: str = option(
-        "STORE",
-        "An SQLite file, a database URL (postgresql+psycopg://…), redis://…, "
-        "liftbridge://HOST:PORT/STREAM, or env:NAME for one in an environment variable.",
-        default=...,
-    )
+    store: str = option("STORE", STORE, default=...)
 
     def open(self, **settings: Any) -> AbstractAsyncContextManager[AdministrableStore]:
         from feedapi_client.operations.opening import open_store

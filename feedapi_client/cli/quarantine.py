@@ -76,7 +76,7 @@ def _summary(event: QuarantinedEvent) -> dict[str, Any]:
 
 
 @_command("quarantine show 17 --store cursors.db")
-async def show(*, id: str = argument("ID"), place: Store) -> None:
+async def show(*, id: str = argument("ID", "As 'ls' lists it."), place: Store) -> None:
     """Print one event as JSON: where it comes from, the error, headers and payload."""
     from feedapi_client import quarantine
 
@@ -89,7 +89,9 @@ async def show(*, id: str = argument("ID"), place: Store) -> None:
 @dataclass(frozen=True, kw_only=True)
 class _Some:
     ids: list[str] | None = argument(
-        "ID", "Events as 'ls' lists them; with --all the feed: its URL or a part.", default=None
+        "ID",
+        "Events as 'ls' lists them; with --all the feed: its URL or a part, or FEEDAPI_URL.",
+        default=None,
     )
     place: Store
     every: bool = flag("All events, or those that FEED, --name and --partition choose.", "--all")

@@ -34,18 +34,19 @@ if TYPE_CHECKING:
     from feedapi_client.quarantine import Retry
 
 Handler = Callable[[Any], Awaitable[object]]
+_handler = partial(option, rich_help_panel="Handler")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    handler: str = option(
+    handler: str = _handler(
         "MODULE:FUNCTION",
         "The application's 'async def handle(batch)', or with --key 'async def handle(event)', "
         "searched in this directory too; or a function without parameters that returns an "
         "asynchronous context manager which gives the handler.",
         default=...,
     )
-    key: str | None = option(
+    key: str | None = _handler(
         "JSON_POINTER",
         "Handle event by event: those of one key in order, different keys at once. Where in the "
         "payload the key is, such as /order/id.",
@@ -116,18 +117,18 @@ class _Run(Application):
 
     feed: options.Consumed
     place: options.Store
-    on_failure: Literal["raise", "retry", "quarantine"] = option(
+    on_failure: Literal["raise", "retry", "quarantine"] = _handler(
         help="When the handler raises: end with exit code 3; or call it again, --attempts times; "
         "or then put the failing event into quarantine.",
         default="raise",
     )
-    attempts: int = option(
+    attempts: int = _handler(
         "N",
         "Calls of a handler that fails, with --on-failure retry or quarantine; 0: no limit.",
         default=5,
         min=0,
     )
-    quarantine_limit: int = option(
+    quarantine_limit: int = _handler(
         "N",
         "Events of a partition in a row that go into quarantine; the next one ends it.",
         default=100,
@@ -142,10 +143,10 @@ class _Run(Application):
         default=25.0,
         min=0,
     )
-    max_concurrency: int = option(
+    max_concurrency: int = _handler(
         "N", "Partitions, or with --key events, that are handled at once.", default=32, min=1
     )
-    start: Literal["first", "last"] | None = options.where_to_begin()
+    start: Literal["first", "last"] | None = options.where_to_begin(rich_help_panel="Feed")
     follow: bool = option(
         help="Go on at the end of the feed, or end there with exit code 0.",
         default=True,
@@ -156,6 +157,7 @@ class _Run(Application):
         "DAYS",
         "Keep a history of the cursors for 'feedapi cursors rewind', for so many days.",
         parse=_journal,
+        rich_help_panel="Store",
     )
     log_format: Literal["text", "json"] = option(
         help="Log records on stderr: text, or JSON, one a line.", default="text"

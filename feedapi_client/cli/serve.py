@@ -21,12 +21,12 @@ class _Serve:
     dialect: Literal["v1", "v2-draft", "v2-token"] = option(
         help="The dialect that the publisher uses.", default="v2-token"
     )
-    partitions: int = option(help="Partitions at the start.", default=2, min=1, max=1024)
+    partitions: int = option("N", "Partitions at the start.", default=2, min=1, max=1024)
     page_size: int = option("N", "Events per response.", default=1000, min=1)
     checkpoint_every: int = option("N", "Events between two cursors.", default=100, min=1)
     vary: bool = flag("Make every response different, as the specification allows.")
     stream: bool = flag("Offer responses that stay open (v2-draft, v2-token).")
-    port: int = option(help="On 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535)
+    port: int = option("PORT", "On 127.0.0.1; 0 takes a free one.", default=0, min=0, max=65535)
     history: int = option("N", "Events that are published before the start.", default=1000, min=0)
     rate: float = option("N", "New events per second.", default=10.0, min=0)
     split_every: float = option(

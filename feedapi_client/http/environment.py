@@ -129,8 +129,9 @@ def is_patched(client: type) -> bool:
     libraries' own, and not with those of the import, which may come when they are replaced already.
     """
     classes, core = [client, httpx.AsyncHTTPTransport], sys.modules.get("httpcore")
-    if core is not None:
-        classes += [core.AsyncConnectionPool, core.AsyncHTTPConnection]
+    # Another thread may be importing it at this moment.
+    made = (getattr(core, name, None) for name in ("AsyncConnectionPool", "AsyncHTTPConnection"))
+    classes += filter(None, made)
     for kind in classes:
         if _as_made.get(kind) != vars(kind):
             if not all(map(_is_their_own, vars(kind).values())):

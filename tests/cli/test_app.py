@@ -241,18 +241,19 @@ def test_a_command_that_asks_once_gives_up_soon(
     monkeypatch.setattr("feedapi_client.FeedClient", record)
     for command in ("discover", "cat", "cat --give-up-after 3", "cat --follow"):
         play([Row(f"{command} {NOBODY}", 1, "enough is known")])
-    assert asked == [(5, 10), (5, 10), (5, 3), (RetryPolicy().refused_for, None)]
+    play([Row(f"cursors skip {NOBODY} --store c.db", 1, "enough is known")])
+    assert asked == [(5, 10), (5, 10), (5, 3), (RetryPolicy().refused_for, None), (5, 10)]
 
 
 # ---------------------------------------------------------------------- the environment
 
 
 def test_options_have_the_variables_that_the_help_says() -> None:
-    for words in ("run", "relay"):
-        assert [each.name for each in LEAVES[words].params if not each.envvar] == []
-    run = {each.name: each.envvar for each in LEAVES["run"].params}
-    assert run["give_up_after"] == "FEEDAPI_GIVE_UP_AFTER"
+    for each in (*LEAVES["run"].params, *LEAVES["relay"].params):
+        named = each.opts[0] if each.param_type_name == "option" else each.metavar
+        assert each.envvar == "_".join(["FEEDAPI", *re.findall(r"\w+", named)]).upper()
     variables = {"url": "FEEDAPI_URL", "store": "FEEDAPI_STORE", "name": "FEEDAPI_NAME"}
+    variables["v1_partitions"] = "FEEDAPI_V1_PARTITIONS"
     others = [
         (words, each.name)
         for words, leaf in LEAVES.items()

@@ -38,8 +38,16 @@ _PUBLISHED: list[Step] = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]
     ],
 )
 def test_the_demo_proves_order_and_exactly_once_and_its_proof_can_fail(
-    feedapi: Feedapi, options: tuple[object, ...], code: int, says: tuple[str, ...]
+    feedapi: Feedapi,
+    options: tuple[object, ...],
+    code: int,
+    says: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def send_signal(process: subprocess.Popen[bytes], _: int) -> None:
+        raise AssertionError(f"this reaps {process.pid} if it has just died: its code is lost")
+
+    monkeypatch.setattr(subprocess.Popen, "send_signal", send_signal)
     result = feedapi("demo", *_QUICK, *options)
     assert result.exit_code == code, result.output
     assert [text for text in says if text not in result.stdout] == []

@@ -288,6 +288,11 @@ def test_r21_events_on_a_terminal_are_escaped(
         assert text in orjson.dumps(orjson.loads(shown)).decode()
 
 
+def test_a_table_is_drawn_on_a_terminal(on_terminal: OnTerminal, filled: Path) -> None:
+    code, shown = on_terminal("stdout", "cursors", "ls", "--store", filled)
+    assert (code, "┃" in shown, "\t" in shown) == (0, True, False)
+
+
 @pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_unless_it_is_to_be_quiet(
     on_terminal: OnTerminal, feedapi_publisher: Publisher

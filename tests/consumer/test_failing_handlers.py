@@ -87,6 +87,7 @@ async def test_r19_a_failure_is_logged_with_partition_type_and_frames_and_no_pay
         assert "the handler failed with ValueError" in text
         assert "in reject" in text
         assert "raise KeyError(" in text, "the source of its cause"
+        assert "running.py" not in text, "a frame before the handler"
         shown += text + str(vars(record))
     assert "Ragnhild" not in shown
     assert "Sesselja" not in shown

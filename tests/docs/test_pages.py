@@ -16,6 +16,7 @@ from feedapi_client.cli.command import UNREACHABLE
 from feedapi_client.cli.doctor.command import sections
 from feedapi_client.cli.doctor.prober import Bounds
 from feedapi_client.lineage.states import TRANSITIONS, State
+from tests.cli.invoke import LEAVES
 from tests.docs import doctor_page
 from tests.docs.hooks import hooks
 from tests.docs.snippets import PAGES_FOLDER, PARSED, PYTHON_RUN_BY, ROOT, Block, blocks
@@ -223,6 +224,11 @@ def test_every_check_has_an_anchor_and_one_for_each_that_it_took_in() -> None:
     ids = [id for section in sections() for check in section for id in (check.id, *check.was)]
     assert re.findall(r'<a id="([\w-]+)">', DOCTOR) == ids
     assert len(ids) == len(set(ids))
+
+
+def test_options_are_those_of_the_command() -> None:
+    named = re.findall(r"`(--[\w-]+)", DOCTOR.partition("<!-- checks")[0])
+    assert set(named) <= {flag for each in LEAVES["doctor"].params for flag in each.opts}
 
 
 def test_bounds_and_exit_code_are_those_of_the_command() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -33,19 +34,24 @@ _TOOLS = (
 
 
 def lowest_versions(extra: str | None = None) -> list[str]:
-    """Return what the core, or an extra, depends on as constraints: the lowest version of each."""
+    """Return what the core, or an extra, depends on as constraints: the lowest version of each.
+
+    An extra that includes others has theirs, too.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = project["optional-dependencies"][extra] if extra else project["dependencies"]
-    return [
-        f"{requirement.name}=={_lowest(requirement)}"
-        for requirement in map(Requirement, listed)
-        if requirement.specifier
-    ]
+    found = list[str]()
+    for requirement in map(Requirement, listed):
+        if requirement.name == project["name"]:
+            found += chain.from_iterable(map(lowest_versions, sorted(requirement.extras)))
+        elif requirement.specifier:
+            found.append(f"{requirement.name}=={_lowest(requirement)}")
+    return found
 
 
 def _lowest(requirement: Requirement) -> str:
-    (version,) = (each.version for each in requirement.specifier if each.operator == ">=")
-    return version
+    bounds = (each.version for each in requirement.specifier if each.operator in (">=", "=="))
+    return next(bounds)
 
 
 def main(arguments: list[str]) -> int:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -147,12 +148,88 @@ def test_the_lowest_versions_have_no_known_defect() -> None:
     assert Version(versions["h11"]) >= Version("0.16")
 
 
+_OPEN = """
+import sys, anyio
+from feedapi_client.operations.opening import open_store
+
+async def main():
+    async with open_store(sys.argv[1], create=True) as store:
+        print("feeds:", await store.feeds())
+
+anyio.run(main)
+"""
+_IMPORT = """
+import sys
+from importlib import import_module
+from pkgutil import walk_packages
+
+found = import_module(sys.argv[1])
+for each in walk_packages(getattr(found, "__path__", ()), f"{found.__name__}."):
+    try:
+        import_module(each.name)
+    except ImportError as missing:  # of another extra
+        assert "pip install" in str(missing), missing
+print("imported")
+"""
+_DJANGO = """
+import django
+from django.conf import settings
+
+own = ("admin", "auth", "contenttypes")
+apps = [f"django.contrib.{name}" for name in own]
+settings.configure(INSTALLED_APPS=[*apps, "feedapi_client.django"])
+django.setup()
+"""
+_SERVE = (
+    "from feedapi_client.testing import Publisher\nwith Publisher(1).serve() as url: print(url)"
+)
+_NOBODY = "127.0.0.1:1"
+EXTRAS = {
+    "sql": (_IMPORT, "feedapi_client.stores.sql", "imported"),
+    "postgresql": (_OPEN, f"postgresql://{_NOBODY}/db", "connection was refused"),
+    "asyncpg": (_OPEN, f"postgresql+asyncpg://{_NOBODY}/db", "connection was refused"),
+    "psycopg": (_IMPORT, "feedapi_client.stores.postgres", "imported"),
+    "sqlite": (_OPEN, "sqlite:///c.db", "feeds: []"),
+    "mysql": (_OPEN, f"mysql://{_NOBODY}/db", "connection was refused"),
+    "django": (_DJANGO + _IMPORT, "feedapi_client.django", "imported"),
+    "redis": (_OPEN, f"redis://{_NOBODY}/0", "connection was refused"),
+    "spark": (_IMPORT, "feedapi_client.spark", "imported"),
+    "liftbridge": (_OPEN, f"liftbridge://{_NOBODY}/orders", "UNAVAILABLE"),
+    "telemetry": (_IMPORT, "feedapi_client.telemetry", "imported"),
+    "monitor": (_IMPORT, "feedapi_client.monitor", "imported"),
+    "testing": (_SERVE, "", "http://127.0.0.1:"),
+}
+"""A program for each extra, its argument, and what it prints."""
+
+
+def with_lowest_versions(extra: str, folder: Path) -> Path:
+    """Install an extra with its lowest versions, and what is chosen beside them."""
+    run(*MODULE, "uv", "venv", "-q", "--python", sys.executable, folder)
+    install = (*MODULE, "uv", "pip", "install", "-q", "--python", folder / "bin" / "python")
+    run(*install, f"{ROOT}[{extra}]", *lowest_versions(extra))
+    return folder / "bin"
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.timeout(600)
+def test_an_extra_works_with_its_lowest_versions(extra: str, tmp_path: Path) -> None:
+    program, argument, says = EXTRAS[extra]
+    python = with_lowest_versions(extra, tmp_path / "environment") / "python"
+    words = [python, "-c", program, argument]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert says in done.stdout + done.stderr
+
+
+def test_every_extra_is_tried_with_its_lowest_versions() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    # Java comes with a wheel of one version, and Delta with one PySpark.
+    others = {"cli", "spark-local", "delta", "docs", "dev"}
+    assert set(project["optional-dependencies"]) == EXTRAS.keys() | others
+
+
 def test_the_command_line_works_with_its_lowest_versions(tmp_path: Path) -> None:
     """And with what is chosen beside them: an old typer and a new click do not fit."""
-    run(*MODULE, "uv", "venv", "-q", "--python", sys.executable, tmp_path)
-    install = (*MODULE, "uv", "pip", "install", "-q", "--python", tmp_path / "bin" / "python")
-    run(*install, f"{ROOT}[cli]", *lowest_versions("cli"))
-    feedapi = tmp_path / "bin" / "feedapi"
+    feedapi = with_lowest_versions("cli", tmp_path) / "feedapi"
     assert "--handler" in run(feedapi, "run", "--help")
     assert "Missing option" in run(feedapi, "run", "http://127.0.0.1:9/feed", status=2)
     once = ("cat", "http://127.0.0.1:9/feed", "--give-up-after", "0")

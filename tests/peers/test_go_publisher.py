@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import httpx
+import orjson
 import pytest
 
 from feedapi_client import (
@@ -25,6 +26,7 @@ from feedapi_client import (
     RequestRefusedError,
 )
 from feedapi_client.operations import FeedAccess, restore
+from tests.cli.invoke import invoke
 from tests.consumer.helpers import (
     RETRY,
     SHORT,
@@ -343,3 +345,26 @@ async def test_r03_what_is_on_the_wire(go_publisher: Make) -> None:
     )
     assert page.text == '{"data":{"n":0}}\n{"cursor":"1"}\n'
     assert old.text == '{"data":{"n":0},"partition":1}\n{"cursor":"1","partition":1}\n'
+
+
+# ---------------------------------------------------------------------------------- doctor
+
+
+@pytest.mark.parametrize("dialect", ["v1", "v2-token"])
+@pytest.mark.parametrize(
+    ("empty", "found"),
+    [
+        ("own", set()),
+        ("echo", {"cursor-echo"}),
+        ("silent", {"page-cursor", "last-cursor-given"}),
+    ],
+)
+def test_doctor_finds_what_an_empty_page_lacks(
+    empty: Empty, found: set[str], dialect: Literal["v1", "v2-token"]
+) -> None:
+    with GoPublisher(dialect=dialect, empty=empty) as url:
+        counted = ["--v1-partitions", "2"] if dialect == "v1" else []
+        report = orjson.loads(invoke(["doctor", url, "--json", *counted]).stdout)
+    # The library answers a cursor that it does not know with 500.
+    findings = {each["id"] for each in report["checks"] if each["findings"]}
+    assert findings == found | {"refusal-status"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from feedapi_client.cli import options
@@ -21,7 +20,7 @@ from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
     from feedapi_client.cli.doctor.examination import Examination
-    from feedapi_client.cli.doctor.feed_checks import Check, Finding, Section
+    from feedapi_client.cli.doctor.feed_checks import Check, Section
 
 _LEVELS = ("MUST", "SHOULD", "deviation")
 _ROWS = 5
@@ -65,12 +64,22 @@ async def doctor(
         e = Examination(Prober(asked.url, client, anonymous, bounds), asked.v1_partitions)
         await e.run()
     _check_reached(e)
-    results = [_result(check, e) for check in checks.values()]
+    judged = [_judged(check, e) for check in checks.values()]
+    found = {each["level"] for each in judged if each["findings"]}
+    examined: dict[str, Any] = {
+        "feed": e.prober.feed,
+        "dialect": None if e.info is None else e.info.dialect,
+        "sound": "MUST" not in found,
+        "partitions": len(e.partitions),
+        "partitions_read": list(e.visits),
+        "requests": e.prober.requests,
+        "bytes": e.prober.bytes,
+        "checks": judged,
+    }
     if json:
-        print_json(_as_json(e, results))
+        print_json(examined)
     else:
-        _print(e, results)
-    found = {result.level for result in results if result.findings}
+        _print(**examined)
     return FAILURE if "MUST" in found or (strict and found) else 0
 
 
@@ -99,93 +108,63 @@ def _check_reached(e: Examination) -> None:
         raise CommandError(f"feed {e.prober.feed}: {text}", code)
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    check: Check
-    findings: list[Finding]
-    not_checked: str | None = None
-
-    @property
-    def level(self) -> str:
-        levels = [finding.level or self.check.level for finding in self.findings]
-        return min(levels, key=_LEVELS.index, default=self.check.level)
-
-    @property
-    def outcome(self) -> str:
-        return "found" if self.findings else "not checked" if self.not_checked else "passed"
-
-
-def _result(check: Check, e: Examination) -> _Result:
-    if missing := next(filter(None, (need(e) for need in check.needs)), None):
-        return _Result(check, [], missing)
-    found = dict.fromkeys(check.find(e))
-    return _Result(check, [replace(f, text=f.text + e.prober.hide(f.said)) for f in found])
-
-
-def _as_json(e: Examination, results: list[_Result]) -> dict[str, Any]:
+def _judged(check: Check, e: Examination) -> dict[str, Any]:
+    missing = next(filter(None, (need(e) for need in check.needs)), None)
+    found = dict.fromkeys(() if missing else check.find(e))
+    levels = [finding.level or check.level for finding in found]
     return {
-        "feed": e.prober.feed,
-        "dialect": None if e.info is None else e.info.dialect,
-        "sound": not any(each.findings and each.level == "MUST" for each in results),
-        "partitions": len(e.partitions),
-        "partitions_read": list(e.visits),
-        "requests": e.prober.requests,
-        "bytes": e.prober.bytes,
-        "checks": [
-            {
-                "id": result.check.id,
-                "level": result.level,
-                "outcome": result.outcome,
-                "not_checked": result.not_checked,
-                "findings": [{"partition": f.partition, "text": f.text} for f in result.findings],
-                "requirement": result.check.requirement,
-                "cost": result.check.cost,
-                "source": result.check.source,
-                "rules": result.check.rules,
-                "documentation": f"doctor.md#{result.check.id}",
-            }
-            for result in results
+        "id": check.id,
+        "level": min(levels, key=_LEVELS.index, default=check.level),
+        "outcome": "found" if found else "not checked" if missing else "passed",
+        "not_checked": missing,
+        "findings": [
+            {"partition": each.partition, "text": each.text + e.prober.hide(each.said)}
+            for each in found
         ],
+        "requirement": check.requirement,
+        "cost": check.cost,
+        "source": check.source,
+        "rules": check.rules,
+        "documentation": f"doctor.md#{check.id}",
     }
 
 
-def _print(e: Examination, results: list[_Result]) -> None:
-    print_line(e.prober.feed)
-    dialect = "unknown" if e.info is None else e.info.dialect
-    read = f"{counted(len(e.partitions), 'partition')}, {len(e.visits)} read"
-    requests, size = counted(e.prober.requests, "request"), counted(e.prober.bytes, "byte")
-    print_line(f"dialect {dialect} · {read} · {requests}, {size}")
-    found = [result for result in results if result.findings]
+def _print(*, feed: str, dialect: str | None, checks: list[dict[str, Any]], **of: Any) -> None:
+    print_line(feed)
+    read = f"{counted(of['partitions'], 'partition')}, {len(of['partitions_read'])} read"
+    requests, size = counted(of["requests"], "request"), counted(of["bytes"], "byte")
+    print_line(f"dialect {dialect or 'unknown'} · {read} · {requests}, {size}")
+    found = [each for each in checks if each["findings"]]
     if found:
-        rows = [row for result in found for row in _rows(result)]
+        rows = [row for each in found for row in _rows(each)]
         print_table(("check", "level", "partitions", "result"), rows)
-    for result in found:
-        check, rules = result.check, f"; rules {', '.join(result.check.rules)}"
-        print_line(check.id)
+    for each in found:
+        rules = f"; rules {', '.join(each['rules'])}" if each["rules"] else ""
+        print_line(each["id"])
         for line in (
-            f"required: {check.requirement}",
-            f"costs: {check.cost}",
-            f"see: {check.source}{rules if check.rules else ''}; doctor.md#{check.id}",
+            f"required: {each['requirement']}",
+            f"costs: {each['cost']}",
+            f"see: {each['source']}{rules}; {each['documentation']}",
         ):
             print_line(line.replace("`", ""), indent="  ")
-    violated = sum(result.level == "MUST" for result in found)
+    violated = sum(each["level"] == "MUST" for each in found)
     verdict = f"{violated} violated" if violated else "sound"
     others = len(found) - violated
     extra = f", {counted(others, 'other finding')}" if others else ""
-    outcomes = [result.outcome for result in results]
+    outcomes = [each["outcome"] for each in checks]
     passed, skipped = outcomes.count("passed"), outcomes.count("not checked")
     text = f"{counted(passed, 'check')} passed, {skipped} not applicable or not done"
     print_line(f"{verdict}{extra}: {text}")
 
 
-def _rows(result: _Result) -> Iterator[list[str]]:
+def _rows(judged: dict[str, Any]) -> Iterator[list[str]]:
     """Yield what the table says of a check: partitions of which it says the same are a row."""
     texts = dict[str, list[str]]()
-    for each in result.findings:
-        partitions = texts.setdefault(each.text, [])
-        partitions += [] if each.partition is None else [str(each.partition)]
+    for each in judged["findings"]:
+        partitions = texts.setdefault(each["text"], [])
+        partitions += [] if each["partition"] is None else [str(each["partition"])]
     rows = [(", ".join(partitions), text) for text, partitions in texts.items()]
     if len(rows) > _ROWS:
         rows[_ROWS:] = [("", f"{len(rows) - _ROWS} more (--json lists them)")]
     for row in rows:
-        yield [result.check.id, result.level, *row]
+        yield [judged["id"], judged["level"], *row]
