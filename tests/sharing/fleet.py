@@ -36,9 +36,10 @@ class FleetStore(MemoryCursorStore):
         self.calls["load"] += 1
         return await super().load(feed)
 
-    async def look(self, feed: FeedKey) -> View:
-        view = await super().look(feed)
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        view = await super().look(feed, last)
         self.calls["look"] += 1
+        self.calls["leases"] += 0 if last is not None and view.leases is last.leases else 1
         return view
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
