@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from feedapi_client import Batch, FeedConsumer, FeedKey, Limits, Position, Share
 from feedapi_client.testing import Publisher
 from tests.leases import claims
-from tests.sharing.helpers import until
+from tests.sharing.fleet import until
 from tests.stores.conftest import app, store
 from tests.stores.drivers import CONNECTED, App, with_drivers
 
