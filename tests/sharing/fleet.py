@@ -27,6 +27,7 @@ from feedapi_client.stores import Lease, View
 from feedapi_client.testing import Publisher
 from tests.testing.virtual_time import HOUR, asgi_client
 
+Handle = Callable[[Batch], Awaitable[None]]
 URL = "http://feed/feed"
 PAGES = {"page_size": 10, "checkpoint_every": 5}
 BRIEF = Share(lease_seconds=12, rebalance_seconds=1)
@@ -208,7 +209,7 @@ class Fleet:
             await self.before(batch)
         self.effects += [(batch.partition, event.json()) for event in batch.events]
 
-    async def _run(self, member: Member, handle: Callable[[Batch], Awaitable[None]]) -> None:
+    async def _run(self, member: Member, handle: Handle) -> None:
         with member.scope:
             async with member.consumer:
                 member.open = True

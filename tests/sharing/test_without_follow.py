@@ -115,9 +115,7 @@ async def test_what_a_dead_instance_has_not_read_is_read_before_the_others_end()
         assert sorted(instances.handled) == [*range(60)]
 
 
-async def test_r09_the_marked_end_of_a_dead_instance_is_transferred_when_its_partition_is_split() -> (
-    None
-):
+async def test_r09_the_marked_end_of_a_dead_instance_is_transferred_at_a_split() -> None:
     publisher = six_partitions()
     async with fleet(publisher) as instances:
         instances.before = gate = Gate(5)

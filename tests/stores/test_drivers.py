@@ -28,6 +28,7 @@ from feedapi_client.testing.contracts import advanced, opening
 from tests.leases import claims
 from tests.positions import counted
 from tests.servers import Postgres
+from tests.stores import drivers
 from tests.stores.drivers import (
     CONNECTED,
     DJANGO,
@@ -226,6 +227,17 @@ async def test_what_is_no_transaction_is_refused(app: App, store: Any) -> None:
     for wrong in (object(), scoped_session(sessionmaker()), app.given, "transaction"):
         with pytest.raises(StoreError, match="transaction must be"):
             await store.save(FEED, opening(), transaction=wrong)
+
+
+@with_drivers([*drivers.SQL, *DJANGO])
+async def test_an_error_of_another_kind_is_a_store_error_that_names_it(
+    app: App, store: Any
+) -> None:
+    with pytest.raises(StoreError, match="TypeError") as failed:
+        await store.save(FEED, {0: Position("c"), "one": Position("a secret")})
+    assert isinstance(failed.value.__cause__, TypeError)
+    assert (failed.value.feed, "secret" in str(failed.value)) == (FEED.url, False)
+    await store.save(FEED, opening())
 
 
 async def loose_connection(app: App) -> Any:
