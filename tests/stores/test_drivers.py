@@ -112,6 +112,24 @@ async def test_r17_of_several_transactions_at_once_all_but_one_are_refused(
     assert sorted(results) == ["fenced", "fenced", "saved"]
 
 
+@with_drivers([*drivers.SQL, *DJANGO, *drivers.REDIS])
+async def test_r17_a_save_on_what_a_database_that_went_back_has_lost_is_refused(
+    app: App, store: Any
+) -> None:
+    """Counted revisions would be the same: the rival's save would be overwritten."""
+    first = Position.after(None, "a")
+    await store.save(FEED, {0: first})
+    lost = first.advance("b")
+    await store.save(FEED, {0: lost})
+    await store.delete(FEED)
+    await store.save(FEED, {0: first})  # a replica that lags has taken over
+    rival = first.advance("x")
+    await store.save(FEED, {0: rival})
+    with pytest.raises(FencedError):
+        await store.save(FEED, {0: lost.advance("c")})
+    assert await store.load(FEED) == {0: rival}
+
+
 @with_drivers([each for each in SERVED if each.loops == ("asyncio",)])
 async def test_r20_native_cancellation_within_a_save_keeps_all_or_nothing(
     app: App, store: Any
