@@ -204,7 +204,8 @@ class LeaseScripts:
             return True
         left = yield from self._left(feed)
         yield from self._prune(feed, [name for name in left if left[name] < -KEPT_SECONDS * SECOND])
-        replace = self._dialect.replacing(("feed_id", "instance"), ("expires_at", "changes", "options"))
+        replaced = ("expires_at", "changes", "options")
+        replace = self._dialect.replacing(("feed_id", "instance"), replaced)
         join = (
             f"INSERT INTO {self._instances} "
             "(feed_id, instance, joined_at, expires_at, changes, options) "

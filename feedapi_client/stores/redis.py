@@ -133,8 +133,8 @@ local joined = mine and mine.joined or now
 beat(ARGV[1], {joined = joined, expires = expires, options = ARGV[4], changes = ARGV[5]})
 return 0
 """
-# ARGV: the instance, its changes, then partition, epoch, "1" for an end, and owner of each lease. Returns the
-# partitions of those that are stored as given.
+# ARGV: the instance, its changes, then partition, epoch, "1" for an end, and owner of each lease.
+# Returns the partitions of those that are stored as given.
 _PUT_SCRIPT = """
 local put, mine = {}, heartbeat(ARGV[1])
 if not mine or mine.expires <= now then return put end
