@@ -114,8 +114,8 @@ async def test_nothing_but_heartbeats_and_looks_while_nothing_changes() -> None:
         share = Share()
         await anyio.sleep(share.lease_seconds)
         calls: Counter[str] = instances.store.taken()
-        assert calls.keys() == {"beat", "look", "load"}
-        assert calls["load"] <= 2 * INSTANCES, "what the others have committed, once a lease"
+        assert calls.keys() == {"beat", "look", "load", "leases"}
+        assert max(calls["load"], calls["leases"]) <= 2 * INSTANCES < calls["look"], "once a lease"
         assert calls["beat"] <= 6 * INSTANCES
         looks = share.lease_seconds / (0.8 * share.rebalance_seconds)
         assert calls["look"] <= (looks + 1) * INSTANCES
@@ -123,9 +123,7 @@ async def test_nothing_but_heartbeats_and_looks_while_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["leases in the store", "leases apart"])
-async def test_a_feed_that_gets_a_name_waits_for_the_instances_without_one(
-    backend: str, apart: bool
-) -> None:
+async def test_a_feed_that_gets_a_name_waits_for_the_instances_without_one(apart: bool) -> None:
     """A rolling deployment: nothing is read by both, and nothing that was committed comes again."""
     publisher = Publisher(4)
     share = Share(leases=MemoryCursorStore() if apart else None)

@@ -38,17 +38,5 @@ async def test_the_cursors_of_partitions_of_others_are_theirs_within_a_lease() -
             assert all(p.behind_seconds is None for p in elsewhere)
 
 
-async def test_leases_are_read_again_where_they_change_and_once_a_lease() -> None:
-    async with fleet(Publisher(64)) as instances:
-        members = [instances.start(share=Share(lease_seconds=LEASE)) for _ in "ab"]
-        await instances.balanced(*members)
-        await anyio.sleep(LEASE)
-        instances.store.taken()
-        await anyio.sleep(10 * LEASE)
-        calls = instances.store.taken()
-        assert calls["look"] >= 100
-        assert calls["leases"] <= 28  # two instances, each 22.5 seconds
-
-
 def cursors(member: Member) -> dict[int, str | None]:
     return {p.partition: p.cursor for p in member.consumer.status().partitions.values()}
