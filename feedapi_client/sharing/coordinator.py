@@ -40,7 +40,7 @@ _COMMIT_LOOK = 0.02
 _SETTLE_PART = 5
 """A part of `Share.rebalance_seconds`: an instance that joins waits for others that start, too."""
 _LOADED_PART = 0.75
-"""A part of a lease: the time after which the positions that others commit are loaded again."""
+"""A part of a lease: the time after which leases and positions are read again in any case."""
 _NUDGE_PART = 20
 """A part of `Share.rebalance_seconds`: the shortest time between two looks."""
 
@@ -80,7 +80,7 @@ class Coordinator:
         self._left: set[int] = set()
         """Partitions with an old mark that nobody had claimed at the last look."""
         self._loaded_at = -math.inf
-        """When the positions were last loaded, on the clock of the event loop."""
+        """When that was last so, on the clock of the event loop."""
         self._wake = anyio.Event()
         self._others: set[str] = set()
         """Living instances at the last look, without this one."""
@@ -229,20 +229,22 @@ class Coordinator:
     async def _look(self) -> None:
         """Drop what was lost, and load the positions that others saved. After any claim."""
         looked = self._planning.planner.begin_load()
-        before = self._view.leases, self._others
-        self._view = view = await self._member.look()
+        before, now = (self._view.leases, self._others), anyio.current_time()
+        # All leases are read from time to time: an instance that is killed may have put some that
+        # do not show, and a store that went back may show too little.
+        if due := now >= self._loaded_at + self._share.lease_seconds * _LOADED_PART:
+            self._loaded_at = now
+        self._view = view = await self._member.look(None if due else self._view)
         self._others = {each.name for each in view.instances if each.alive} - {self.name}
         self._ends.saw(view)
         self._compare_options()
         if lost := [p for p in self._owned if not self._holds(p)]:
             self._lose(lost, "claimed by others")
-        period = self._share.lease_seconds * _LOADED_PART
-        changed = before != (view.leases, self._others)
-        if changed or anyio.current_time() >= self._loaded_at + period:
+        if due or before != (view.leases, self._others):
             await self._refresh(looked)
 
     async def _refresh(self, looked: int) -> None:
-        planning, self._loaded_at = self._planning, anyio.current_time()
+        planning = self._planning
         began = planning.planner.begin_load()
         positions = await planning.positions.load()
         if planning.give_up_overtaken(positions, began):

@@ -51,8 +51,8 @@ class Membership:
         self._deadline = 0.0
         self._changed = anyio.Event()
 
-    async def look(self) -> View:
-        looking = self._store.look(self._key)
+    async def look(self, last: View | None = None) -> View:
+        looking = self._store.look(self._key, last)
         return await translated(looking, "looking at the leases", self._key.url)
 
     async def put(self, leases: Collection[Lease]) -> set[int]:

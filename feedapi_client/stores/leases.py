@@ -9,7 +9,8 @@ wait for a part of a lease and no longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -42,12 +43,14 @@ class Instance:
         expires_in: seconds until its heartbeat expires, by the store's clock. It is dead at 0.
         age: seconds since it joined.
         options: what it told the others when it joined, see `LeaseStore.beat`.
+        changes: a random number, another one whenever it has joined or put leases.
     """
 
     name: str
     expires_in: float
     age: float
     options: str = ""
+    changes: int = 0
 
     @property
     def alive(self) -> bool:
@@ -89,6 +92,16 @@ class View(NamedTuple):
     instances: Sequence[Instance]
     leases: Mapping[int, Lease]
 
+    def repeats(self, instances: Iterable[Instance]) -> bool:
+        """Return whether the same instances are alive now, and none has put leases since."""
+        now = {each.name: each.changes for each in instances if each.alive}
+        return now == {each.name: each.changes for each in self.instances if each.alive}
+
+
+def change_number() -> int:
+    """Drawn, so that none comes again after a failover. Redis computes with 53 bits."""
+    return secrets.randbits(53)
+
 
 @runtime_checkable
 class LeaseStore(Protocol):
@@ -107,8 +120,12 @@ class LeaseStore(Protocol):
     `feedapi_client.testing.LeaseStoreContract` is the test suite that every such store passes.
     """
 
-    async def look(self, feed: FeedKey) -> View:
-        """Return the instances and the leases as they are now."""
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        """Return the instances and the leases as they are now.
+
+        `last` is what this method has returned before. While it `repeats` the instances of now, its
+        leases may be returned again: a feed may have 32,768.
+        """
         ...
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
@@ -151,17 +168,19 @@ class LeaseScripts:
         self._mine = f"{self._feed} AND instance = ?"
         self._skip = f"{self._dialect.lock} SKIP LOCKED" if self._dialect.lock else ""
 
-    def look(self, feed: FeedKey) -> Script[View]:
+    def look(self, feed: FeedKey, last: View | None) -> Script[View]:
         rows = yield Query(
-            f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, options "
+            f"SELECT instance, expires_at - {self._now}, {self._now} - joined_at, options, changes "
             f"FROM {self._instances} WHERE {self._feed}",
             (feed.id,),
         )
         instances = [
-            Instance(name, left / SECOND, age / SECOND, options)
-            for name, left, age, options in rows
+            Instance(name, left / SECOND, age / SECOND, options, changes)
+            for name, left, age, options, changes in rows
         ]
         instances.sort(key=lambda each: each.name)  # not in the order of the database's collation
+        if last is not None and last.repeats(instances):
+            return View(instances, last.leases)
         rows = yield Query(
             f"SELECT partition_id, owner, epoch, ended, {self._now} - changed_at "
             f"FROM {self._leases} WHERE {self._feed} ORDER BY partition_id",
@@ -185,13 +204,14 @@ class LeaseScripts:
             return True
         left = yield from self._left(feed)
         yield from self._prune(feed, [name for name in left if left[name] < -KEPT_SECONDS * SECOND])
-        replace = self._dialect.replacing(("feed_id", "instance"), ("expires_at", "options"))
+        replaced = ("expires_at", "changes", "options")
+        replace = self._dialect.replacing(("feed_id", "instance"), replaced)
         join = (
             f"INSERT INTO {self._instances} "
             "(feed_id, instance, joined_at, expires_at, changes, options) "
-            f"VALUES (?, ?, {self._now} * {self._one}, {self._now} + ?, 0, ?) {replace}"
+            f"VALUES (?, ?, {self._now} * {self._one}, {self._now} + ?, ?, ?) {replace}"
         )
-        yield CountedChange(join, (feed.id, instance, length, options))
+        yield CountedChange(join, (feed.id, instance, length, change_number(), options))
         if not any(left[name] > 0 for name in left if name != instance):
             yield from self._new_round(feed)
         return False
@@ -212,6 +232,8 @@ class LeaseScripts:
                 yield from self._store(feed, follow, step)
             rows = yield from self._rows(feed, some)
             found |= {p for p, row in rows.items() if row == (wanted[p].owner, wanted[p].epoch)}
+        changed = f"UPDATE {self._instances} SET changes = ? WHERE {self._mine}{self._bounded}"
+        yield CountedChange(changed, (change_number(), feed.id, instance))
         return found
 
     def leave(self, feed: FeedKey, instance: str) -> Script[None]:

@@ -27,7 +27,7 @@ from feedapi_client.stores.base import (
     stored_key,
     stored_position,
 )
-from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View
+from feedapi_client.stores.leases import KEPT_SECONDS, SECOND, Instance, Lease, View, change_number
 from feedapi_client.stores.moving import Administered, Edit, Stored
 from feedapi_client.stores.tables import STORE_FORMAT, check_format
 
@@ -79,12 +79,13 @@ local function number(value) return string.format('%.0f', value) end
 local function heartbeat(name)
     local found = redis.call('HGET', KEYS[1], name)
     if not found then return nil end
-    local joined, expires, options = string.match(found, '^(%d+) (%d+) %d+ (.*)$')
-    return {joined = tonumber(joined), expires = tonumber(expires), options = options}
+    local joined, expires, changes, options = string.match(found, '^(%d+) (%d+) (%d+) (.*)$')
+    return {joined = tonumber(joined), expires = tonumber(expires), changes = changes,
+            options = options}
 end
 local function beat(name, h)
     local times = number(h.joined) .. ' ' .. number(h.expires)
-    redis.call('HSET', KEYS[1], name, times .. ' 0 ' .. h.options)
+    redis.call('HSET', KEYS[1], name, times .. ' ' .. h.changes .. ' ' .. h.options)
 end
 local function alive(name)
     local found = heartbeat(name)
@@ -101,7 +102,7 @@ local function keep(partition, epoch, ended, owner)
     redis.call('HSET', KEYS[2], partition, value)
 end
 """
-# ARGV: the instance, the length of its lease, for how long the dead are kept, options.
+# ARGV: the instance, the length of its lease, for how long the dead are kept, options, changes.
 _BEAT_SCRIPT = """
 local mine = heartbeat(ARGV[1])
 local lives = mine ~= nil and mine.expires > now
@@ -129,15 +130,15 @@ if not others then
     end
 end
 local joined = mine and mine.joined or now
-beat(ARGV[1], {joined = joined, expires = expires, options = ARGV[4]})
+beat(ARGV[1], {joined = joined, expires = expires, options = ARGV[4], changes = ARGV[5]})
 return 0
 """
-# ARGV: the instance, then partition, epoch, "1" for an end, and owner of each lease. Returns the
-# partitions of those that are stored as given.
+# ARGV: the instance, its changes, then partition, epoch, "1" for an end, and owner of each lease.
+# Returns the partitions of those that are stored as given.
 _PUT_SCRIPT = """
 local put, mine = {}, heartbeat(ARGV[1])
 if not mine or mine.expires <= now then return put end
-for i = 2, #ARGV, 4 do
+for i = 3, #ARGV, 4 do
     local found = lease(ARGV[i]) or {epoch = 0, owner = ''}
     local own, step = found.owner == ARGV[1], tonumber(ARGV[i + 1]) - found.epoch
     local free = own or not alive(found.owner)
@@ -146,10 +147,13 @@ for i = 2, #ARGV, 4 do
         put[#put + 1] = ARGV[i]
     end
 end
+mine.changes = ARGV[2]
+beat(ARGV[1], mine)
 return put
 """
+# ARGV: which of the KEYS.
 _LOOK_SCRIPT = """
-return {number(now), redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2])}
+return {number(now), redis.call('HGETALL', KEYS[tonumber(ARGV[1])])}
 """
 
 _FEED_FIELD = "feed"
@@ -261,31 +265,33 @@ class RedisCursorStore(Administered):
 
         return await self._server.answer("Redis", None, scan)
 
-    async def look(self, feed: FeedKey) -> View:
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
         """See `LeaseStore.look`."""
-        time, *hashes = await self._lease(_LOOK_SCRIPT, feed)
-        now, (heartbeats, rows) = int(time), map(_pairs, hashes)
+        now, rows = await self._lease(_LOOK_SCRIPT, feed, 1)
         instances = []
-        for name, value in sorted(heartbeats.items()):
-            joined, expires, _, options = value.split(" ", 3)
-            left, age = (int(expires) - now) / SECOND, (now - int(joined)) / SECOND
-            instances.append(Instance(name, left, age, options))
+        for name, value in sorted(_pairs(rows).items()):
+            joined, expires, changes, options = value.split(" ", 3)
+            left, age = (int(expires) - int(now)) / SECOND, (int(now) - int(joined)) / SECOND
+            instances.append(Instance(name, left, age, options, int(changes)))
+        if last is not None and last.repeats(instances):
+            return View(instances, last.leases)
+        now, rows = await self._lease(_LOOK_SCRIPT, feed, 2)
         leases = {}
-        for partition, value in sorted((int(name), value) for name, value in rows.items()):
+        for partition, value in sorted((int(name), value) for name, value in _pairs(rows).items()):
             epoch, ended, changed, owner = value.split(" ", 3)
-            age = (now - int(changed)) / SECOND
+            age = (int(now) - int(changed)) / SECOND
             leases[partition] = Lease(partition, owner or None, int(epoch), ended == "1", age)
         return View(instances, leases)
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:
         """See `LeaseStore.beat`."""
         length, kept = int(seconds * SECOND), KEPT_SECONDS * SECOND
-        arguments = (instance, length, kept, options)
+        arguments = (instance, length, kept, options, change_number())
         return bool(await self._lease(_BEAT_SCRIPT, feed, *arguments))
 
     async def put(self, feed: FeedKey, instance: str, leases: Collection[Lease]) -> set[int]:
         """See `LeaseStore.put`."""
-        arguments: list[str | int] = [instance]
+        arguments: list[str | int] = [instance, change_number()]
         for lease in leases:
             arguments += [lease.partition, lease.epoch, int(lease.ended), lease.owner or ""]
         return {int(each) for each in await self._lease(_PUT_SCRIPT, feed, *arguments)}

@@ -282,8 +282,8 @@ class ScriptedLeases:
     _leasing: Database
     """For all other operations."""
 
-    async def look(self, feed: FeedKey) -> View:
-        look = partial(self._lease_scripts.look, feed)
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
+        look = partial(self._lease_scripts.look, feed, last)
         return await self._lease(self._leasing, feed, look, reads=True)
 
     async def beat(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> bool:

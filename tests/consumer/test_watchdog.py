@@ -91,8 +91,8 @@ class HangingStore(MemoryCursorStore):
             await self.hang.hang_on_purpose()
         await super().save(feed, positions, **more)
 
-    async def look(self, feed: FeedKey) -> Any:
-        view = await super().look(feed)
+    async def look(self, feed: FeedKey, last: Any = None) -> Any:
+        view = await super().look(feed, last)
         if self.operation == "look" and view.leases:
             await self.hang.hang_on_purpose()
         return view

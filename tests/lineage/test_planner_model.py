@@ -1,10 +1,11 @@
-"""The planner against a simple model with random topologies, histories and crashes.
+"""Planners against a simple model with random topologies, histories and crashes.
 
 No event is lost, none comes twice, and no child comes before its parent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -12,17 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.states import (
-    Action,
-    Drained,
-    Fail,
-    Rediscover,
-    Report,
-    Save,
-    Start,
-    State,
-    Stop,
-)
+from feedapi_client.lineage.states import Action, Fail, Report, Save, Start, State, Stop
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 
 ENTITIES = 6
@@ -87,53 +78,139 @@ class ModelFeed:
         return [h for h in page if h is not None], str(at + len(page)) if page else cursor
 
 
-class PlannerModel(RuleBasedStateMachine):
-    """A driver that reads, delivers, commits and crashes at random.
+class ModelInstance:
+    """What one instance has in memory. `number` is its name."""
 
-    Its publisher splits partitions at random, by both methods.
+    def __init__(self, number: int, store: dict[int, Position], *, shared: bool) -> None:
+        self.number = number
+        self.planner = Planner(feed="model", shared=shared)
+        self.planner.load(store)
+        self.owned: set[int] = set()
+        self.cursors: dict[int, str] = {}
+        self.in_flight: dict[int, tuple[list[ModelEvent], str]] = {}
+
+
+class PlannerModel(RuleBasedStateMachine):
+    """Instances that read, deliver, commit and crash at random.
+
+    Their publisher splits partitions at random, by both methods.
     """
+
+    count = 1
+    graceful = False
 
     def __init__(self) -> None:
         super().__init__()
         self.feed = ModelFeed()
         self.store: dict[int, Position] = {}
         self.applied: list[list[int]] = [[] for _ in range(ENTITIES)]
-        self.planner = Planner(feed="model")
-        self.cursors: dict[int, str] = {}
-        self.in_flight: dict[int, tuple[list[ModelEvent], str]] = {}
+        self.instances: list[ModelInstance] = []
 
     @initialize(tells=st.booleans())
     def begin(self, tells: bool) -> None:
         self.feed.tells_last_cursor = tells
-        self.discover()
+        for number in range(self.count):
+            self.instances.append(self.new(number))
+            self.discover_one(self.instances[number])
 
-    def act(self, actions: list[Action]) -> None:
-        before = set(self.store)
-        for action in actions:
-            match action:
+    def new(self, number: int) -> ModelInstance:
+        return ModelInstance(number, self.store, shared=self.count > 1)
+
+    # What an instance does
+
+    def save(self, positions: dict[int, Position]) -> bool:
+        """Save all or nothing; False if it is refused."""
+        for partition, position in positions.items():
+            stored = self.store.get(partition)
+            if (stored.revision if stored else None) != position.replaces:
+                assert self.count > 1
+                return False
+        self.store |= positions
+        return True
+
+    def act(self, one: ModelInstance, actions: list[Action]) -> None:
+        queue, before = list(actions), set(self.store)
+        while queue:
+            match queue.pop(0):
                 case Save(positions):
-                    for partition, position in positions.items():
-                        stored = self.store.get(partition)
-                        assert (stored.revision if stored else None) == position.replaces
-                    self.store |= positions
+                    if not self.save(positions):
+                        queue += one.planner.refused(positions)
                 case Start(partition, cursor):
-                    self.cursors.setdefault(partition, cursor)
+                    one.cursors.setdefault(partition, cursor)
                 case Stop(partition):
-                    self.cursors.pop(partition, None)
+                    one.cursors.pop(partition, None)
                 case Fail(_, error):
                     raise error
-                case Report(partition, text):
+                case Report(partition, text) if self.count == 1:
                     # It begins at its first event, and the store does not say why (R9).
                     ancestors = self.feed.ancestors.get(partition or 0, ())
                     assert before, text
                     assert ancestors, text
                     assert before.isdisjoint(ancestors), text
-                case Rediscover() | Drained():
+                case _:
                     pass
 
-    @rule()
-    def discover(self) -> None:
-        self.act(self.planner.discover(self.feed.info()))
+    def discover_one(self, one: ModelInstance) -> None:
+        self.act(one, one.planner.discover(self.feed.info()))
+
+    def look(self, one: ModelInstance, wanted: int) -> None:
+        """Of several instances: divide the partitions."""
+
+    def readable(self, one: ModelInstance) -> list[int]:
+        return [p for p in one.cursors if p in self.feed.logs and p not in one.in_flight]
+
+    def read_one(self, one: ModelInstance, partition: int, size: int) -> None:
+        asked, asked_closed = one.cursors[partition], one.planner.is_closed(partition)
+        events, cursor = self.feed.read(partition, asked, size)
+        if cursor == asked:
+            self.act(one, one.planner.ended(partition, asked, asked_closed=asked_closed))
+            return
+        one.planner.progressed(partition)
+        one.planner.delivered(partition)
+        one.cursors[partition] = cursor
+        one.in_flight[partition] = (events, cursor)
+
+    def commit_one(self, one: ModelInstance, partition: int) -> None:
+        """Effects and cursor in one transaction: both or neither."""
+        events, cursor = one.in_flight.pop(partition)
+        position = one.planner.checkpoint(partition, cursor)
+        if not self.save({partition: position}):
+            self.lose(one, partition)
+            return
+        for entity, number in events:
+            self.applied[entity].append(number)
+        self.act(one, one.planner.released(partition, position))
+
+    def lose(self, one: ModelInstance, partition: int) -> None:
+        """A commit was refused."""
+
+    # At random
+
+    def choices(self, of: Callable[[ModelInstance], Iterable[int]]) -> list[tuple[int, int]]:
+        return [(one.number, p) for one in self.instances for p in sorted(of(one))]
+
+    @rule(data=st.data())
+    def discover(self, data: st.DataObject) -> None:
+        self.discover_one(data.draw(st.sampled_from(self.instances)))
+
+    @precondition(lambda self: self.choices(self.readable))
+    @rule(data=st.data(), size=st.integers(1, 4))
+    def read(self, data: st.DataObject, size: int) -> None:
+        number, partition = data.draw(st.sampled_from(self.choices(self.readable)))
+        self.read_one(self.instances[number], partition, size)
+
+    @precondition(lambda self: self.choices(lambda one: one.in_flight))
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        number, partition = data.draw(st.sampled_from(self.choices(lambda one: one.in_flight)))
+        self.commit_one(self.instances[number], partition)
+
+    @precondition(lambda self: not self.graceful)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, self.count - 1))
+        self.instances[number] = self.new(number)
+        self.discover_one(self.instances[number])
 
     @rule(entity=st.integers(0, ENTITIES - 1))
     def append(self, entity: int) -> None:
@@ -146,53 +223,10 @@ class PlannerModel(RuleBasedStateMachine):
         left=st.sets(st.integers(0, ENTITIES - 1)),
     )
     def split(self, data: st.DataObject, method: str, left: set[int]) -> None:
-        parent = data.draw(
-            st.sampled_from([p for p, log in self.feed.logs.items() if not log.closed])
-        )
-        self.feed.split(parent, method, left)
+        candidates = [p for p, log in self.feed.logs.items() if not log.closed]
+        self.feed.split(data.draw(st.sampled_from(candidates)), method, left)
 
-    def readable(self) -> list[int]:
-        return [p for p in self.cursors if p in self.feed.logs and p not in self.in_flight]
-
-    @precondition(lambda self: self.readable())
-    @rule(data=st.data(), size=st.integers(1, 4))
-    def read(self, data: st.DataObject, size: int) -> None:
-        partition = data.draw(st.sampled_from(self.readable()))
-        self.read_one(partition, size)
-
-    def read_one(self, partition: int, size: int) -> None:
-        asked = self.cursors[partition]
-        asked_closed = self.planner.is_closed(partition)
-        events, cursor = self.feed.read(partition, asked, size)
-        if cursor == asked:
-            self.act(self.planner.ended(partition, asked, asked_closed=asked_closed))
-            return
-        self.planner.progressed(partition)
-        self.planner.delivered(partition)
-        self.cursors[partition] = cursor
-        self.in_flight[partition] = (events, cursor)
-
-    @precondition(lambda self: self.in_flight)
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        self.commit_one(data.draw(st.sampled_from(sorted(self.in_flight))))
-
-    def commit_one(self, partition: int) -> None:
-        events, cursor = self.in_flight.pop(partition)
-        position = self.planner.checkpoint(partition, cursor)
-        stored = self.store.get(partition)
-        assert (stored.revision if stored else None) == position.replaces
-        self.store[partition] = position
-        for entity, number in events:
-            self.applied[entity].append(number)
-        self.act(self.planner.released(partition, position))
-
-    @rule()
-    def crash(self) -> None:
-        self.planner = Planner(feed="model")
-        self.planner.load(self.store)
-        self.cursors, self.in_flight = {}, {}
-        self.discover()
+    # What holds
 
     @invariant()
     def each_entity_in_order_and_once(self) -> None:
@@ -200,19 +234,23 @@ class PlannerModel(RuleBasedStateMachine):
             assert numbers == list(range(len(numbers)))
 
     @invariant()
-    def superseded_is_never_read(self) -> None:
-        for partition in self.cursors:
-            assert self.planner.entries[partition].state in (State.READING, State.CAUGHT_UP)
+    def only_what_runs_is_read(self) -> None:
+        for one in self.instances:
+            for partition in one.cursors:
+                assert one.planner.entries[partition].state in (State.READING, State.CAUGHT_UP)
 
     def teardown(self) -> None:
+        """Whatever happened, everything goes on and comes to its end."""
         for _ in range(200):
-            for partition in list(self.in_flight):
-                self.commit_one(partition)
-            self.discover()
-            for partition in self.readable():
-                if partition in self.cursors:
-                    self.read_one(partition, 5)
-            if not self.in_flight and self.planner.finished():
+            for one in self.instances:
+                for partition in list(one.in_flight):
+                    self.commit_one(one, partition)
+                self.discover_one(one)
+                self.look(one, 5)
+                for partition in self.readable(one):
+                    if partition in one.cursors:
+                        self.read_one(one, partition, 5)
+            if [len(numbers) for numbers in self.applied] == self.feed.written:
                 break
         assert [len(numbers) for numbers in self.applied] == self.feed.written
         self.each_entity_in_order_and_once()

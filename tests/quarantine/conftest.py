@@ -24,5 +24,5 @@ def store(tmp_path: Path) -> SQLiteCursorStore:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "app.db")
+def ledger(publisher: Publisher, store: SQLiteCursorStore) -> Ledger:
+    return Ledger(publisher, store)

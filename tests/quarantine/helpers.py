@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
-from feedapi_client import Batch, FeedConsumer
+from feedapi_client import Batch, FeedConsumer, Retry, SQLiteCursorStore
 from feedapi_client.model import FeedKey, make_event
-from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, list_events
+from feedapi_client.quarantine import (
+    QuarantinedEvent,
+    QuarantineStore,
+    list_events,
+    quarantine_beside,
+)
 from feedapi_client.quarantine.record import quarantined
 from feedapi_client.testing import Publisher
 
@@ -22,19 +26,30 @@ class PoisonError(Exception):
 class Ledger:
     """The effects: one row for each handled event, without a key that would hide duplicates."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, publisher: Publisher, store: SQLiteCursorStore) -> None:
+        self.publisher, self.store = publisher, store
         self.calls: list[list[int]] = []
-        with closing(self.connect()) as connection:
+        with self.transaction() as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS effects (n INTEGER NOT NULL)")
-            connection.commit()
 
-    def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path)
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.store.path)) as connection, connection:
+            yield connection
 
     def rows(self) -> list[int]:
-        with closing(self.connect()) as connection:
+        with self.transaction() as connection:
             return [row[0] for row in connection.execute("SELECT n FROM effects ORDER BY rowid")]
+
+    async def kept(self) -> list[QuarantinedEvent]:
+        return await kept(quarantine_beside(self.store))
+
+    async def cursor(self) -> str:
+        (feed,) = await self.store.feeds()
+        return (await self.store.load(feed))[0].cursor
+
+    async def run(self, handle: Any, on_failure: Any = "quarantine") -> None:
+        await run(self.publisher, self.store, handle, on_failure)
 
     def write(self, connection: sqlite3.Connection, batch: Batch, poison: Collection[int]) -> None:
         self.calls.append(numbers(batch))
@@ -47,11 +62,15 @@ class Ledger:
         """Return a handler that commits the cursor in its own transaction."""
 
         async def handle(batch: Batch) -> None:
-            with closing(self.connect()) as connection, connection:
+            with self.transaction() as connection:
                 self.write(connection, batch, poison)
                 await batch.commit(transaction=connection)
 
         return handle
+
+
+def retry(attempts: int | None, **more: Any) -> Retry:
+    return Retry(attempts=attempts, base_delay=0.001, max_delay=0.001, **more)
 
 
 def numbers(batch: Batch) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import orjson
@@ -11,16 +10,16 @@ import pytest
 from feedapi_client import Batch, Event, FeedConsumer, Quarantine, SQLiteCursorStore, StoreError
 from feedapi_client.quarantine import Replayed, drop, quarantine_beside, replay
 from feedapi_client.testing import Publisher
-from tests.quarantine.helpers import Ledger, PoisonError, kept, run
+from tests.quarantine.helpers import Ledger, PoisonError, kept
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def quarantine(publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger) -> Any:
+async def quarantine(ledger: Ledger) -> Any:
     """A quarantine with the events 4, 9 and 14."""
-    await run(publisher, store, ledger.handler({4, 9, 14}), "quarantine")
-    return quarantine_beside(store)
+    await ledger.run(ledger.handler({4, 9, 14}))
+    return quarantine_beside(ledger.store)
 
 
 async def test_an_event_that_fails_again_stays_and_is_reported(
@@ -46,7 +45,7 @@ async def test_r05_an_event_is_removed_in_the_handlers_transaction(
     quarantine: Any, ledger: Ledger, by_key: bool, fails: bool
 ) -> None:
     async def handle(batch: Batch) -> None:
-        with closing(ledger.connect()) as connection, connection:
+        with ledger.transaction() as connection:
             ledger.write(connection, batch, ())
             ends = batch.events[0].done if by_key else batch.commit
             await ends(transaction=connection)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +27,14 @@ from feedapi_client import (
 from feedapi_client.quarantine import (
     MemoryQuarantineStore,
     SQLiteQuarantineStore,
-    quarantine_beside,
 )
 from feedapi_client.quarantine.policy import Quarantine, Retry
 from feedapi_client.testing import Publisher
-from tests.quarantine.helpers import Ledger, PoisonError, kept, numbers, run
+from tests.quarantine.helpers import Ledger, PoisonError, kept, numbers, retry, run
 
 pytestmark = pytest.mark.anyio
 
-THREE_TIMES = Retry(attempts=3, base_delay=0.001, max_delay=0.002)
+THREE_TIMES = retry(3)
 ALL = list(range(20))
 
 
@@ -57,8 +54,6 @@ def without(*poison: int) -> list[int]:
     ids=["raise", "retry", "another error", "no fault of an event", "too many in a row"],
 )
 async def test_an_error_that_ends_the_consumer_leaves_nothing_of_the_batch(
-    publisher: Publisher,
-    store: SQLiteCursorStore,
     ledger: Ledger,
     poison: set[int],
     on_failure: Any,
@@ -66,16 +61,14 @@ async def test_an_error_that_ends_the_consumer_leaves_nothing_of_the_batch(
     calls: int | None,
 ) -> None:
     with pytest.raises(PoisonError) as caught:
-        await run(publisher, store, ledger.handler(poison), on_failure)
+        await ledger.run(ledger.handler(poison), on_failure)
     assert why in f"{caught.value} {getattr(caught.value, '__notes__', '')}"
     assert calls in (None, len(ledger.calls))
-    assert ledger.rows() == await kept(quarantine_beside(store)) == []
+    assert ledger.rows() == await ledger.kept() == []
 
 
 @pytest.mark.parametrize("moment", ["before", "after the commit", "after a commit of its own"])
-async def test_r05_an_error_that_no_event_causes_is_raised(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, moment: str
-) -> None:
+async def test_r05_an_error_that_no_event_causes_is_raised(ledger: Ledger, moment: str) -> None:
     """With an event in quarantine already, where the handler's transaction holds it, too."""
     errors = {"before": StoreError("down"), "after the commit": OSError("the disk is full")}
     error, ended = errors.get(moment, PoisonError("too late")), 0
@@ -84,7 +77,7 @@ async def test_r05_an_error_that_no_event_causes_is_raised(
         nonlocal ended
         if moment == "before":
             raise error
-        with closing(ledger.connect()) as connection, connection:
+        with ledger.transaction() as connection:
             if moment == "after the commit":
                 ledger.write(connection, batch, {7})
             await batch.commit(transaction=connection if moment == "after the commit" else None)
@@ -93,17 +86,16 @@ async def test_r05_an_error_that_no_event_causes_is_raised(
 
     errors_of_events = Quarantine(errors=(PoisonError,))
     with pytest.raises(type(error)):
-        await run(publisher, store, handle, Retry(attempts=1, then=errors_of_events))
+        await ledger.run(handle, Retry(attempts=1, then=errors_of_events))
     assert ended == (moment != "before")
-    assert ledger.rows() == await kept(quarantine_beside(store)) == []
-    (feed,) = await store.feeds()
+    assert ledger.rows() == await ledger.kept() == []
     saved = moment == "after a commit of its own"
-    end = publisher.end_cursor(0) if saved else "_first"
-    assert (await store.load(feed))[0].cursor == end
+    end = ledger.publisher.end_cursor(0) if saved else "_first"
+    assert await ledger.cursor() == end
 
 
 async def test_retry_commits_a_batch_whose_first_transaction_failed_after_the_commit(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+    ledger: Ledger,
 ) -> None:
     calls: list[list[int]] = []
 
@@ -111,12 +103,12 @@ async def test_retry_commits_a_batch_whose_first_transaction_failed_after_the_co
         calls.append(numbers(batch))
         if len(calls) > 1:
             return  # this time the commit is left to run()
-        with closing(ledger.connect()) as connection, connection:
+        with ledger.transaction() as connection:
             await batch.commit(transaction=connection)
             raise PoisonError("after the cursor was saved in the transaction")
 
-    await run(publisher, store, handle, THREE_TIMES)
-    await run(publisher, store, handle, THREE_TIMES)
+    await ledger.run(handle, THREE_TIMES)
+    await ledger.run(handle, THREE_TIMES)
     assert [n for call in calls for n in call] == ALL + ALL
 
 
@@ -129,30 +121,28 @@ def _listed(numbers: set[int]) -> str:
     "poison", [{0}, {7}, {19}, {0, 1, 2}, {3, 4, 11, 19}, set(ALL)], ids=_listed
 )
 async def test_only_the_failing_events_are_quarantined_and_the_rest_is_handled_once(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, poison: set[int]
+    ledger: Ledger, poison: set[int]
 ) -> None:
-    await run(publisher, store, ledger.handler(poison), "quarantine")
+    await ledger.run(ledger.handler(poison))
     assert ledger.rows() == without(*poison)
-    quarantined = await kept(quarantine_beside(store))
+    quarantined = await ledger.kept()
     assert [orjson.loads(event.raw)["n"] for event in quarantined] == sorted(poison)
     assert [event.index for event in quarantined] == sorted(poison)
     for event, n in zip(quarantined, sorted(poison), strict=True):
         assert (event.error_type, event.error) == ("PoisonError", f"can't handle {n}")
-        assert (event.partition, event.cursor) == (0, publisher.end_cursor(0))
-        assert event.feed.url == publisher.url
+        assert (event.partition, event.cursor) == (0, ledger.publisher.end_cursor(0))
+        assert event.feed.url == ledger.publisher.url
         assert event.time.tzinfo is not None
-    publisher.append(0, {"entity": "e0", "n": 20})
-    await run(publisher, store, ledger.handler(poison), "quarantine")
+    ledger.publisher.append(0, {"entity": "e0", "n": 20})
+    await ledger.run(ledger.handler(poison))
     assert ledger.rows() == [*without(*poison), 20]
 
 
-async def test_an_event_may_need_the_effects_of_the_events_before_it(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
+async def test_an_event_may_need_the_effects_of_the_events_before_it(ledger: Ledger) -> None:
     """Each event needs the effect of the one before it of its entity: it would fail alone."""
 
     async def handle(batch: Batch) -> None:
-        with closing(ledger.connect()) as connection, connection:
+        with ledger.transaction() as connection:
             for n in numbers(batch):
                 found = connection.execute(
                     "SELECT count(*) FROM effects WHERE n = ?", (n - 3,)
@@ -162,12 +152,12 @@ async def test_an_event_may_need_the_effects_of_the_events_before_it(
                 connection.execute("INSERT INTO effects VALUES (?)", (n,))
             await batch.commit(transaction=connection)
 
-    await run(publisher, store, handle, "quarantine")
+    await ledger.run(handle)
     assert ledger.rows() == without(10)
 
 
 async def test_an_event_that_fails_now_and_then_is_not_quarantined_after_retries(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+    ledger: Ledger,
 ) -> None:
     seen = {7: 0}
     good = ledger.handler(set())
@@ -179,55 +169,44 @@ async def test_an_event_that_fails_now_and_then_is_not_quarantined_after_retries
                 raise PoisonError(7)
         await good(batch)
 
-    await run(
-        publisher,
-        store,
-        handle,
-        Retry(attempts=6, base_delay=0.001, max_delay=0.001, then=Quarantine()),
-    )
+    await ledger.run(handle, retry(6, then=Quarantine()))
     assert ledger.rows() == ALL
-    assert await kept(quarantine_beside(store)) == []
+    assert await ledger.kept() == []
 
 
-async def test_r17_a_fenced_consumer_ends_with_any_on_failure(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
+async def test_r17_a_fenced_consumer_ends_with_any_on_failure(ledger: Ledger) -> None:
     calls = 0
 
     async def handle(batch: Batch) -> None:
         nonlocal calls
         calls += 1
-        (feed,) = await store.feeds()
-        await store.replace(feed, await store.load(feed))
+        (feed,) = await ledger.store.feeds()
+        await ledger.store.replace(feed, await ledger.store.load(feed))
         await ledger.handler(())(batch)
 
     with pytest.raises(FencedError):
-        await run(
-            publisher,
-            store,
-            handle,
-            Retry(attempts=5, base_delay=0.001, max_delay=0.001, then=Quarantine()),
-        )
+        await ledger.run(handle, retry(5, then=Quarantine()))
     assert calls == 1
     assert ledger.rows() == []
 
 
-async def test_failing_events_in_a_row_are_counted_over_batches(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
-    publisher.page_size = publisher.checkpoint_every = 1
+async def test_failing_events_in_a_row_are_counted_over_batches(ledger: Ledger) -> None:
+    ledger.publisher.page_size = ledger.publisher.checkpoint_every = 1
 
     async def one_by_one(batch: Batch) -> None:
         assert len(batch) <= 1
         await ledger.handler(range(5, 15))(batch)
 
     async with FeedConsumer(
-        publisher.url or "", store=store, follow=False, limits=Limits(max_batch_bytes=1)
+        ledger.publisher.url or "",
+        store=ledger.store,
+        follow=False,
+        limits=Limits(max_batch_bytes=1),
     ) as consumer:
         with pytest.raises(PoisonError, match="can't handle 9"):
             await consumer.run(one_by_one, on_failure=Quarantine(limit=4))
     assert ledger.rows() == [0, 1, 2, 3, 4]
-    assert [event.index for event in await kept(quarantine_beside(store))] == [0, 0, 0, 0]
+    assert [event.index for event in await ledger.kept()] == [0, 0, 0, 0]
 
 
 async def test_a_batch_without_events_that_fails_is_raised(
@@ -258,13 +237,11 @@ async def test_a_failing_partition_does_not_delay_the_others(
         if batch.partition == 1:
             other.set()
 
-    await run(publisher, store, handle, Retry(attempts=None, base_delay=0.001, max_delay=0.001))
+    await run(publisher, store, handle, retry(None))
     assert other.is_set()
 
 
-async def test_cancellation_ends_the_retries(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
+async def test_cancellation_ends_the_retries(ledger: Ledger) -> None:
     inner = ledger.handler({0})
 
     async def handle(batch: Batch) -> None:
@@ -273,7 +250,7 @@ async def test_cancellation_ends_the_retries(
         await inner(batch)
 
     with anyio.CancelScope() as scope:
-        await run(publisher, store, handle, Retry(attempts=None, base_delay=0.001, max_delay=0.001))
+        await ledger.run(handle, retry(None))
     assert scope.cancelled_caught
     assert len(ledger.calls) == 3
     assert ledger.rows() == []
@@ -295,7 +272,7 @@ async def test_what_another_place_holds_of_a_failed_save_is_not_put_there_twice(
 
     failed: list[bool] = []
     elsewhere = SQLiteQuarantineStore(tmp_path / "quarantine.db")
-    policy = Retry(attempts=2, base_delay=0.001, max_delay=0.001, then=Quarantine(to=elsewhere))
+    policy = retry(2, then=Quarantine(to=elsewhere))
     store = Failing()
     async with FeedConsumer(publisher.url or "", store=store, follow=False) as consumer:
         await consumer.run_by_key(handle, key=lambda event: 1, on_failure=policy)
@@ -306,10 +283,10 @@ async def test_what_another_place_holds_of_a_failed_save_is_not_put_there_twice(
 
 @pytest.mark.parametrize("arrives", [False, True])
 async def test_r05_the_save_with_a_quarantined_event_outlasts_a_dead_connection(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, arrives: bool
+    ledger: Ledger, arrives: bool
 ) -> None:
     """It is a save of the consumer's own. It may have arrived, and its reply be lost."""
-    save, left = store.save_passing, 1
+    save, left = ledger.store.save_passing, 1
 
     async def dies(feed: Any, positions: Any, *args: Any, transaction: Any = None) -> None:
         nonlocal left
@@ -321,16 +298,15 @@ async def test_r05_the_save_with_a_quarantined_event_outlasts_a_dead_connection(
             raise StoreError("the connection is dead") from ConnectionResetError()
 
     async def handle(batch: Batch) -> None:
-        with closing(ledger.connect()) as connection, connection:
+        with ledger.transaction() as connection:
             ledger.write(connection, batch, {7})
 
-    store.save_passing = dies  # type: ignore[method-assign]
-    await run(publisher, store, handle, "quarantine")
+    ledger.store.save_passing = dies  # type: ignore[method-assign]
+    await ledger.run(handle)
     assert left == 0
     assert ledger.rows() == without(7)
-    assert len(await kept(quarantine_beside(store))) == 1
-    (feed,) = await store.feeds()
-    assert (await store.load(feed))[0].cursor == publisher.end_cursor(0)
+    assert len(await ledger.kept()) == 1
+    assert await ledger.cursor() == ledger.publisher.end_cursor(0)
 
 
 @pytest.mark.parametrize("by_key", [False, True])
@@ -361,57 +337,37 @@ async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read_a
     assert "Foreign has no quarantine" in record.getMessage()
 
 
-async def test_the_handlers_own_except_clauses_do_not_see_the_end_of_a_dry_run(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
-) -> None:
+async def test_the_end_of_a_dry_run_passes_through_the_handlers_own_code(ledger: Ledger) -> None:
+    """Its except clauses do not see it, and its task groups end."""
     own: list[Exception] = []
-    inner = ledger.handler({7})
 
     async def handle(batch: Batch) -> None:
         try:
-            await inner(batch)
+            with ledger.transaction() as connection:
+                ledger.write(connection, batch, {7})
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(batch.commit, connection)
         except Exception as error:
             own.append(error)
             raise
 
-    await run(publisher, store, handle, "quarantine")
+    await ledger.run(handle)
+    assert ledger.rows() == without(7)
     assert {type(error) for error in own} == {PoisonError}
 
 
-async def test_a_dry_run_also_ends_within_the_handlers_task_group(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+async def test_r19_no_payload_and_no_error_text_in_the_log(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handle(batch: Batch) -> None:
-        with closing(ledger.connect()) as connection, connection:
-            ledger.write(connection, batch, {7})
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(batch.commit, connection)
-
-    await run(publisher, store, handle, "quarantine")
-    assert ledger.rows() == without(7)
-
-
-async def test_r19_no_payload_and_no_error_text_in_the_log(
-    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, caplog: pytest.LogCaptureFixture
-) -> None:
-    def blurt(connection: sqlite3.Connection, batch: Batch) -> None:
         for event in batch.events:
             if event.json()["n"] == 7:
                 raise PoisonError(event.raw.decode())
-
-    async def handle(batch: Batch) -> None:
-        with closing(ledger.connect()) as connection, connection:
-            blurt(connection, batch)
-            await batch.commit(transaction=connection)
+        await batch.commit()
 
     with caplog.at_level(logging.DEBUG, logger="feedapi_client"):
-        await run(
-            publisher,
-            store,
-            handle,
-            Retry(attempts=2, base_delay=0.001, max_delay=0.001, then=Quarantine()),
-        )
-    (event,) = await kept(quarantine_beside(store))
+        await ledger.run(handle, retry(2, then=Quarantine()))
+    (event,) = await ledger.kept()
     text = "\n".join(record.getMessage() for record in caplog.records) + repr(event)
     assert "quarantined event" in text
     assert "PoisonError" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,31 +56,6 @@ class Effect(Base):
     n: Mapped[int]
 
 
-class Application:
-    """One with its effects, its cursors and its quarantine in one database."""
-
-    def __init__(self, app: App, cursors: Any, quarantine: Any) -> None:
-        self.app, self.cursors, self.quarantine = app, cursors, quarantine
-        self.execute = app.execute
-
-    def rows(self) -> list[int]:
-        return [n for (n,) in self.execute("SELECT n FROM effects ORDER BY at")]
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        """Give what the application passes to a commit."""
-        begun = await self.app.begin()
-        try:
-            yield begun
-        except BaseException:
-            await self.app.end(begun, commit=False)
-            raise
-        await self.app.end(begun, commit=True)
-
-    async def write(self, transaction: Any, effects: list[int]) -> None:
-        await self.app.write(transaction, *effects)
-
-
 def quarantine_of(app: App) -> Any:
     if app.driver.server == "memory":
         return MemoryQuarantineStore()
@@ -96,12 +70,15 @@ def quarantine_of(app: App) -> Any:
     return PostgresQuarantineStore(app.given)
 
 
+def rows(app: Any) -> list[int]:
+    return [n for (n,) in app.execute("SELECT n FROM effects ORDER BY at")]
+
+
 @pytest.fixture
-async def application(
-    driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[Application]:
-    """An application with its tables."""
+async def app(driver: Driver, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """One with its effects, its cursors and its quarantine in one database."""
     async with empty(driver, request, tmp_path) as app, app.store() as cursors:
+        application: Any = app
         quarantine = quarantine_of(app)
         if driver.server != "memory":
             for table in ("effects", "feedapi_quarantine", "elsewhere"):
@@ -113,19 +90,20 @@ async def application(
         if hasattr(quarantine, "create_tables"):
             await quarantine.create_tables()
         await quarantine.prepare()
-        yield Application(app, cursors, quarantine)
+        application.cursors, application.quarantine = cursors, quarantine
+        yield app
         await quarantine.aclose()
 
 
 @pytest.fixture
-def store(application: Application) -> Any:
-    return application.quarantine
+def store(app: Any) -> Any:
+    return app.quarantine
 
 
 @pytest.fixture
-def moving(application: Application) -> Any:
+def moving(app: Any) -> Any:
     """Cursors that can be moved, with the quarantine beside them."""
-    return application.cursors
+    return app.cursors
 
 
 # Each store alone
@@ -186,14 +164,14 @@ async def test_r19_the_same_id_twice_is_refused_without_a_payload(store: Quarant
 
 @with_drivers(DRIVERS)
 async def test_the_callers_transaction_holds_what_is_added_and_removed(
-    application: Application,
+    app: Any,
 ) -> None:
-    store, put = application.quarantine, [record(index=0), record(index=1)]
+    store, put = app.quarantine, [record(index=0), record(index=1)]
     await store.add(put[:1])
 
     async def change(*, fails: bool) -> None:
-        async with application.transaction() as transaction:
-            await application.write(transaction, [1])
+        async with app.transaction() as transaction:
+            await app.write(transaction)
             await store.add(put[1:], transaction=transaction)
             assert await store.remove([put[0].id], transaction=transaction) == 1
             if fails:
@@ -201,29 +179,29 @@ async def test_the_callers_transaction_holds_what_is_added_and_removed(
 
     with pytest.raises(PoisonError):
         await change(fails=True)
-    assert (await kept(store), application.rows()) == (put[:1], [])
+    assert (await kept(store), rows(app)) == (put[:1], [])
     await change(fails=False)
-    assert (await kept(store), application.rows()) == (put[1:], [1])
+    assert (await kept(store), rows(app)) == (put[1:], [1])
 
 
 @with_drivers(DRIVERS)
 async def test_r05_events_that_the_database_refuses_are_kept_and_the_others_there_once(
-    publisher: Publisher, application: Application
+    publisher: Publisher, app: Any
 ) -> None:
     async def handle(batch: Batch) -> None:
-        async with application.transaction() as transaction:
-            await application.write(transaction, numbers(batch))
+        async with app.transaction() as transaction:
+            await app.write(transaction, *numbers(batch))
             await batch.commit(transaction=transaction)
 
-    await run(publisher, application.cursors, handle, "quarantine")
-    assert application.rows() == [n for n in range(20) if n not in BAD]
-    events = await kept(quarantine_beside(application.cursors))
+    await run(publisher, app.cursors, handle, "quarantine")
+    assert rows(app) == [n for n in range(20) if n not in BAD]
+    events = await kept(quarantine_beside(app.cursors))
     assert [event.index for event in events] == list(BAD)
 
 
 @with_drivers(DRIVERS)
 async def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(
-    publisher: Publisher, application: Application
+    publisher: Publisher, app: Any
 ) -> None:
     """The handler leaves the commit to `run`."""
     breaks = True
@@ -232,45 +210,45 @@ async def test_r05_the_cursor_is_saved_with_the_events_or_not_at_all(
         if set(numbers(batch)) & set(BAD):
             raise PoisonError
         if breaks:
-            application.execute("ALTER TABLE feedapi_quarantine RENAME TO elsewhere")
+            app.execute("ALTER TABLE feedapi_quarantine RENAME TO elsewhere")
 
     with pytest.raises(StoreError, match="the quarantine") as caught:
-        await run(publisher, application.cursors, handle, "quarantine")
+        await run(publisher, app.cursors, handle, "quarantine")
     assert caught.value.__cause__ is None  # it may hold a payload (R19)
-    (feed,) = await application.cursors.feeds()
-    assert (await application.cursors.load(feed))[0].cursor == "_first"
-    application.execute("ALTER TABLE elsewhere RENAME TO feedapi_quarantine")
+    (feed,) = await app.cursors.feeds()
+    assert (await app.cursors.load(feed))[0].cursor == "_first"
+    app.execute("ALTER TABLE elsewhere RENAME TO feedapi_quarantine")
     breaks = False
-    await run(publisher, application.cursors, handle, "quarantine")
-    events = await kept(application.quarantine)
+    await run(publisher, app.cursors, handle, "quarantine")
+    events = await kept(app.quarantine)
     assert [event.index for event in events] == list(BAD)
-    assert (await application.cursors.load(feed))[0].cursor == publisher.end_cursor(0)
+    assert (await app.cursors.load(feed))[0].cursor == publisher.end_cursor(0)
 
 
 @with_drivers(CREATING)
 async def test_a_missing_table_is_found_before_anything_is_read(
-    publisher: Publisher, application: Application
+    publisher: Publisher, app: Any
 ) -> None:
-    application.execute("DROP TABLE feedapi_quarantine")
+    app.execute("DROP TABLE feedapi_quarantine")
 
     async def handle(batch: Batch) -> None:
         raise AssertionError
 
     with pytest.raises(StoreError, match=r"create_tables\(\)|manage\.py migrate"):
-        await run(publisher, application.cursors, handle, "quarantine")
+        await run(publisher, app.cursors, handle, "quarantine")
 
 
 @with_drivers(DRIVERS)
-async def test_a_transaction_of_something_else_is_refused(application: Application) -> None:
+async def test_a_transaction_of_something_else_is_refused(app: Any) -> None:
     with pytest.raises(StoreError):
-        await application.quarantine.add([record()], transaction=object())
+        await app.quarantine.add([record()], transaction=object())
 
 
 @with_drivers([each for each in DRIVERS if each.kind == "postgresql+psycopg"])
 async def test_a_dry_run_flushes_what_a_session_still_holds_back(
-    publisher: Publisher, application: Application
+    publisher: Publisher, app: Any
 ) -> None:
-    engine = application.cursors.engine
+    engine = app.cursors.engine
 
     async def handle(batch: Batch) -> None:
         if isinstance(engine, AsyncEngine):
@@ -282,21 +260,21 @@ async def test_a_dry_run_flushes_what_a_session_still_holds_back(
                 session.add_all([Effect(n=n) for n in numbers(batch)])
                 await batch.commit(transaction=session)
 
-    await run(publisher, application.cursors, handle, "quarantine")
-    assert sorted(application.rows()) == [n for n in range(20) if n not in BAD]
-    events = await kept(application.quarantine)
+    await run(publisher, app.cursors, handle, "quarantine")
+    assert sorted(rows(app)) == [n for n in range(20) if n not in BAD]
+    events = await kept(app.quarantine)
     assert [event.index for event in events] == list(BAD)
 
 
 @with_drivers([each for each in DRIVERS if each.name in ("SQLAlchemy sqlite", "asyncpg")])
 async def test_what_one_store_of_a_database_keeps_the_others_show(
-    application: Application,
+    app: Any,
 ) -> None:
-    async with open_quarantine(str(application.app.admin.url)) as theirs:
+    async with open_quarantine(str(app.admin.url)) as theirs:
         put = [record(index=0), record(index=1)]
-        await application.quarantine.add(put[:1])
+        await app.quarantine.add(put[:1])
         await theirs.add(put[1:])
-        assert await kept(application.quarantine) == await kept(theirs) == put
+        assert await kept(app.quarantine) == await kept(theirs) == put
 
 
 # A move of the cursors
@@ -331,16 +309,16 @@ async def test_r07_a_move_that_is_refused_leaves_the_quarantined_events(moving: 
 
 @with_drivers(DRIVERS)
 async def test_r07_cursors_are_moved_with_the_quarantined_events_or_not_at_all(
-    application: Application,
+    app: Any,
 ) -> None:
-    cursors = application.cursors
+    cursors = app.cursors
     await cursors.save(FEED, opening())
-    await application.quarantine.add([record()])
-    application.execute("ALTER TABLE feedapi_quarantine RENAME COLUMN filters TO selection")
+    await app.quarantine.add([record()])
+    app.execute("ALTER TABLE feedapi_quarantine RENAME COLUMN filters TO selection")
     with pytest.raises(StoreError, match="filters"):
         await cursors.move({FEED: MOVED})
     assert await cursors.feeds() == [FEED]
     # An application that quarantines nothing has no table for it.
-    application.execute("DROP TABLE feedapi_quarantine")
+    app.execute("DROP TABLE feedapi_quarantine")
     await cursors.move({FEED: MOVED})
     assert await cursors.feeds() == [MOVED]

@@ -21,6 +21,7 @@ import anyio
 from tests.sharing.databases import DATABASES, database
 from tests.sharing.disturbances import KINDS, SERVER_KINDS, Kind, Outcome, run_disturbances
 from tests.sharing.in_memory import restart_in_memory
+from tests.testing.virtual_time import virtual_backend
 
 
 def progress(outcome: Outcome) -> None:
@@ -56,7 +57,12 @@ def main() -> None:
     if args.database == "memory" and not args.graceful_only:
         parser.error("memory is shared by the instances of one process: --graceful-only")
     if args.database == "memory":
-        outcome = restart_in_memory(args.disturbances, instances=args.processes, seed=args.seed)
+        backend, how = virtual_backend("asyncio")
+        outcome = anyio.run(
+            lambda: restart_in_memory(args.disturbances, instances=args.processes, seed=args.seed),
+            backend=backend,
+            backend_options=how,
+        )
     else:
         outcome = disturb(args)
     print(outcome)

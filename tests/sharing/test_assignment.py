@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,46 +23,33 @@ def counts(result: dict[int, str], instances: set[str]) -> list[int]:
     return [found[name] for name in instances]
 
 
-@given(owners, names)
+@given(owners, names, st.randoms())
 def test_each_unit_has_one_owner_and_no_two_differ_by_more_than_one(
-    present: dict[int, str | None], instances: set[str]
+    present: dict[int, str | None], instances: set[str], random: Random
 ) -> None:
+    """Assigning again moves nothing, and the order of the input does not matter."""
     result = assign(present, instances)
     assert result.keys() == present.keys()
     assert set(result.values()) <= instances
     assert max(counts(result, instances)) - min(counts(result, instances)) <= 1
-
-
-@given(owners, names)
-def test_assigning_again_moves_nothing(present: dict[int, str | None], instances: set[str]) -> None:
-    result = assign(present, instances)
     assert assign(result, instances) == result
-
-
-@given(owners, names, st.randoms())
-def test_the_order_of_the_input_does_not_matter(
-    present: dict[int, str | None], instances: set[str], random: object
-) -> None:
     items, shuffled = list(present.items()), list(instances)
-    random.shuffle(items)  # type: ignore[attr-defined]
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert assign(dict(items), shuffled) == assign(present, instances)
+    random.shuffle(items)
+    random.shuffle(shuffled)
+    assert assign(dict(items), shuffled) == result
 
 
 @given(st.integers(0, 40), names)
-def test_who_joins_takes_only_its_share(units: int, instances: set[str]) -> None:
+def test_who_joins_takes_only_its_share_and_who_leaves_moves_only_its_own(
+    units: int, instances: set[str]
+) -> None:
     before = assign(dict.fromkeys(range(units)), instances)
     after = assign(dict(before), {*instances, "new"})
     moved = {unit for unit in before if after[unit] != before[unit]}
     assert all(after[unit] == "new" for unit in moved)
     assert len(moved) in (units // (len(instances) + 1), -(-units // (len(instances) + 1)))
-
-
-@given(st.integers(0, 40), names)
-def test_who_leaves_moves_only_its_own(units: int, instances: set[str]) -> None:
-    before = assign(dict.fromkeys(range(units)), {*instances, "old"})
-    after = assign(dict(before), instances)
-    assert {u for u in before if after[u] != before[u]} == {u for u in before if before[u] == "old"}
+    left = assign(dict(after), instances)
+    assert {u for u in after if left[u] != after[u]} == {u for u in after if after[u] == "new"}
 
 
 @given(
@@ -81,10 +69,6 @@ def test_no_balanced_assignment_needs_fewer_moves(
             fewest = min(fewest, sum(tried[u] != present[u] for u in units))
     result = assign(present, instances)
     assert sum(result[u] != present[u] for u in units) == fewest
-
-
-def test_without_an_instance_nothing_is_assigned() -> None:
-    assert assign({1: "a"}, ()) == {}
 
 
 class Leases:
@@ -132,6 +116,7 @@ def test_stale_views_in_any_order_settle_soon_after_the_last_change(
 
 
 def test_what_can_not_be_read_any_more_is_given_away() -> None:
+    assert assign({1: "a"}, ()) == {}
     assert plan("a", {"a"}, {1: "a", 2: "a"}, [(1,)]).give == {2}
     assert plan("a", {"a"}, {1: "a", 2: "a"}, [(1,)], pinned={2}).give == frozenset()
 

@@ -2,130 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterable
+from typing import Any
 
-import anyio
 import pytest
 
-from feedapi_client import Batch, CursorStore, PartitionState
-from feedapi_client.model import Position
+from feedapi_client import PartitionState
 from feedapi_client.testing import Publisher
-from tests.sharing.helpers import Group, Numbers, Running, group, until
+from tests.sharing.fleet import PAGES, Fleet, Gate, Member, fleet, until
 
-pytestmark = pytest.mark.anyio
-Serve = Callable[..., Publisher]
-
-
-class Gate:
-    """Holds the batches of one partition back, before their effects."""
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.reached = anyio.Event()
-        self.open = anyio.Event()
-
-    async def __call__(self, batch: Batch) -> None:
-        if batch.partition == self.partition and batch.events:
-            self.reached.set()
-            await self.open.wait()
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
-async def stored(instances: Group, running: Running) -> dict[int, Position]:
-    return await instances.store.load(running.consumer.key)
+async def divided(instances: Fleet, count: int) -> list[Member]:
+    """Start as many instances as there are partitions."""
+    members = [instances.start() for _ in range(count)]
+    await instances.balanced(*members)
+    return members
 
 
-def at_least(instances: Group, total: int) -> bool:
-    return instances.handled.total() >= total
+async def all_wait(members: Iterable[Member], *partitions: int) -> None:
+    def wait() -> bool:
+        found: list[Any] = [m.consumer.status().partitions for m in members]
+        return all(
+            p in each and each[p].state is PartitionState.WAITING
+            for each in found
+            for p in partitions
+        )
 
-
-def owner_of(partition: int, running: list[Running]) -> Running:
-    return next(one for one in running if partition in one.reads)
-
-
-def known(running: Running, partition: int, state: PartitionState) -> bool:
-    found = running.consumer.status().partitions.get(partition)
-    return found is not None and found.state is state
+    await until(wait)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-async def test_r04_a_child_elsewhere_waits_for_the_commit_of_its_parent(
-    serve: Serve, shared_store: CursorStore, count: int
-) -> None:
-    publisher = serve(count, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    async with group(publisher, shared_store) as instances:
-        running = [instances.start() for _ in range(count)]
-        await instances.balanced(*running, partitions=count)
-        gate = Gate(0)
-        instances.before = gate
-        numbers.publish(60)
-        await until(gate.reached.is_set)
+async def test_r04_a_child_elsewhere_waits_for_the_commit_of_its_parent(count: int) -> None:
+    publisher = Publisher(count, **PAGES)
+    async with fleet(publisher) as instances:
+        members = await divided(instances, count)
+        instances.before = gate = Gate(0)
+        instances.publish(60)
+        await gate.reached.wait()
         children = publisher.split(0, method="starts-after")
-        numbers.publish(60)
-        others = [one for one in running if one is not owner_of(0, running)]
-        for one in others:
-            await until(partial(known, one, children[0], PartitionState.WAITING))
+        instances.publish(60)
+        await all_wait([one for one in members if 0 not in one.reads], children[0])
         # All that does not descend from partition 0 is handled meanwhile.
         free = set(publisher.open_partitions()) - set(children)
         expected = sum(len(publisher.payloads(id)) for id in free)
         await until(lambda: len([1 for p, _ in instances.effects if p in free]) >= expected)
         assert not [p for p, _ in instances.effects if p in children]
         gate.open.set()
-        await until(lambda: instances.handled.total() >= 120)
-        await instances.balanced(*running, partitions=count + 1)
-        assert (await stored(instances, running[0]))[0].status == "drained"
-    assert instances.handled == numbers.expected
-    assert instances.in_order()
+        await instances.done()
+        await instances.balanced(*members)
+        assert (await instances.stored())[0].status == "drained"
 
 
-async def test_r09_a_transfer_waits_for_the_batch_in_flight_on_another_instance(
-    serve: Serve, shared_store: CursorStore
-) -> None:
-    publisher = serve(2, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    async with group(publisher, shared_store) as instances:
-        running = [instances.start() for _ in range(2)]
-        await instances.balanced(*running, partitions=2)
-        owner = owner_of(0, running)
-        (other,) = [one for one in running if one is not owner]
-        gate = Gate(0)
-        instances.before = gate
-        numbers.publish(40)
-        await until(gate.reached.is_set)
+async def test_r09_a_transfer_waits_for_the_batch_in_flight_on_another_instance() -> None:
+    publisher = Publisher(2, **PAGES)
+    async with fleet(publisher) as instances:
+        members = await divided(instances, 2)
+        instances.before = gate = Gate(0)
+        instances.publish(40)
+        await gate.reached.wait()
         successors = publisher.split(0, method="cursor-from")
-        numbers.publish(40)
-        for successor in successors:
-            for one in running:
-                await until(partial(known, one, successor, PartitionState.WAITING))
-        positions = await stored(instances, other)
+        instances.publish(40)
+        await all_wait(members, *successors)
+        positions = await instances.stored()
         assert positions[0].status == "open"
         assert positions.keys().isdisjoint(successors)
         gate.open.set()
-        await until(lambda: instances.handled.total() >= 80)
-        await instances.balanced(*running, partitions=3)
-        assert (await stored(instances, other))[0].status == "superseded"
-    assert instances.handled == numbers.expected
-    assert instances.in_order()
+        await instances.done()
+        await instances.balanced(*members)
+        assert (await instances.stored())[0].status == "superseded"
 
 
-async def test_r09_a_merge_of_ancestors_of_two_instances(
-    serve: Serve, shared_store: CursorStore
-) -> None:
+async def test_r09_a_merge_of_ancestors_of_two_instances() -> None:
     """Nothing was committed of either, so that they stand at the same cursor: requests fail."""
-    publisher = serve(2, page_size=10, checkpoint_every=5)
+    publisher = Publisher(2, **PAGES)
     publisher.fail(503, times=None)
-    numbers = Numbers(publisher)
-    async with group(publisher, shared_store) as instances:
-        running = [instances.start() for _ in range(2)]
-        await instances.balanced(*running, partitions=2)
+    async with fleet(publisher) as instances:
+        await divided(instances, 2)
         successor = publisher.merge([0, 1])
-        numbers.publish(40)
+        instances.publish(40)
         publisher.heal()
-        await until(lambda: instances.handled.total() >= 40)
-        await instances.balanced(*running, partitions=1)
-        positions = await stored(instances, running[0])
-        assert positions[0].status == positions[1].status == "superseded"
-        assert positions[successor].status == "open"
-    assert instances.handled == numbers.expected
-    assert instances.in_order()
+        await instances.done()
+        await until(lambda: sorted(map(len, (m.reads for m in instances.members))) == [0, 1])
+        positions = await instances.stored()
+        assert [positions[p].status for p in (0, 1, successor)] == ["superseded"] * 2 + ["open"]

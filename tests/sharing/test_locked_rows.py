@@ -6,6 +6,7 @@ What else passes by them is in `tests.stores.test_drivers`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from feedapi_client import Batch, FeedConsumer, FeedKey, Limits, Position, Share
 from feedapi_client.testing import Publisher
 from tests.leases import claims
-from tests.sharing.helpers import until
+from tests.sharing.fleet import until
 from tests.stores.conftest import app, store
 from tests.stores.drivers import CONNECTED, App, with_drivers
 
@@ -65,13 +66,8 @@ async def test_one_locked_position_ends_no_run_and_starves_no_other_partition(
     limits = Limits(poll_interval=0.02, max_poll_interval=0.1)
 
     async def handle(batch: Batch) -> None:
-        begun, whole = await app.begin() if transaction else None, False
-        try:
+        async with app.transaction() if transaction else nullcontext() as begun:
             await batch.commit(transaction=begun)
-            whole = True
-        finally:
-            if transaction:
-                await app.end(begun, commit=whole)
         handled.extend((event.json()["in"], event.json()["n"]) for event in batch.events)
 
     consumer = FeedConsumer(f"{publisher.url}", store=store, share=share, limits=limits)

@@ -8,90 +8,35 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
-from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.states import Action, Fail, Save, Start, State, Stop
-from feedapi_client.model import Position
 from feedapi_client.sharing.assignment import merged
-from tests.lineage.test_planner_model import ENTITIES, ModelEvent, ModelFeed
+from tests.lineage.test_planner_model import ModelInstance, PlannerModel
 
 INSTANCES = 3
 instances = st.integers(0, INSTANCES - 1)
 
 
-class ModelInstance:
-    """What one instance has in memory. `number` is its name."""
+class SharedPlannerModel(PlannerModel):
+    """Instances that also claim and lose leases at random."""
 
-    def __init__(self, number: int, store: dict[int, Position]) -> None:
-        self.number = number
-        self.planner = Planner(feed="model", shared=True)
-        self.planner.load(store)
-        self.owned: set[int] = set()
-        self.cursors: dict[int, str] = {}
-        self.in_flight: dict[int, tuple[list[ModelEvent], str]] = {}
-
-
-class SharedPlannerModel(RuleBasedStateMachine):
-    """Instances that read, commit, claim, lose leases and crash at random."""
-
-    graceful = False
-    """Leases are only given away, so that no commit is ever refused: nothing is handled twice
-    although there is no transaction."""
+    count = INSTANCES
 
     def __init__(self) -> None:
         super().__init__()
-        self.feed = ModelFeed()
-        self.store: dict[int, Position] = {}
         self.leases: dict[int, int] = {}
-        self.applied: list[list[int]] = [[] for _ in range(ENTITIES)]
-        self.instances: list[ModelInstance] = []
 
-    @initialize(tells=st.booleans())
-    def begin(self, tells: bool) -> None:
-        self.feed.tells_last_cursor = tells
-        for number in range(INSTANCES):
-            self.instances.append(ModelInstance(number, self.store))
-            self.discover(number)
+    def new(self, number: int) -> ModelInstance:
+        self.leases = {p: owner for p, owner in self.leases.items() if owner != number}
+        return super().new(number)
 
-    # ------------------------------------------------------------------ what an instance does
-
-    def save(self, positions: dict[int, Position]) -> bool:
-        """Save all or nothing; False if it is refused."""
-        for partition, position in positions.items():
-            stored = self.store.get(partition)
-            if (stored.revision if stored else None) != position.replaces:
-                return False
-        self.store |= positions
-        return True
-
-    def act(self, one: ModelInstance, actions: list[Action]) -> None:
-        queue = list(actions)
-        while queue:
-            match queue.pop(0):
-                case Save(positions):
-                    if not self.save(positions):
-                        queue += one.planner.refused(positions)
-                case Start(partition, cursor):
-                    one.cursors.setdefault(partition, cursor)
-                case Stop(partition):
-                    one.cursors.pop(partition, None)
-                case Fail(_, error):
-                    raise error
-                case _:
-                    pass
-
-    @rule(number=instances)
-    def discover(self, number: int) -> None:
-        one = self.instances[number]
-        info = self.feed.info()
+    def discover_one(self, one: ModelInstance) -> None:
         self.act(one, one.planner.refresh(self.store))
-        self.act(one, one.planner.discover(info))
+        super().discover_one(one)
 
-    def look(self, number: int, wanted: int) -> None:
+    def look(self, one: ModelInstance, wanted: int) -> None:
         """Notice lost leases, then claim free ones, so that `wanted` are held."""
-        one = self.instances[number]
-        lost = {p for p in one.owned if self.leases.get(p) != number}
+        lost = {p for p in one.owned if self.leases.get(p) != one.number}
         self.drop(one, lost)
         units = one.planner.leasable()
         readable = {p for unit in units for p in unit}
@@ -101,9 +46,9 @@ class SharedPlannerModel(RuleBasedStateMachine):
                 break
             for p in unit:
                 if p not in self.leases and p not in one.in_flight:
-                    self.leases[p] = number
+                    self.leases[p] = one.number
                     one.owned.add(p)
-        others = {p for p, owner in self.leases.items() if owner != number}
+        others = {p for p, owner in self.leases.items() if owner != one.number}
         self.act(one, one.planner.refresh(self.store, owned=one.owned, others=others))
 
     def drop(self, one: ModelInstance, partitions: set[int]) -> None:
@@ -116,9 +61,17 @@ class SharedPlannerModel(RuleBasedStateMachine):
             if self.leases.get(p) == one.number:
                 del self.leases[p]
 
+    def lose(self, one: ModelInstance, partition: int) -> None:
+        assert not self.graceful, "a batch was handled that can't be committed"
+        self.act(one, one.planner.refused([partition]))
+        one.owned.discard(partition)
+        self.act(one, one.planner.released(partition, None))
+        if self.leases.get(partition) == one.number:
+            del self.leases[partition]
+
     @rule(number=instances, wanted=st.integers(0, 12))
     def rebalance(self, number: int, wanted: int) -> None:
-        self.look(number, wanted)
+        self.look(self.instances[number], wanted)
 
     @precondition(lambda self: self.leases and not self.graceful)
     @rule(data=st.data(), to=instances)
@@ -134,104 +87,10 @@ class SharedPlannerModel(RuleBasedStateMachine):
         one = self.instances[number]
         self.drop(one, one.owned - one.in_flight.keys())
 
-    def readable(self, one: ModelInstance) -> list[int]:
-        return [p for p in one.cursors if p in self.feed.logs and p not in one.in_flight]
-
-    @rule(number=instances, data=st.data(), size=st.integers(1, 4))
-    def read(self, number: int, data: st.DataObject, size: int) -> None:
-        one = self.instances[number]
-        if found := self.readable(one):
-            self.read_one(one, data.draw(st.sampled_from(found)), size)
-
-    def read_one(self, one: ModelInstance, partition: int, size: int) -> None:
-        asked, asked_closed = one.cursors[partition], one.planner.is_closed(partition)
-        events, cursor = self.feed.read(partition, asked, size)
-        if cursor == asked:
-            self.act(one, one.planner.ended(partition, asked, asked_closed=asked_closed))
-            return
-        one.planner.progressed(partition)
-        one.planner.delivered(partition)
-        one.cursors[partition] = cursor
-        one.in_flight[partition] = (events, cursor)
-
-    @rule(number=instances, data=st.data())
-    def commit(self, number: int, data: st.DataObject) -> None:
-        one = self.instances[number]
-        if one.in_flight:
-            self.commit_one(one, data.draw(st.sampled_from(sorted(one.in_flight))))
-
-    def commit_one(self, one: ModelInstance, partition: int) -> None:
-        """Effects and cursor in one transaction: both or neither."""
-        events, cursor = one.in_flight.pop(partition)
-        position = one.planner.checkpoint(partition, cursor)
-        if not self.save({partition: position}):
-            assert not self.graceful, "a batch was handled that can't be committed"
-            self.act(one, one.planner.refused([partition]))
-            one.owned.discard(partition)
-            self.act(one, one.planner.released(partition, None))
-            if self.leases.get(partition) == one.number:
-                del self.leases[partition]
-            return
-        for entity, number in events:
-            self.applied[entity].append(number)
-        self.act(one, one.planner.released(partition, position))
-
-    @precondition(lambda self: not self.graceful)
-    @rule(number=instances)
-    def crash(self, number: int) -> None:
-        self.leases = {p: owner for p, owner in self.leases.items() if owner != number}
-        self.instances[number] = ModelInstance(number, self.store)
-        self.discover(number)
-
-    # ------------------------------------------------------------------ the feed
-
-    @rule(entity=st.integers(0, ENTITIES - 1))
-    def append(self, entity: int) -> None:
-        self.feed.append(entity)
-
-    @precondition(lambda self: self.feed.next_id < 12)
-    @rule(
-        data=st.data(),
-        method=st.sampled_from(["starts-after", "cursor-from"]),
-        left=st.sets(st.integers(0, ENTITIES - 1)),
-    )
-    def split(self, data: st.DataObject, method: str, left: set[int]) -> None:
-        candidates = [p for p, log in self.feed.logs.items() if not log.closed]
-        self.feed.split(data.draw(st.sampled_from(candidates)), method, left)
-
-    # ------------------------------------------------------------------ what holds
-
-    @invariant()
-    def each_entity_in_order_and_once(self) -> None:
-        for numbers in self.applied:
-            assert numbers == list(range(len(numbers)))
-
-    @invariant()
-    def only_what_runs_is_read(self) -> None:
-        for one in self.instances:
-            for partition in one.cursors:
-                state = one.planner.entries[partition].state
-                assert state in (State.READING, State.CAUGHT_UP)
-
-    def teardown(self) -> None:
-        """Whatever happened, everything goes on and comes to its end."""
-        for _ in range(100):
-            for one in self.instances:
-                for partition in list(one.in_flight):
-                    self.commit_one(one, partition)
-                self.discover(one.number)
-                self.look(one.number, 5)
-                for partition in self.readable(one):
-                    if partition in one.cursors:
-                        self.read_one(one, partition, 5)
-            if [len(numbers) for numbers in self.applied] == self.feed.written:
-                break
-        assert [len(numbers) for numbers in self.applied] == self.feed.written
-        self.each_entity_in_order_and_once()
-
 
 class GracefulModel(SharedPlannerModel):
-    """Without any loss of leases."""
+    """Leases are only given away, so that no commit is ever refused: nothing is handled twice
+    although there is no transaction."""
 
     graceful = True
 
@@ -248,7 +107,7 @@ def begun() -> GracefulModel:
     model.begin(tells=True)
     model.append(0)
     model.append(1)
-    model.look(0, 1)
+    model.look(model.instances[0], 1)
     return model
 
 
@@ -261,7 +120,7 @@ def test_r09_nobody_else_transfers_a_cursor_while_a_batch_is_in_flight() -> None
     model.read_one(model.instances[0], 0, 1)
     model.feed.split(0, "cursor-from", {0, 1, 2})
     for number in (1, 2, 0):
-        model.discover(number)
+        model.discover_one(model.instances[number])
     assert status(model, 0) == "open"
     model.commit_one(model.instances[0], 0)
     assert status(model, 0) == "superseded"
@@ -274,15 +133,15 @@ def test_r09_an_ancestor_that_was_never_read_is_not_begun_by_an_older_discovery(
     model = begun()
     model.feed.split(0, "cursor-from", {0, 1, 2})
     successors = set(model.feed.logs)
-    model.discover(0)
-    model.look(0, 0)
+    model.discover_one(model.instances[0])
+    model.look(model.instances[0], 0)
     model.feed.split(min(successors), "starts-after", {0})
     children = set(model.feed.logs) - successors
-    model.look(0, 1)
-    model.discover(0)
+    model.look(model.instances[0], 1)
+    model.discover_one(model.instances[0])
     model.feed.split(min(children), "cursor-from", {0})
-    model.look(1, 0)
-    model.discover(1)
-    model.look(1, 0)  # whether somebody has begun to read it
+    model.look(model.instances[1], 0)
+    model.discover_one(model.instances[1])
+    model.look(model.instances[1], 0)  # whether somebody has begun to read it
     assert status(model, min(children)) == "superseded"
     model.teardown()

@@ -11,9 +11,8 @@ import pytest
 from feedapi_client.model import Position
 from feedapi_client.testing import Publisher
 from tests.sharing.fleet import Fleet, fleet, publish, until
-from tests.testing.virtual_time import run_in_virtual_time
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
 async def failover(instances: Fleet, positions: dict[int, Position]) -> None:
@@ -36,52 +35,44 @@ async def saved(instances: Fleet, publisher: Publisher) -> None:
         await anyio.sleep(0.1)
 
 
-@BACKENDS
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("go_back", [failover, rewind])
-def test_r17_a_refused_end_is_read_again_and_the_children_start(
-    go_back: Callable[..., object], count: int, backend: str
+async def test_r17_a_refused_end_is_read_again_and_the_children_start(
+    go_back: Callable[..., object], count: int
 ) -> None:
-    async def test() -> None:
-        publisher = Publisher(1)
-        publish(publisher, 0, *range(10))
-        async with fleet(publisher) as instances:
-            for _ in range(count):
-                instances.start()
-            key = instances.members[0].consumer.key
-            await until(lambda: len(instances.handled) == 10)
-            await saved(instances, publisher)
-            before = await instances.store.load(key)
-            publish(publisher, 0, *range(10, 20))
-            await until(lambda: len(instances.handled) == 20)
-            await saved(instances, publisher)
-            await go_back(instances, before)  # type: ignore[misc]
-            left, _ = publisher.split(0, method="starts-after")
-            publish(publisher, left, 20, 21)
-            await until(lambda: 21 in instances.handled)
-            again = [*range(10, 20)]
-            assert sorted(instances.handled) == sorted([*range(22), *again])
-            assert (await instances.store.load(key))[0].status == "drained"
-
-    run_in_virtual_time(test, backend)
+    publisher = Publisher(1)
+    publish(publisher, 0, *range(10))
+    async with fleet(publisher) as instances:
+        for _ in range(count):
+            instances.start()
+        key = instances.members[0].consumer.key
+        await until(lambda: len(instances.handled) == 10)
+        await saved(instances, publisher)
+        before = await instances.store.load(key)
+        publish(publisher, 0, *range(10, 20))
+        await until(lambda: len(instances.handled) == 20)
+        await saved(instances, publisher)
+        await go_back(instances, before)  # type: ignore[misc]
+        left, _ = publisher.split(0, method="starts-after")
+        publish(publisher, left, 20, 21)
+        await until(lambda: 21 in instances.handled)
+        again = [*range(10, 20)]
+        assert sorted(instances.handled) == sorted([*range(22), *again])
+        assert (await instances.store.load(key))[0].status == "drained"
 
 
-@BACKENDS
-def test_r17_an_idle_partition_takes_the_cursor_that_an_operator_has_set(backend: str) -> None:
-    async def test() -> None:
-        publisher = Publisher(2)
-        publish(publisher, 0, *range(10))
-        async with fleet(publisher) as instances:
-            members = [instances.start() for _ in range(2)]
-            await instances.balanced(*members)
-            key = members[0].consumer.key
-            await until(lambda: len(instances.handled) == 10)
-            await saved(instances, publisher)
-            stored = (await instances.store.load(key))[0]
-            await rewind(instances, {0: stored.advance("_first")})
-            await until(lambda: len(instances.handled) == 20)
-            assert instances.handled == [*range(10), *range(10)]
-            reports = [line for m in members for line in m.consumer.status().reports]
-            assert any("stored cursor of partition 0 was changed" in line for line in reports)
-
-    run_in_virtual_time(test, backend)
+async def test_r17_an_idle_partition_takes_the_cursor_that_an_operator_has_set() -> None:
+    publisher = Publisher(2)
+    publish(publisher, 0, *range(10))
+    async with fleet(publisher) as instances:
+        members = [instances.start() for _ in range(2)]
+        await instances.balanced(*members)
+        key = members[0].consumer.key
+        await until(lambda: len(instances.handled) == 10)
+        await saved(instances, publisher)
+        stored = (await instances.store.load(key))[0]
+        await rewind(instances, {0: stored.advance("_first")})
+        await until(lambda: len(instances.handled) == 20)
+        assert instances.handled == [*range(10), *range(10)]
+        reports = [line for m in members for line in m.consumer.status().reports]
+        assert any("stored cursor of partition 0 was changed" in line for line in reports)

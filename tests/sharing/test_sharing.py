@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,94 +10,70 @@ import pytest
 
 from feedapi_client import (
     Batch,
-    CursorStore,
+    FeedConsumer,
     FencedError,
     LeaseLostError,
+    Limits,
     MemoryCursorStore,
     PartitionState,
     Share,
+    SQLiteCursorStore,
 )
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import consume
-from tests.sharing.helpers import QUICK, Group, Numbers, group, until
+from tests.sharing.fleet import BRIEF, PAGES, URL, Gate, fleet, until
 
 pytestmark = pytest.mark.anyio
+VIRTUAL = pytest.mark.virtual_time
 
 
-def at_least(instances: Group, total: int) -> bool:
-    return instances.handled.total() >= total
+@pytest.mark.parametrize("where", [pytest.param("memory", marks=VIRTUAL), "file"])
+async def test_who_joins_and_leaves_repeats_nothing(where: str, tmp_path: Path) -> None:
+    async with fleet(Publisher(6, **PAGES)) as instances:
+        options: dict[str, Any] = {}
+        if where == "file":
+            instances.store = SQLiteCursorStore(tmp_path / "cursors.db")
+            quick = Limits(poll_interval=0.005, max_poll_interval=0.02)
+            options = {"share": Share(rebalance_seconds=0.05), "limits": quick}
+        members = []
+        for _ in range(3):
+            instances.publish(100)
+            members.append(instances.start(**options))
+            kept = members[0].reads
+            await instances.balanced(*members)
+            assert not kept or members[0].reads < kept
+        await instances.stop(members.pop(0))
+        instances.publish(100)
+        await instances.balanced(*members)
+        await instances.done()
+        for member in members:
+            await instances.stop(member)
+        await instances.store.aclose()
 
 
-Serve = Callable[..., Publisher]
-
-
-async def test_who_joins_and_leaves_repeats_nothing(
-    serve: Serve, shared_store: CursorStore
-) -> None:
-    publisher = serve(6, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    numbers.publish(100)
-    async with group(publisher, shared_store) as instances:
+@VIRTUAL
+async def test_a_hand_over_waits_for_the_batch_in_flight() -> None:
+    async with fleet(Publisher(2, **PAGES)) as instances:
+        instances.publish(20)
+        instances.before = gate = Gate()
         first = instances.start()
-        await instances.balanced(first, partitions=6)
-        numbers.publish(100)
-        second = instances.start()
-        await instances.balanced(first, second, partitions=6)
-        kept = first.reads
-        numbers.publish(100)
-        third = instances.start()
-        await instances.balanced(first, second, third, partitions=6)
-        assert first.reads < kept
-        await instances.stop(first)
-        numbers.publish(100)
-        await instances.balanced(second, third, partitions=6)
-        await until(lambda: instances.handled.total() >= 400)
-    assert instances.handled == numbers.expected
-    assert instances.in_order()
-
-
-async def test_a_hand_over_waits_for_the_batch_in_flight(serve: Serve) -> None:
-    publisher = serve(2, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    numbers.publish(20)
-    busy, go_on = anyio.Event(), anyio.Event()
-
-    async with group(publisher, MemoryCursorStore()) as instances:
-
-        async def block(batch: Batch) -> None:
-            if batch.events:
-                busy.set()
-                await go_on.wait()
-
-        instances.before = block
-        first = instances.start()
-        await until(busy.is_set)
-        await instances.balanced(first, partitions=2)
+        await gate.reached.wait()
+        await instances.balanced(first)
         second = instances.start()
         # It is known to the first one, which gives a partition away and waits for its batch.
-        await until(lambda: PartitionState.ELSEWHERE in _states(first.consumer))
-        assert first.reads == {0, 1}
-        assert second.reads == set()
-        go_on.set()
-        await instances.balanced(first, second, partitions=2)
-        await until(lambda: instances.handled.total() >= 20)
-    assert instances.handled == numbers.expected
+        await until(lambda: PartitionState.ELSEWHERE in _states(first))
+        assert (first.reads, second.reads) == ({0, 1}, set())
+        gate.open.set()
+        await instances.balanced(first, second)
+        await instances.done()
 
 
-def _states(consumer: object) -> set[PartitionState]:
-    return {p.state for p in consumer.status().partitions.values()}
+def _states(member: Any) -> set[PartitionState]:
+    return {p.state for p in member.consumer.status().partitions.values()}
 
 
-async def test_a_hand_over_waits_no_longer_than_its_time(serve: Serve) -> None:
-    publisher = serve(2, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    numbers.publish(20)
-    never = anyio.Event()
-    store = MemoryCursorStore()
-    share = Share(lease_seconds=60, rebalance_seconds=0.05, handover_seconds=0.05)
-    begun: set[int] = set()
-    lost: list[LeaseLostError] = []
-    stuck = consume(publisher, store=store, name="shared", share=share)
+@VIRTUAL
+async def test_a_hand_over_waits_no_longer_than_its_time() -> None:
+    begun, never, lost = set[int](), anyio.Event(), list[int | None]()
 
     async def handle(batch: Batch) -> None:
         begun.add(batch.partition)
@@ -106,76 +81,65 @@ async def test_a_hand_over_waits_no_longer_than_its_time(serve: Serve) -> None:
         try:
             await batch.commit()
         except LeaseLostError as error:
-            lost.append(error)
+            lost.append(error.partition)
             raise
 
-    async with group(publisher, store) as instances, anyio.create_task_group() as tasks, stuck:
-        tasks.start_soon(stuck.run, handle)
+    async with fleet(Publisher(2, **PAGES)) as instances:
+        instances.publish(20)
+        share = Share(lease_seconds=60, handover_seconds=1)
+        stuck = instances.start(handle, share=share)
         await until(lambda: begun == {0, 1})  # what is given away was begun, whichever it is
         other = instances.start(share=share)
         await until(lambda: len(other.reads) == 1)
-        (taken,) = other.reads
-        await until(lambda: {p for p, _ in instances.effects} == {taken})
+        taken = list(other.reads)
+        await until(lambda: [*{p for p, _ in instances.effects}] == taken)
         never.set()
         await until(lambda: lost)
-        assert [error.partition for error in lost] == [taken]
-        # Its iteration goes on: the other partition was committed.
-        stuck.stop()
+        assert lost == taken
+        await instances.stop(stuck)  # its iteration went on
 
 
-async def test_without_share_a_second_consumer_is_fenced_and_sharers_go_on(serve: Serve) -> None:
-    publisher = serve(2, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    store = MemoryCursorStore()
-    async with group(publisher, store) as instances:
-        sharing = instances.start()
-        await instances.balanced(sharing, partitions=2)
-        old = consume(publisher, store=store, name="shared")
-        async with old:
+@VIRTUAL
+async def test_without_share_a_second_consumer_is_fenced_and_sharers_go_on() -> None:
+    async with fleet(Publisher(2, **PAGES)) as instances:
+        await instances.balanced(instances.start())
+        async with instances.consumer(share=None) as old:
             batches = old.batches()
-            numbers.publish(20)
+            instances.publish(20)
             batch = await anext(batches)
-            await until(lambda: instances.handled.total() >= 20)
+            await instances.done()
             with pytest.raises(FencedError) as caught:
                 await batch.commit()
             assert type(caught.value) is FencedError
-        numbers.publish(20)
-        await until(lambda: instances.handled.total() >= 40)
-        instances.check()
-    assert instances.handled == numbers.expected
+        instances.publish(20)
+        await instances.done()
 
 
-async def test_from_without_share_to_with_it_and_back(
-    serve: Serve, shared_store: CursorStore
-) -> None:
-    publisher = serve(4, page_size=10, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    async with group(publisher, shared_store) as instances:
-        for options in ({"share": None}, {}, {"share": None}):
-            count = 1 if options else 3
-            numbers.publish(50)
-            running = [instances.start(**options) for _ in range(count)]
-            total = numbers.published.total()
-            await until(partial(at_least, instances, total))
+@VIRTUAL
+async def test_from_without_share_to_with_it_and_back() -> None:
+    async with fleet(Publisher(4, **PAGES)) as instances:
+        for share, count in ((None, 1), (Share(), 3), (None, 1)):
+            instances.publish(50)
+            running = [instances.start(share=share) for _ in range(count)]
+            await instances.done()
             for one in running:
                 await instances.stop(one)
-    assert instances.handled == numbers.expected
-    assert instances.in_order()
 
 
+@VIRTUAL
 @pytest.mark.parametrize("way", ["batches", "events"])
-async def test_r17_a_lost_lease_is_told_and_the_iteration_goes_on(serve: Serve, way: str) -> None:
+async def test_r17_a_lost_lease_is_told_and_the_iteration_goes_on(way: str) -> None:
     """Another instance advances the partition, as one does that claimed it after a pause."""
-    publisher = serve(1, page_size=5, checkpoint_every=5)
-    numbers = Numbers(publisher)
-    numbers.publish(5)
-    store, got = MemoryCursorStore(), 0
-    async with consume(publisher, store=store, name="shared", share=QUICK) as consumer:
+    got = 0
+    publisher = Publisher(1, page_size=5, checkpoint_every=5)
+    async with fleet(publisher) as instances, instances.consumer() as consumer:
+        instances.publish(5)
 
         async def advance() -> None:
-            position = (await store.load(consumer.key))[0]
-            await store.save(consumer.key, {0: position.advance(publisher.end_cursor(0))})
-            numbers.publish(5)
+            position = (await instances.store.load(consumer.key))[0]
+            end = position.advance(publisher.end_cursor(0))
+            await instances.store.save(consumer.key, {0: end})
+            instances.publish(5)
 
         if way == "events":
             async for _ in consumer:
@@ -183,8 +147,7 @@ async def test_r17_a_lost_lease_is_told_and_the_iteration_goes_on(serve: Serve, 
                 if got == 5:
                     await advance()
                 if got == 10:
-                    break
-            return
+                    return
         async for batch in consumer.batches():
             got += len(batch.events)
             if got == 5:
@@ -195,6 +158,59 @@ async def test_r17_a_lost_lease_is_told_and_the_iteration_goes_on(serve: Serve, 
                 await batch.commit()
             if got == 10:
                 break
+
+
+# R5: who goes on after a lease was lost is told of batches that were not committed
+
+
+@VIRTUAL
+@pytest.mark.parametrize("told", [False, True], ids=["by the next commit", "by its own"])
+async def test_r05_the_first_commit_after_a_batch_was_lost_is_refused_once(told: bool) -> None:
+    """An application may commit the effects of several batches with the last one's cursor."""
+    async with fleet(Publisher(1, **PAGES)) as instances:
+        instances.publish(5)
+        cut = instances.cut()
+        async with instances.consumer(share=BRIEF, store=cut) as consumer:
+            batches = consumer.batches()
+            lost = await anext(batches)
+            cut.fail()
+            other = instances.start(share=BRIEF)
+            await instances.done()
+            if told:
+                with pytest.raises(LeaseLostError):
+                    await lost.commit()
+            await instances.stop(other)
+            cut.heal()
+            instances.publish(5)
+            batch = await anext(batches)
+            assert len(batch.events) == 5
+            if not told:
+                with pytest.raises(LeaseLostError, match="delivered again") as refused:
+                    await batch.commit()
+                assert refused.value.partition == 0
+                # It was told, and goes on: what is stored is delivered again.
+                batch = await anext(batches)
+            await batch.commit()
+            instances.effects += [(0, event.json()) for event in batch.events]
+        await instances.done()
+
+
+@VIRTUAL
+async def test_r05_what_was_committed_is_not_lost() -> None:
+    """The lease of a partition whose batches are all committed may come and go."""
+    async with fleet(Publisher(1, **PAGES)) as instances:
+        cut = instances.cut()
+        async with instances.consumer(share=BRIEF, store=cut) as consumer:
+            batches = consumer.batches()
+            for _ in range(2):
+                instances.publish(5)
+                batch = await anext(batches)
+                await batch.commit()
+                instances.effects += [(0, event.json()) for event in batch.events]
+                cut.fail()
+                await until(lambda: consumer.status().partitions[0].owner is None)
+                cut.heal()
+        await instances.done()
 
 
 def not_async(partitions: frozenset[int]) -> None: ...
@@ -216,4 +232,4 @@ def not_async(partitions: frozenset[int]) -> None: ...
 )
 async def test_what_can_not_work_is_refused_at_once(options: Any, says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
-        consume(Publisher(1), share=Share(**options))
+        FeedConsumer(URL, store=MemoryCursorStore(), share=Share(**options))

@@ -19,9 +19,10 @@ from feedapi_client.sharing.coordinator import Ends
 from feedapi_client.stores import Lease, View
 from feedapi_client.testing import Publisher
 from tests.sharing.fleet import URL, Fleet, Member, fleet, publish, until
-from tests.testing.virtual_time import HOUR, asgi_client, run_in_virtual_time
+from tests.testing.virtual_time import HOUR, asgi_client
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
 ONCE: dict[str, Any] = {"follow": False, "limits": Limits(discovery_interval=20.0)}
 
 
@@ -44,49 +45,38 @@ class Gate:
             await self.open.wait()
 
 
-@BACKENDS
-def test_one_that_starts_beside_one_that_still_reads_takes_no_old_end_for_its_own(
-    backend: str,
-) -> None:
-    async def test() -> None:
-        publisher = six_partitions()
-        async with fleet(publisher) as instances:
-            instances.before = gate = Gate(5)
-            first = instances.start(**ONCE)
-            await until(lambda: len(instances.handled) == 50)
-            await anyio.sleep(5)  # marks the five as read to their ends
-            publish(publisher, 0, 1000)
-            second = instances.start(**ONCE)
-            await anyio.sleep(30)
-            gate.open.set()
-            await instances.all_over(first, second)
-            assert sorted(instances.handled) == [*range(60), 1000]
-
-    run_in_virtual_time(test, backend)
+async def test_one_that_starts_beside_one_that_still_reads_takes_no_old_end_for_its_own() -> None:
+    publisher = six_partitions()
+    async with fleet(publisher) as instances:
+        instances.before = gate = Gate(5)
+        first = instances.start(**ONCE)
+        await until(lambda: len(instances.handled) == 50)
+        await anyio.sleep(5)  # marks the five as read to their ends
+        publish(publisher, 0, 1000)
+        second = instances.start(**ONCE)
+        await anyio.sleep(30)
+        gate.open.set()
+        await instances.all_over(first, second)
+        assert sorted(instances.handled) == [*range(60), 1000]
 
 
-@BACKENDS
-def test_ends_that_a_dead_instance_has_marked_do_not_end_the_next_round(backend: str) -> None:
+async def test_ends_that_a_dead_instance_has_marked_do_not_end_the_next_round() -> None:
     """Its heartbeat is still alive when the next round begins."""
-
-    async def test() -> None:
-        publisher = six_partitions()
-        async with fleet(publisher) as instances:
-            instances.before = gate = Gate(5)
-            both = [instances.start(**ONCE) for _ in range(2)]
-            await until(lambda: len(instances.handled) == 50)
-            await anyio.sleep(5)
-            (dies,) = [one for one in both if 5 not in one.reads]
-            (ends,) = [one for one in both if one is not dies]
-            instances.kill(dies)
-            gate.open.set()
-            await instances.all_over(ends)
-            for partition in range(6):
-                publish(publisher, partition, 1000 + partition)
-            await instances.all_over(instances.start(**ONCE))
-            assert sorted(instances.handled) == [*range(60), *range(1000, 1006)]
-
-    run_in_virtual_time(test, backend)
+    publisher = six_partitions()
+    async with fleet(publisher) as instances:
+        instances.before = gate = Gate(5)
+        both = [instances.start(**ONCE) for _ in range(2)]
+        await until(lambda: len(instances.handled) == 50)
+        await anyio.sleep(5)
+        (dies,) = [one for one in both if 5 not in one.reads]
+        (ends,) = [one for one in both if one is not dies]
+        instances.kill(dies)
+        gate.open.set()
+        await instances.all_over(ends)
+        for partition in range(6):
+            publish(publisher, partition, 1000 + partition)
+        await instances.all_over(instances.start(**ONCE))
+        assert sorted(instances.handled) == [*range(60), *range(1000, 1006)]
 
 
 @pytest.mark.parametrize(
@@ -109,97 +99,79 @@ def test_a_mark_counts_unless_it_was_there_before_this_instance(mark: Lease, cou
     assert ends.of({0: mark}) == ({0} if counts else set())
 
 
-@BACKENDS
-def test_what_a_dead_instance_has_not_read_is_read_before_the_others_end(backend: str) -> None:
-    async def test() -> None:
-        publisher = six_partitions()
-        async with fleet(publisher) as instances:
-            instances.before = gate = Gate(5)
-            both = [instances.start(**ONCE) for _ in range(2)]
-            await until(lambda: len(instances.handled) == 50)
-            (dies,) = [one for one in both if 5 in one.reads]
-            (ends,) = [one for one in both if one is not dies]
-            await anyio.sleep(60)
-            assert not ends.over
-            instances.kill(dies)
-            gate.open.set()
-            await instances.all_over(ends)
-            assert sorted(instances.handled) == [*range(60)]
-
-    run_in_virtual_time(test, backend)
+async def test_what_a_dead_instance_has_not_read_is_read_before_the_others_end() -> None:
+    publisher = six_partitions()
+    async with fleet(publisher) as instances:
+        instances.before = gate = Gate(5)
+        both = [instances.start(**ONCE) for _ in range(2)]
+        await until(lambda: len(instances.handled) == 50)
+        (dies,) = [one for one in both if 5 in one.reads]
+        (ends,) = [one for one in both if one is not dies]
+        await anyio.sleep(60)
+        assert not ends.over
+        instances.kill(dies)
+        gate.open.set()
+        await instances.all_over(ends)
+        assert sorted(instances.handled) == [*range(60)]
 
 
-@BACKENDS
-def test_r09_the_marked_end_of_a_dead_instance_is_transferred_when_its_partition_is_split(
-    backend: str,
-) -> None:
-    async def test() -> None:
-        publisher = six_partitions()
-        async with fleet(publisher) as instances:
-            instances.before = gate = Gate(5)
-            both = [instances.start(**ONCE) for _ in range(2)]
-            await until(lambda: len(instances.handled) == 50)
-            (ends,) = [one for one in both if 5 in one.reads]
-            (dies,) = [one for one in both if one is not ends]
-            await anyio.sleep(60)
-            split = min(dies.reads)
-            instances.kill(dies)
-            successor = publisher.split(split, method="cursor-from")[0]
-            publish(publisher, successor, *range(60, 70))
-            await anyio.sleep(60)
-            gate.open.set()
-            await instances.all_over(ends)
-            assert sorted(instances.handled) == [*range(70)]
-
-    run_in_virtual_time(test, backend)
+async def test_r09_the_marked_end_of_a_dead_instance_is_transferred_at_a_split() -> None:
+    publisher = six_partitions()
+    async with fleet(publisher) as instances:
+        instances.before = gate = Gate(5)
+        both = [instances.start(**ONCE) for _ in range(2)]
+        await until(lambda: len(instances.handled) == 50)
+        (ends,) = [one for one in both if 5 in one.reads]
+        (dies,) = [one for one in both if one is not ends]
+        await anyio.sleep(60)
+        split = min(dies.reads)
+        instances.kill(dies)
+        successor = publisher.split(split, method="cursor-from")[0]
+        publish(publisher, successor, *range(60, 70))
+        await anyio.sleep(60)
+        gate.open.set()
+        await instances.all_over(ends)
+        assert sorted(instances.handled) == [*range(70)]
 
 
-@BACKENDS
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("splits", [1, 2])
-def test_r09_what_was_split_while_no_instance_ran_is_read_to_its_end(
-    splits: int, count: int, backend: str
+async def test_r09_what_was_split_while_no_instance_ran_is_read_to_its_end(
+    splits: int, count: int
 ) -> None:
-    async def test() -> None:
-        publisher = Publisher(1)
-        publish(publisher, 0, *range(10))
-        async with fleet(publisher) as instances:
-            await instances.all_over(instances.start(**ONCE))
-            assert sorted(instances.handled) == [*range(10)]
-            publish(publisher, 0, *range(10, 20))
-            successors = publisher.split(0, method="cursor-from")
-            for _ in range(1, splits):
-                successors = publisher.split(successors[0], method="cursor-from")
-            publish(publisher, successors[0], *range(20, 30))
-            await instances.all_over(*(instances.start(**ONCE) for _ in range(count)))
-            assert sorted(instances.handled) == [*range(30)]
-
-    run_in_virtual_time(test, backend)
+    publisher = Publisher(1)
+    publish(publisher, 0, *range(10))
+    async with fleet(publisher) as instances:
+        await instances.all_over(instances.start(**ONCE))
+        assert sorted(instances.handled) == [*range(10)]
+        publish(publisher, 0, *range(10, 20))
+        successors = publisher.split(0, method="cursor-from")
+        for _ in range(1, splits):
+            successors = publisher.split(successors[0], method="cursor-from")
+        publish(publisher, successors[0], *range(20, 30))
+        await instances.all_over(*(instances.start(**ONCE) for _ in range(count)))
+        assert sorted(instances.handled) == [*range(30)]
 
 
-@BACKENDS
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_history_of_starts_and_deaths_ends_with_all_handled(
-    seed: int, ordered: bool, backend: str
+async def test_any_history_of_starts_and_deaths_ends_with_all_handled(
+    seed: int, ordered: bool
 ) -> None:
-    async def test() -> None:
-        random, publisher = Random(seed), six_partitions()
-        async with fleet(publisher) as instances:
+    random, publisher = Random(seed), six_partitions()
+    async with fleet(publisher) as instances:
 
-            async def handle(_: Batch) -> None:
-                await anyio.sleep(random.uniform(0, 3))
+        async def handle(_: Batch) -> None:
+            await anyio.sleep(random.uniform(0, 3))
 
-            instances.before = handle
-            history = History(random, instances, ordered=ordered)
-            for _ in range(12):
-                await history.step()
-            await instances.all_over(*instances.members)
-            history.start()  # the last word: whoever is alone reads all that there is
-            await instances.all_over(*instances.members)
-            assert set(instances.handled) == history.published
-
-    run_in_virtual_time(test, backend)
+        instances.before = handle
+        history = History(random, instances, ordered=ordered)
+        for _ in range(12):
+            await history.step()
+        await instances.all_over(*instances.members)
+        history.start()  # the last word: whoever is alone reads all that there is
+        await instances.all_over(*instances.members)
+        assert set(instances.handled) == history.published
 
 
 class History:
@@ -244,30 +216,23 @@ class History:
         return [member for member in self.instances.members if not member.over]
 
 
-@BACKENDS
-def test_r05_an_end_that_is_not_committed_is_an_error_once_nothing_else_can_come(
-    backend: str,
-) -> None:
+async def test_r05_an_end_that_is_not_committed_is_an_error_once_nothing_else_can_come() -> None:
     """Every instance waits for it: its children start only when it is drained."""
-
-    async def test() -> None:
-        publisher = six_partitions()
-        for partition in range(1, 6):  # no other one may be a child of an open 0
-            publisher.close(partition)
-        async with fleet(publisher) as instances, asgi_client(publisher) as http:
-            told = anyio.Event()
-            instances.before = lambda batch: told.wait()
-            other = instances.start(**ONCE)
-            options = {"http": http, "store": instances.store, "share": Share(), **ONCE}
-            async with FeedConsumer(URL, **options) as forgetful:
-                with (
-                    anyio.fail_after(HOUR),
-                    pytest.raises(CommitOrderError, match="was not: await"),
-                ):
-                    async for _ in forgetful.batches():
-                        pass
-            told.set()
-            await instances.all_over(other)
-            assert sorted(set(instances.handled)) == [*range(60)]
-
-    run_in_virtual_time(test, backend)
+    publisher = six_partitions()
+    for partition in range(1, 6):  # no other one may be a child of an open 0
+        publisher.close(partition)
+    async with fleet(publisher) as instances, asgi_client(publisher) as http:
+        told = anyio.Event()
+        instances.before = lambda batch: told.wait()
+        other = instances.start(**ONCE)
+        options = {"http": http, "store": instances.store, "share": Share(), **ONCE}
+        async with FeedConsumer(URL, **options) as forgetful:
+            with (
+                anyio.fail_after(HOUR),
+                pytest.raises(CommitOrderError, match="was not: await"),
+            ):
+                async for _ in forgetful.batches():
+                    pass
+        told.set()
+        await instances.all_over(other)
+        assert sorted(set(instances.handled)) == [*range(60)]

@@ -229,13 +229,13 @@ class SharedSession(StoreSession):
 
     # ------------------------------------------------------------------ LeaseStore
 
-    async def look(self, feed: FeedKey) -> View:
+    async def look(self, feed: FeedKey, last: View | None = None) -> View:
         """See `LeaseStore.look`."""
         await self.operation()
         if self.knowledge is not None:
             self.knowledge.looks()
-        found = await self._database.leases.look(feed)
-        if self.knowledge is not None:
+        found = await self._database.leases.look(feed, last)
+        if self.knowledge is not None and (last is None or found.leases is not last.leases):
             self.knowledge.saw(found.leases)
         return found
 

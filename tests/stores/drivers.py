@@ -209,6 +209,16 @@ class App:
             await awaited(ends.commit() if commit else ends.rollback())
         await awaited(transaction.close())
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Give what `save` takes; commit at the end, or roll back after an error."""
+        begun, whole = await self.begin(), False
+        try:
+            yield begun
+            whole = True
+        finally:
+            await self.end(begun, commit=whole)
+
 
 async def awaited(value: Any) -> None:
     if isawaitable(value):

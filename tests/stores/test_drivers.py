@@ -28,6 +28,7 @@ from feedapi_client.testing.contracts import advanced, opening
 from tests.leases import claims
 from tests.positions import counted
 from tests.servers import Postgres
+from tests.stores import drivers
 from tests.stores.drivers import (
     CONNECTED,
     DJANGO,
@@ -109,6 +110,24 @@ async def test_r17_of_several_transactions_at_once_all_but_one_are_refused(
         for name in "abc":
             group.start_soon(consume, name)
     assert sorted(results) == ["fenced", "fenced", "saved"]
+
+
+@with_drivers([*drivers.SQL, *DJANGO, *drivers.REDIS])
+async def test_r17_a_save_on_what_a_database_that_went_back_has_lost_is_refused(
+    app: App, store: Any
+) -> None:
+    """Counted revisions would be the same: the rival's save would be overwritten."""
+    first = Position.after(None, "a")
+    await store.save(FEED, {0: first})
+    lost = first.advance("b")
+    await store.save(FEED, {0: lost})
+    await store.delete(FEED)
+    await store.save(FEED, {0: first})  # a replica that lags has taken over
+    rival = first.advance("x")
+    await store.save(FEED, {0: rival})
+    with pytest.raises(FencedError):
+        await store.save(FEED, {0: lost.advance("c")})
+    assert await store.load(FEED) == {0: rival}
 
 
 @with_drivers([each for each in SERVED if each.loops == ("asyncio",)])
@@ -226,6 +245,17 @@ async def test_what_is_no_transaction_is_refused(app: App, store: Any) -> None:
     for wrong in (object(), scoped_session(sessionmaker()), app.given, "transaction"):
         with pytest.raises(StoreError, match="transaction must be"):
             await store.save(FEED, opening(), transaction=wrong)
+
+
+@with_drivers([*drivers.SQL, *DJANGO])
+async def test_an_error_of_another_kind_is_a_store_error_that_names_it(
+    app: App, store: Any
+) -> None:
+    with pytest.raises(StoreError, match="TypeError") as failed:
+        await store.save(FEED, {0: Position("c"), "one": Position("a secret")})
+    assert isinstance(failed.value.__cause__, TypeError)
+    assert (failed.value.feed, "secret" in str(failed.value)) == (FEED.url, False)
+    await store.save(FEED, opening())
 
 
 async def loose_connection(app: App) -> Any:

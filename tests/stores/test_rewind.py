@@ -59,6 +59,7 @@ async def read_through_splits(
         ["cursor-from"],
         ["cursor-from", "starts-after"],
         ["starts-after", "cursor-from", "starts-after"],
+        ["cursor-from", "cursor-from", "starts-after", "cursor-from", "starts-after"],
     ],
     ids="+".join,
 )
@@ -77,35 +78,12 @@ async def test_after_a_rewind_each_event_not_handled_before_comes_once_and_in_or
             await store.rewind(feed, when)
             again: list[Any] = []
             await read_to_the_end(publisher, store, again, [])
-            assert by_entity(handled + again) == by_entity(publisher.payloads())
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_after_a_rewind_across_many_splits_nothing_is_lost_or_comes_twice(
-    feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path, seed: int
-) -> None:
-    """The order is not tested.
-
-    When an ancestor and its parent are both gone from discovery, nothing says any more what a
-    successor has to wait for.
-    """
-    dice = random.Random(seed)
-    publisher = feedapi_publisher_factory(page_size=9, checkpoint_every=4)
-    async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as store:
-        history = await read_through_splits(
-            publisher,
-            store,
-            ["cursor-from", "cursor-from", "starts-after", "cursor-from", "starts-after"],
-            dice,
-        )
-        (feed,) = await store.feeds()
-        for when, handled in dice.sample(history, 3):
-            await store.rewind(feed, when)
-            again: list[Any] = []
-            await read_to_the_end(publisher, store, again, [])
-            assert sorted(payload["n"] for payload in handled + again) == sorted(
-                payload["n"] for payload in publisher.payloads()
-            )
+            found, expected = handled + again, publisher.payloads()
+            if len(splits) < 5:
+                assert by_entity(found) == by_entity(expected)
+            # When an ancestor and its parent are both gone from discovery, nothing says any more
+            # what a successor has to wait for.
+            assert sorted(each["n"] for each in found) == sorted(each["n"] for each in expected)
 
 
 def test_a_retention_must_be_positive() -> None:

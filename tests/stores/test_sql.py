@@ -34,11 +34,6 @@ from tests.stores.drivers import FILES, SERVED, App, with_drivers
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 FEED = FeedKey("https://service.test/feed")
-TABLES = tuple(
-    f"feedapi_cursors{suffix}" for suffix in ("", "_journal", "_done", "_instances", "_leases")
-)
-
-
 ASYNCHRONOUS = [
     each
     for each in (*FILES, *SERVED)
@@ -145,23 +140,6 @@ async def test_r17_fencing_at_stricter_isolation(app: App, level: str) -> None:
         )
         kinds = sorted(type(result).__name__ for result in results)
         assert kinds == ["FencedError"] * 5 + ["NoneType"]
-    await engine.dispose()
-
-
-@on_asyncio
-async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
-    store = SQLAlchemyCursorStore(engine)
-    await store.create_tables()
-
-    @sa.event.listens_for(engine.sync_engine, "before_cursor_execute")
-    def fail(*_: object) -> None:
-        raise RuntimeError("with a payload")
-
-    with pytest.raises(StoreError, match="RuntimeError") as failed:
-        await store.load(FEED)
-    assert isinstance(failed.value.__cause__, RuntimeError)
-    assert (failed.value.feed, "payload" in str(failed.value)) == (FEED.url, False)
     await engine.dispose()
 
 

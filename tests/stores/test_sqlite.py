@@ -239,16 +239,6 @@ def test_r17_of_several_processes_each_revision_is_saved_by_one(tmp_path: Path) 
         assert process.exitcode == 0
 
 
-async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
-    async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
-        odd: Any = {0: Position("c"), "one": Position("c")}
-        with pytest.raises(StoreError, match="TypeError") as failed:
-            await store.save(FEED, odd)
-        assert isinstance(failed.value.__cause__, TypeError)
-        assert failed.value.feed == FEED.url
-        await store.save(FEED, opening())
-
-
 def as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
     """The factory of Python's own documentation."""
     return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}

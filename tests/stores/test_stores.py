@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.stores import Journal, JournalledStore
+from feedapi_client.stores import Journal, JournalledStore, Lease
 from feedapi_client.testing.contracts import (
     AdministrableStoreContract,
     DoneStoreContract,
@@ -16,7 +16,7 @@ from feedapi_client.testing.contracts import (
 )
 from tests.stores import drivers
 from tests.stores.drivers import App, failing, handle, leave_all, with_drivers
-from tests.stores.journal_contract import AGING, JournalContract, Make
+from tests.stores.journal_contract import AGING, FEED, JournalContract, Make
 
 SQL = drivers.SQL[1:]
 
@@ -68,13 +68,25 @@ class TestRedis(OnDriver, AdministrableStoreContract):
     supports_second_handle = supports_failure_injection = True
 
 
+class Leases(OnDriver, LeaseStoreContract):
+    async def test_a_look_that_repeats_the_last_one_makes_no_lease(self, store: Any) -> None:
+        for name in ("a", "b"):
+            await store.beat(FEED, name, 1000)
+        await store.put(FEED, "a", [Lease(1, "a", 1)])
+        last = await store.look(FEED)
+        await store.beat(FEED, "a", 2000)
+        again = await store.look(FEED, last)
+        assert again.leases is last.leases
+        assert again.instances[0].expires_in > 1000
+
+
 @with_drivers([drivers.MEMORY])
-class TestLeasesInMemory(OnDriver, LeaseStoreContract):
+class TestLeasesInMemory(Leases):
     supports_second_handle = False
 
 
 @with_drivers([*SQL, drivers.REDIS[0]])
-class TestLeases(OnDriver, LeaseStoreContract):
+class TestLeases(Leases):
     supports_second_handle = True
 
 

@@ -13,73 +13,12 @@ import pytest
 from feedapi_client.stores.threads import in_thread, transact_in_thread
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("how", ["returns", "raises"])
-def test_r20_a_thread_is_waited_for_after_a_native_cancellation(how: str, times: int) -> None:
-    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        began.set()
-        go_on.wait(60)
-        ended.set()
-        if how == "raises":
-            raise OSError("the connection is gone")
-
-    async def main() -> None:
-        call = asyncio.ensure_future(in_thread(work))
-        await asyncio.to_thread(began.wait, 60)
-        for _ in range(times):
-            call.cancel()
-            done, _ = await asyncio.wait([call], timeout=0.05)
-            assert not done
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert ended.is_set()
-
-    asyncio.run(main())
-
-
-@pytest.mark.anyio
-async def test_r20_a_scope_that_is_cancelled_waits_as_well() -> None:
-    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        began.set()
-        go_on.wait(60)
-        ended.set()
-
-    with anyio.CancelScope() as scope:
-
-        async def cancel() -> None:
-            await anyio.to_thread.run_sync(began.wait, 60)
-            scope.cancel()
-            go_on.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel)
-            await in_thread(work)
-    assert scope.cancel_called
-    assert ended.is_set()
-
-
-@pytest.mark.anyio
-async def test_what_a_function_returns_or_raises_is_passed_on() -> None:
-    assert await in_thread(lambda: 7) == 7
-
-    def fail() -> None:
-        raise OSError("no")
-
-    with pytest.raises(OSError, match="no"):
-        await in_thread(fail)
-
-
 class Transaction:
     """One whose work, or whose commit, goes on only when it may."""
 
     def __init__(self, waits_in: str) -> None:
         self.waits, self.go_on, self.over = threading.Event(), threading.Event(), threading.Event()
-        self.committed = False
+        self.committed = self.fails = False
         self._waits_in = waits_in
 
     @contextmanager
@@ -91,21 +30,32 @@ class Transaction:
         finally:
             self.over.set()
 
-    def work(self, _: None) -> None:
+    def work(self, _: None = None) -> None:
         self._reach("work")
+
+    def whole(self) -> None:
+        with self.begin():
+            self.work()
 
     def _reach(self, where: str) -> None:
         if where == self._waits_in:
             self.waits.set()
             self.go_on.wait(60)
+            if self.fails:
+                raise OSError("the connection is gone")
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_r20_a_commit_that_has_begun_is_waited_for_after_a_native_cancellation(times: int) -> None:
-    one = Transaction("commit")
+@pytest.mark.parametrize("what", ["a thread", "a thread that raises", "a commit"])
+def test_r20_what_has_begun_is_waited_for_after_a_native_cancellation(
+    what: str, times: int
+) -> None:
+    one = Transaction("commit" if what == "a commit" else "work")
+    one.fails = "raises" in what
 
     async def main() -> None:
-        call = asyncio.ensure_future(transact_in_thread(one.begin, one.work))
+        begun = transact_in_thread(one.begin, one.work)
+        call = asyncio.ensure_future(begun if what == "a commit" else in_thread(one.whole))
         await asyncio.to_thread(one.waits.wait, 60)
         for _ in range(times):
             call.cancel()
@@ -114,9 +64,39 @@ def test_r20_a_commit_that_has_begun_is_waited_for_after_a_native_cancellation(t
         one.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert one.committed
+        assert one.over.is_set()
+        assert one.committed != one.fails
+        begun.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.anyio
+async def test_r20_a_scope_that_is_cancelled_waits_as_well() -> None:
+    one = Transaction("work")
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            await anyio.to_thread.run_sync(one.waits.wait, 60)
+            scope.cancel()
+            one.go_on.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel)
+            await in_thread(one.whole)
+    assert scope.cancel_called
+    assert one.over.is_set()
+
+
+@pytest.mark.anyio
+async def test_what_a_function_returns_or_raises_is_passed_on() -> None:
+    assert await in_thread(lambda: 7) == 7
+
+    def fail() -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        await in_thread(fail)
 
 
 @pytest.mark.anyio

@@ -153,6 +153,25 @@ class LeaseStoreContract(StoreContract):
         assert not await _claimed(store, "b", {2: 1})
         assert await _owners(store) == {1: "b", 2: "a"}
 
+    async def test_a_look_shows_what_has_changed_since_the_last_one(
+        self, store: LeaseStore
+    ) -> None:
+        """Also of an instance that left and joined again."""
+        for name in ("a", "b"):
+            await store.beat(FEED, name, LONG)
+        seen = [await store.look(FEED)]
+        for claimed in ({1: 0}, {1: 1}):
+            await store.leave(FEED, "a")
+            await store.beat(FEED, "a", LONG)
+            seen.append(await store.look(FEED))
+            await _claimed(store, "a", claimed)
+            await _claimed(store, "b", {2: 0})
+            seen.append(await store.look(FEED))
+            await store.put(FEED, "b", [Lease(2, None, 1)])
+            now = await store.look(FEED)
+            for last in seen:
+                assert (await store.look(FEED, last)).leases == now.leases
+
     async def test_ends_hold_until_all_others_are_gone(self, store: LeaseStore) -> None:
         """Or until somebody claims the partition, and reads it on."""
         for name in ("a", "b"):
