@@ -223,9 +223,9 @@ class PageReader:
         return CheckpointedEvents(self._open[: self._held], self.last_checkpoint or "", 0)
 
     def feed(self, chunk: bytes | list[bytes]) -> list[CheckpointedEvents]:
-        """Read the next bytes, or lines. Return what a checkpoint closed, as at most one batch. Never raises
-        for what they hold, because the batches before a fault count: `check` and `finish` raise it
-        afterwards.
+        """Read the next bytes, or lines. Return what a checkpoint closed, as at most one batch.
+        Never raises for what they hold, because the batches before a fault count: `check` and
+        `finish` raise it afterwards.
         """
         if self._error is None:
             try:

@@ -330,7 +330,7 @@ class Request(Turn):
         if self._undelivered is None:
             return
         enough = bool(self._stream) or self._undelivered >= DELIVERY_BYTES
-        if enough or self._clock() - self._delivered_at > DELIVERY_SECONDS:
+        if enough or self.seen - self._delivered_at > DELIVERY_SECONDS:
             self._deliver()
 
     def _deliver(self) -> None:
