@@ -74,12 +74,16 @@ class Decoded(NamedTuple):
 
 def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[list[bytes]]:
     """Cut bytes into lines, as many as are decoded at a time, so that other tasks get their turn in
-    between. The last may be incomplete. They are fewer while `decoder` has to look at each line.
+    between. The last may be incomplete. They are fewer while `decoder` has to look at each line,
+    and of 2 KiB at least: of very short ones many are decoded at once.
     """
     for start in range(0, len(data), PART_BYTES):
-        lines = BytesIO(data[start : start + PART_BYTES]).readlines()
+        part = data[start : start + PART_BYTES]
+        lines = BytesIO(part).readlines()
+        least = 2 * _SMALL * len(lines) // len(part)
         while lines:
             most = _SLOW_LINES if decoder is not None and decoder.slow else PART_LINES
+            most = max(most, least)
             yield lines[:most]
             del lines[:most]
 

@@ -424,6 +424,14 @@ class TestNonsense:
         assert max(sum(map(len, part)) for part in cut) <= 64 * 1024
         assert max(map(len, cut)) <= most
 
+    @pytest.mark.parametrize("line", [b"\n", b"{}\n", b"{ }\n"])
+    def test_parts_of_short_lines_are_long_enough_to_be_decoded_at_once(
+        self, line: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_SMALL", 1024)
+        body = line * 65_536
+        assert len(list(parts(body, Page().decoder))) < len(body) / 1024
+
     def test_parts_are_smaller_while_each_line_is_looked_at(self) -> None:
         page = Page()
         for line, slow in ((b'{"Data":{}}\n', True), (b'{"event":{}}\n', False)):
