@@ -158,9 +158,9 @@ class PageDecoder:
             return
         complete, decoded = block.endswith(b"\n"), None
         if complete and len(block) >= _SMALL:
-            decoded = self._at_once(block, lines)
-            if decoded is None and self._is_nothing(block, lines):
+            if self.slow and self._is_nothing(block, lines):
                 return
+            decoded = self._at_once(block, lines)
             self.slow = decoded is None
         if decoded is not None:
             self.saw_events = self.saw_events or len(decoded.records) > len(decoded.cursors)
@@ -232,7 +232,7 @@ class PageDecoder:
             found.append(lines[-1])
         else:
             found = lines
-        if not _are_objects(found):
+        if {line[:1] for line in found} != {b"{"} or {line[-2:] for line in found} != {b"}\n"}:
             return False
         return bool(head) or {
             bytes(record._payload)[:1] for record in records if not record._cursor
@@ -271,8 +271,10 @@ class PageDecoder:
             found = len(_read_nothing(block))
         except (ValueError, RecursionError):
             return False
-        lines = [line for line in lines if not line.isspace()]
-        if len(lines) != found or not _are_objects(lines):
+        if len(lines) != found:
+            block = b"".join([line for line in lines if not line.isspace()])
+        # A newline between ``}`` and ``{`` can't be inside of an object.
+        if block.count(b"}\n{") != found - 1 or block[:1] + block[-2:] != b"{}\n":
             return False
         self.unknown_commands += found
         self._count(found)
@@ -492,13 +494,6 @@ def _flat(line: bytes) -> bytes:
     kept = int.from_bytes(levels.translate(_KEPT))
     kept |= kept >> 8  # so that each bracket has its other one
     return (int.from_bytes(line) & kept).to_bytes(len(line)).replace(b"\0", b" ")
-
-
-def _are_objects(lines: list[bytes]) -> bool:
-    """Whether each begins and ends as a line of one object. Between ``}`` and ``{`` a newline can't
-    be inside of one.
-    """
-    return {line[:1] for line in lines} == {b"{"} and {line[-2:] for line in lines} == {b"}\n"}
 
 
 def _is_utf8(value: msgspec.Raw | bytes) -> bool:
