@@ -212,13 +212,13 @@ class FeedClient:
 
 
 class FetchResponse(Exchange):
-    """A response, open while it is entered. Feed its chunks to `reader`."""
+    """A response, open while it is entered. Feed its chunks, or its lines, to `reader`."""
 
     __slots__ = ("_info", "_parts", "_since", "reader")
 
     def __init__(self, reader: PageReader, info: FeedInfo, *request: Any) -> None:
         super().__init__(*request)
-        self._parts: Iterator[bytes] = iter(())
+        self._parts: Iterator[list[bytes]] = iter(())
         self._since = 0.0
         self.reader, self._info = reader, info
 
@@ -229,11 +229,12 @@ class FetchResponse(Exchange):
             _check_count(error, self._info)
             raise
 
-    async def __anext__(self) -> bytes:
+    async def __anext__(self) -> list[bytes]:  # type: ignore[override]
+        """The next lines; the last may be incomplete."""
         part = next(self._parts, None)
         if part is None:
             self._parts = self.reader.parts(await super().__anext__())
-            part = next(self._parts, b"")
+            part = next(self._parts, [])
             if self.reader.kept_bytes < PART_BYTES:
                 self._since = self._io.now()
                 return part
@@ -242,12 +243,13 @@ class FetchResponse(Exchange):
         self._since = self._io.now()
         return part
 
-    def chunks(self) -> Self:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """The body's bytes as they arrive, content encodings undone.
 
         Raises `TornResponseError` when the body breaks off.
         """
-        return self
+        async for lines in self:
+            yield b"".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +316,8 @@ class Fetch:
         info, gave = client.info or await client.discover(), False
         async with client.open(info, partition, self._cursor, stream=stream) as response:
             reader = response.reader
-            async for chunk in response.chunks():
-                for events in reader.feed(chunk):
+            async for lines in response:
+                for events in reader.feed(lines):
                     gave = True
                     yield self._batch(events)
                 reader.check()

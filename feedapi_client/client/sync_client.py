@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import orjson
@@ -141,7 +142,7 @@ class _Blocking(Generic[T]):
         return item
 
 
-class SyncFetchResponse(_Blocking[bytes]):
+class SyncFetchResponse(_Blocking[list[bytes]]):
     """See `FetchResponse`."""
 
     @property
@@ -150,9 +151,9 @@ class SyncFetchResponse(_Blocking[bytes]):
         reader: PageReader = self._inner.reader
         return reader
 
-    def chunks(self) -> Self:
+    def chunks(self) -> Iterator[bytes]:
         """See `FetchResponse.chunks`."""
-        return self
+        return map(b"".join, self)
 
 
 class SyncFetch(_Blocking[Batch]):

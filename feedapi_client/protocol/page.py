@@ -222,10 +222,10 @@ class PageReader:
             return None
         return CheckpointedEvents(self._open[: self._held], self.last_checkpoint or "", 0)
 
-    def feed(self, chunk: bytes) -> list[CheckpointedEvents]:
-        """Read the next bytes. Return what a checkpoint closed, as at most one batch. Never raises
-        for what they hold, because the batches before a fault count: `check` and `finish` raise it
-        afterwards.
+    def feed(self, chunk: bytes | list[bytes]) -> list[CheckpointedEvents]:
+        """Read the next bytes, or lines. Return what a checkpoint closed, as at most one batch.
+        Never raises for what they hold, because the batches before a fault count: `check` and
+        `finish` raise it afterwards.
         """
         if self._error is None:
             try:
@@ -237,8 +237,8 @@ class PageReader:
             self._error = self.too_much_unclosed()
         return batches
 
-    def parts(self, chunk: bytes) -> Iterator[bytes]:
-        """Cut a chunk into what takes a millisecond or two to `feed`."""
+    def parts(self, chunk: bytes) -> Iterator[list[bytes]]:
+        """Cut a chunk into lines, as many as take a millisecond or two to `feed`."""
         return parts(chunk, self._decoder)
 
     def check(self) -> None:
@@ -298,7 +298,7 @@ class PageReader:
     # ------------------------------------------------------------------ checkpoints
 
     def _receive(self, decoded: Decoded) -> None:
-        lines, records, checkpoints, cursors = decoded
+        lines, records, checkpoints, cursors, size = decoded
         closing = self._last_closing(cursors) if cursors else -1
         start = 0
         for number, at in enumerate(checkpoints):
@@ -311,11 +311,10 @@ class PageReader:
             elif number > closing:
                 self._held = len(self._open)
         self._open += records[start:]
-        unseen = [lines[at] for at in checkpoints]
-        self._open_bytes += sum(map(len, lines)) - sum(map(len, unseen))
+        unseen = [len(lines[at]) for at in checkpoints]
+        self._open_bytes += size - sum(unseen)
         if closing >= 0:
-            left = sum(map(len, lines[checkpoints[closing] + 1 :]))
-            left -= sum(map(len, unseen[closing + 1 :]))
+            left = sum(map(len, lines[checkpoints[closing] + 1 :])) - sum(unseen[closing + 1 :])
             self._ready_bytes += self._open_bytes - left
             self._open_bytes = left
         if cursors:

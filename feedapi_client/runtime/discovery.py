@@ -395,10 +395,10 @@ class Discovery:
     async def _first_checkpoint(self, info: FeedInfo, partition: int) -> CheckpointedEvents | None:
         async with self._client.open(info, partition, LAST) as response:
             reader = response.reader
-            async for chunk in response:
-                # Line by line: the first checkpoint counts, and a chunk may hold several.
-                for line in chunk.splitlines(keepends=True):
-                    for batch in reader.feed(line):
+            async for lines in response:
+                # Line by line: the first checkpoint counts, and there may be several.
+                for line in lines:
+                    for batch in reader.feed([line]):
                         return batch
                 reader.check()
             finished = reader.finish()

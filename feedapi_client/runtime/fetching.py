@@ -208,7 +208,7 @@ class Request(Turn):
             idle.deadline = self._clock() + limits.stream_idle_timeout
         waits = True
         try:
-            async for chunk in response:
+            async for lines in response:
                 waits = False
                 if idle is not None:
                     idle.deadline = math.inf
@@ -217,7 +217,7 @@ class Request(Turn):
                 if self._stream and not budget.stuck:  # others may have taken the room meanwhile
                     await self._make_room(reader)
                 before = p.pending_bytes + self._unclosed
-                self._take(reader, chunk)
+                self._take(reader, lines)
                 if self._news:
                     return
                 self._update_buffer(reader)
@@ -240,12 +240,12 @@ class Request(Turn):
                 raise
             self._cut = True
 
-    def _take(self, reader: PageReader, chunk: bytes) -> None:
+    def _take(self, reader: PageReader, lines: list[bytes]) -> None:
         most = self._iteration.limits.max_batch_events
-        for part in _parts(chunk, most and max(most // _PARTS, 1)):
+        for part in _parts(lines, most and max(most // _PARTS, 1)):
             if self._planning.overlaps:
                 few = _parts(part, _LINES_BY_KEY)
-                batches = _marked([batch for lines in few for batch in reader.feed(lines)])
+                batches = _marked([batch for each in few for batch in reader.feed(each)])
             else:
                 batches = reader.feed(part)
             for batch in batches:
@@ -332,7 +332,7 @@ class Request(Turn):
         if self._undelivered is None:
             return
         enough = bool(self._stream) or self._undelivered >= DELIVERY_BYTES
-        if enough or self._clock() - self._delivered_at > DELIVERY_SECONDS:
+        if enough or self.seen - self._delivered_at > DELIVERY_SECONDS:
             self._deliver()
 
     def _deliver(self) -> None:
@@ -710,21 +710,10 @@ def _marked(batches: list[CheckpointedEvents]) -> list[CheckpointedEvents]:
     return [CheckpointedEvents(events, marks[-1][1], size, marks)] if marks else []
 
 
-def _parts(chunk: bytes, lines: int | None) -> Iterator[bytes]:
-    """Cut a chunk into parts of so many lines: what one part closes is one batch.
+def _parts(lines: list[bytes], most: int | None) -> Iterator[list[bytes]]:
+    """Cut lines into parts of so many: what one part closes is one batch.
 
     Parts of an eighth of a batch's events are joined to batches that come close to it.
     """
-    if lines is None:
-        yield chunk
-        return
-    start = 0
-    while start < len(chunk):
-        end = start
-        for _ in range(lines):
-            end = chunk.find(b"\n", end) + 1
-            if not end:
-                end = len(chunk)
-                break
-        yield chunk[start:end]
-        start = end
+    most = most or max(len(lines), 1)
+    return (lines[at : at + most] for at in range(0, len(lines), most))

@@ -152,7 +152,7 @@ class Fetch:
         with client.open(info, result.partition, asked, progress=self._progress) as response:
             reader = response.reader
             self._moved = self._clock()
-            for chunk in response:
+            for chunk in response.chunks():
                 for piece in self._pieces(reader, chunk):
                     yield from self._deliver(reader.feed(piece))
                 reader.check()
