@@ -194,7 +194,9 @@ def parse_lineage(text: str) -> dict[int, int | None]:
         none = parent.lower() == "none"
         ids = (child,) if none else (child, parent)
         if not colon or not all(id.isascii() and id.isdigit() and len(id) <= 5 for id in ids):
-            raise ValueError(f"must be pairs such as 1:0,2:0,3:none (child:parent), with {_IDS}")
+            raise ValueError(
+                f"must be pairs of child and parent such as 1:0,2:0,3:none, with {_IDS}"
+            )
         value = None if none else int(parent)
         if edges.setdefault(int(child), value) != value:
             raise ValueError(f"gives partition {int(child)} two parents")

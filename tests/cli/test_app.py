@@ -512,6 +512,7 @@ def test_r19_a_driver_that_can_not_be_loaded_is_named_without_secrets(
     assert "hunter2" not in result.output
 
 
+@pytest.mark.anyio
 async def test_one_authorization_is_sent() -> None:
     given = {"authorization": "b", "X": "c"}
     async with Connection(auth_env="Bearer a", header_env=given).client() as http:

@@ -295,7 +295,7 @@ def _check_graph(found: Graph) -> None:
     depths: dict[int, int] = {}
     count_before(before, depths)
     for partition in found:
-        assert 0 <= depths[partition.id] <= len(found)
+        assert 0 <= depths[partition.id] <= len(found.partitions)
         if partition.starts_after is not None:
             assert partition.id in found.children[partition.starts_after]
         for ancestor in partition.cursor_from:

@@ -99,7 +99,8 @@ BROKEN = {
 
 def cases(name: str) -> Iterator[dict[str, Any]]:
     """The arguments of a test of the contract, by its marks."""
-    marks = [each.args for each in getattr(getattr(CursorStoreContract, name), "pytestmark", ())]
+    found = getattr(getattr(CursorStoreContract, name), "pytestmark", ())
+    marks = [each.args for each in found if each.name == "parametrize"]
     for values in product(*(values for _, values in marks)):
         yield {argument: value for (argument, _), value in zip(marks, values, strict=True)}
 
