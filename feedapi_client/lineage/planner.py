@@ -431,14 +431,14 @@ class Planner:
             return False
         if e.status != "superseded":
             return e.reopened or e.status == "drained"
-        return self.graph.partitions.keys().isdisjoint(self._heirs_of(e.id))
-
-    def _heirs_of(self, partition: int) -> set[int]:
-        found, waiting = {partition}, [partition]
+        seen, waiting = {e.id}, [e.id]
         while waiting:
-            waiting += (new := self._successors.get(waiting.pop(), set()) - found)
-            found |= new
-        return found - {partition}
+            successors = self._successors.get(waiting.pop(), set()) - seen
+            if not successors.isdisjoint(self.graph.partitions):
+                return False  # at once: all of a long chain may be listed
+            seen |= successors
+            waiting += successors
+        return True
 
     def finished(self) -> bool:
         """Return whether all is read and committed. One that waits for an open parent at its end is
