@@ -24,11 +24,9 @@ def asks_for_end(partition: Partition, start: StartAt, *, selects_events: bool) 
 def first_positions(
     graph: Graph, start: StartAt, ends: Mapping[int, str], selection: Selection, *, feed: str
 ) -> dict[int, Begin]:
-    """Return where each begins, but for those that take over the cursor of an ancestor: one that
-    `start` gives, or one that is stored although it is not selected.
-
-    Raises `LineageError` (`start` names what is not listed) and `NoProgressError` (an end that is
-    not among `ends`).
+    """Return where each begins, but for those that take the cursor of an ancestor: one of `start`,
+    or one that is stored and not selected. Raises `LineageError` (`start` names what is not listed)
+    and `NoProgressError` (an end that is not among `ends`).
     """
     given = start if isinstance(start, Mapping) else {}
 

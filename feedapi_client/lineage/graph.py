@@ -7,7 +7,7 @@ zero value. The children then look like roots, and nothing keeps them behind the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
@@ -21,10 +21,8 @@ _SHOWN = 8
 
 
 class Graph:
-    """The partitions of one discovery, with their edges in both directions. Not to be changed.
-
-    Parents and ancestors need not be listed. `children` and `successors` have the ids of those that
-    start after a partition, and that may take its cursor. Raises `LineageError`: a partition names
+    """The partitions of one discovery, with the ids of those that start after one, and that may
+    take its cursor, also of one that is not listed. Raises `LineageError`: a partition names
     itself, uses both split methods, or is in a cycle.
     """
 
@@ -32,7 +30,7 @@ class Graph:
         self.partitions = dict(partitions)
         self.children: dict[int, list[int]] = defaultdict(list)
         self.successors: dict[int, list[int]] = defaultdict(list)
-        linked = [p for p in self if _above(p)]  # of a large feed nearly none
+        linked = [p for p in self if comes_after(p)]  # of a large feed nearly none
         for partition in linked:
             _check_edges(partition, feed)
             if partition.starts_after is not None:
@@ -59,7 +57,7 @@ class Graph:
         return list(found)
 
 
-def _above(partition: Partition) -> tuple[int, ...]:
+def comes_after(partition: Partition) -> tuple[int, ...]:
     return partition.cursor_from if partition.starts_after is None else (partition.starts_after,)
 
 
@@ -67,7 +65,7 @@ def _check_edges(partition: Partition, feed: str | None) -> None:
     if partition.starts_after is not None and partition.cursor_from:
         text = "both startsAfterPartition and cursorFromPartitions are given: "
         text += "a split uses one method or the other"
-    elif partition.id in _above(partition):
+    elif partition.id in comes_after(partition):
         text = f"{_edge_of(partition)} names the partition itself"
     else:
         return
@@ -79,7 +77,7 @@ def _edge_of(partition: Partition) -> str:
 
 
 def _check_cycles(linked: Iterable[Partition], feed: str | None) -> None:
-    before = {p.id: _above(p) for p in linked}
+    before = {p.id: comes_after(p) for p in linked}
     if not any(above in before for edges in before.values() for above in edges):
         return  # no edge leads to another one
     try:
@@ -93,29 +91,22 @@ def _check_cycles(linked: Iterable[Partition], feed: str | None) -> None:
 def descendants(
     partitions: Mapping[int, Partition], roots: Collection[int], among: Collection[int]
 ) -> set[int]:
-    """Return which of the partitions `among` descend from `roots`, by either split method.
-
-    A way that leads over a partition outside of `roots` and `among` does not count.
-    """
+    """Return which of `among` descend from `roots`, over nothing else than these."""
     found: set[int] = set()
     waiting = [partitions[id] for id in among if id in partitions]
-    while more := {p.id for p in waiting if any(a in roots or a in found for a in _above(p))}:
+    while more := {p.id for p in waiting if any(a in roots or a in found for a in comes_after(p))}:
         found |= more
         waiting = [p for p in waiting if p.id not in found]
     return found
 
 
-# ---------------------------------------------------------------------- edges that are left out
-
-
 class SuspectedEdges(NamedTuple):
-    """Closed partitions that no other descends from, and roots that may start after one of them."""
+    """Closed partitions without a descendant, and roots that may start after one of them."""
 
     parents: tuple[int, ...]
     children: tuple[int, ...]
 
     def __str__(self) -> str:
-        """What was seen and what to do, for a report."""
         example = ", ".join(f"{child}: {self.parents[0]}" for child in self.children[:_SHOWN])
         more = ", ..." if len(self.children) > _SHOWN else ""
         return (
@@ -126,8 +117,7 @@ class SuspectedEdges(NamedTuple):
 
 
 def _childless(partitions: Mapping[int, Partition]) -> set[int]:
-    """Return the closed partitions that no other descends from, by any split method."""
-    named = {a for p in partitions.values() for a in _above(p)}
+    named = {a for p in partitions.values() for a in comes_after(p)}
     return {p.id for p in partitions.values() if p.closed and p.id not in named}
 
 
@@ -137,16 +127,14 @@ def suspected_missing_edges(
     *,
     retired: Collection[int] = (),
 ) -> SuspectedEdges | None:
-    """Return the `startsAfterPartition` edges that a discovery seems to lack; None without any.
-
-    It is suspected where a closed partition, not among the `retired`, has neither a child nor a
-    successor while there are roots that are new: not among the `previous`, or for a single
-    discovery with larger ids. Both may be in order: a partition may be retired, and another added.
+    """Return the `startsAfterPartition` edges that a discovery seems to lack: a closed partition,
+    not among the `retired`, has no descendant while there are new roots (not among the `previous`,
+    or for a single discovery with larger ids). It may be in order: one retired, another added.
     """
     ends = _childless(current).difference(retired)
     if not ends:
         return None
-    roots = [p.id for p in current.values() if not _above(p)]
+    roots = [p.id for p in current.values() if not comes_after(p)]
     if previous is None:
         children = [root for root in roots if root > min(ends)]
         parents = [end for end in ends if children and end < max(children)]
@@ -161,23 +149,19 @@ def suspected_missing_edges(
 def with_edges(
     info: FeedInfo, lineage: Mapping[int, int | None], *, unseen: Collection[int] = (), feed: str
 ) -> FeedInfo:
-    """Return the discovery with the edges of `lineage` added, but for those to a parent in `unseen`
-    and those whose child is not listed.
-
-    Raises `LineageError`: the publisher gives the child other ancestors, or they make a cycle.
+    """Return the discovery with the edges of `lineage` added whose child is listed, and whose
+    parent is not in `unseen`. Raises `LineageError`: a contradiction, or a cycle.
     """
     if not lineage:
         return info
     listed, given = info.partitions, dict[int, Partition]()
     for child, parent in lineage.items():
         partition = listed.get(child, Partition(child))
-        above = _above(partition)
+        above = comes_after(partition)
         if above and above != (parent,):
-            text = (
-                f"lineage= says that it starts after {'nobody' if parent is None else parent}, and "
-                f"the feed lists it with {_edge_of(partition)} "
-                f"{', '.join(map(str, above[:_SHOWN]))}. Remove it from lineage="
-            )
+            given_to, listed_as = "nobody" if parent is None else parent, _edge_of(partition)
+            text = f"lineage= says that it starts after {given_to}, and the feed lists it with "
+            text += f"{listed_as} {', '.join(map(str, above[:_SHOWN]))}. Remove it from lineage="
             raise LineageError(text, feed=feed, partition=child)
         given[child] = replace(partition, starts_after=parent)
     try:
@@ -202,13 +186,9 @@ class PublisherEdges:
         self._ends: set[int] = set()  # closed ones without a descendant, of discoveries before
         self._last_ends: set[int] = set()  # those of them that were closed last
 
-    def added(
-        self, info: FeedInfo, *, known: Collection[int], begun: Callable[[], Collection[int]]
-    ) -> FeedInfo:
-        """Return the discovery with the edges of `lineage=`, and with presumed ones.
-
-        Where partition 0 of a feed in dialect v2-token is closed, and no listed partition names it,
-        any root may be its child, but for what has `begun`. Raises as `with_edges` does.
+    def added(self, info: FeedInfo, *, known: Collection[int], begun: Iterable[int]) -> FeedInfo:
+        """Return the discovery with the edges of `lineage=`, and with presumed ones: in v2-token
+        any root may be a child of a closed partition 0 that nobody names, but for what has `begun`.
         """
         listed, edges = info.partitions, self._lineage
         unseen = {
@@ -217,7 +197,7 @@ class PublisherEdges:
             if child in listed and parent is not None and not (parent in listed or parent in known)
         }
         held = self._presumed(info)
-        held = held.difference(begun()) if held else held
+        held = held.difference(begun) if held else held
         info = with_edges(info, edges, unseen=unseen, feed=self._feed)
         self._held, self._unseen = held, unseen
         presumed = {child: replace(listed[child], starts_after=0) for child in held}
@@ -230,17 +210,14 @@ class PublisherEdges:
             return set()
         above, waiting = {0}, [0]
         while waiting:
-            more = [a for a in _above(listed[waiting.pop()]) if a in listed and a not in above]
+            more = [a for a in comes_after(listed[waiting.pop()]) if a in listed and a not in above]
             waiting += more
             above.update(more)
-        roots = {p.id for p in listed.values() if not _above(p)}
+        roots = {p.id for p in listed.values() if not comes_after(p)}
         return roots.difference(self._lineage, above)
 
     def reports(
-        self,
-        info: FeedInfo,
-        previous: Collection[int] | None,
-        drained: Callable[[], Collection[int]],
+        self, info: FeedInfo, previous: Collection[int] | None, drained: Iterable[int]
     ) -> Iterator[Report]:
         """Yield what to report of the discovery that `added` returned, each thing once."""
         for parent, child in self._unseen.items():
@@ -255,7 +232,7 @@ class PublisherEdges:
             self._ends |= ends
         if not (ends or self._held):
             return
-        retired = set(drained())  # what is drained is read before whatever comes now
+        retired = set(drained)  # what is drained is read before whatever comes now
         if self._held and 0 not in retired:
             yield from self._once(
                 "held",

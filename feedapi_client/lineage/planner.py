@@ -1,40 +1,26 @@
 """Facts in, actions out: which partition is read from where, and what is saved when (R4 to R12).
 
 Every input changes facts. Then `_settle` moves partitions to the state that `_desired` derives from
-them, and collects what a driver has to do. Nothing else moves a partition, and to settle twice
-changes nothing. No clock, no I/O. An action that fails ends the driver's session.
+them, and collects what a driver has to do. To settle twice changes nothing. No clock, no I/O.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from feedapi_client import errors, model
 from feedapi_client.errors import FeedError, LineageError
-from feedapi_client.lineage.bootstrap import asks_for_end, first_positions
-from feedapi_client.lineage.graph import Graph, PublisherEdges
+from feedapi_client.lineage import states
+from feedapi_client.lineage.bootstrap import Begin, asks_for_end, first_positions
+from feedapi_client.lineage.graph import Graph, PublisherEdges, comes_after
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.lineage.states import (
-    Action,
-    Drained,
-    Entry,
-    Fail,
-    Rediscover,
-    Report,
-    Save,
-    Start,
-    State,
-    Stop,
-    move_entry,
-)
+from feedapi_client.lineage.states import Action, Entry, Report, State, Stop, move_entry
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position, StartAt, Status
 from feedapi_client.protocol.text import names, shown
 
-_RUNNING = (State.READING, State.CAUGHT_UP)  # here: to look up a member of an enum takes long
-_READABLE = (*_RUNNING, State.ELSEWHERE)
-_READING, _DRAINED = State.READING, State.DRAINED
+_READING, _DRAINED = State.READING, State.DRAINED  # to look up a member of an enum takes long
 _SHOWN = 8
 _LISTED_AGAIN = (
     "is listed as open again, although {}. Was the publisher rolled back? Then stop the consumer, "
@@ -44,12 +30,12 @@ _OVER = {
     "superseded": "its successors took over its cursor: nothing of it is read",
     "drained": "it was closed and drained: it is read on from its end",
 }
-Because = tuple[int, ...] | FeedError  # what a partition waits for, or the error that parks it
+Because = tuple[int, ...] | FeedError  # what a partition waits for, or what parks it
 
 
 class Planner:
-    """Decides for one feed. `entries` is what is known of each partition, `graph` what the last
-    discovery lists and is selected. Not thread-safe.
+    """Decides for one feed. `entries` is what is known of each partition, `graph` what is listed
+    and selected. Not thread-safe. An action that fails ends the driver's session.
     """
 
     def __init__(
@@ -64,57 +50,47 @@ class Planner:
         shared: bool = False,
     ) -> None:
         """As `FeedConsumer`. If `shared`, only what `refresh` names as owned is started."""
-        self.feed, self.ordered = feed, ordered
-        self.start: StartAt = start
+        self.feed, self.ordered, self.start = feed, ordered, start
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
+        self.starts_first = True  # the next discovery that lists any is the first start (R7)
+        self._selection = Selection(partitions, feed)
+        self._edges = PublisherEdges(lineage, ordered=ordered, feed=feed)
+        self._selects_events = selects_events
         # What an input leads to, and what the store holds of the partitions that it decides.
         self._actions: list[Action] = []
         self._rediscover = False
         self._before: dict[int, Position | None] = {}
         self._step = 0
-        self._counts: Counter[State] = Counter()
-        self._selection = Selection(partitions, feed)
-        self._edges = PublisherEdges(lineage, ordered=ordered, feed=feed)
-        self._selects_events = selects_events
-        self.starts_first = True  # the next discovery that lists any is the first start (R7)
         self._known: set[int] = set()  # every partition that was ever stored or listed
         self._parents: dict[int, int] = {}  # also of those that are gone
         self._successors: dict[int, set[int]] = defaultdict(set)  # every one that was ever listed
         self._in_flight: set[int] = set()  # a batch, or a commit under way
         self._listed_again: set[int] = set()  # open, although they were over (R11)
         self._in_doubt = False  # one discovery did not list what another partition waits for
-        # What is known of the leases, and when: a moment is later after each load or discovery that
-        # begins, and each save that ends.
+        # The leases, and moments: one comes with each load or discovery that begins, and each save.
         self._shared = shared
         self._owned: set[int] = set()
         self._others: Collection[int] | None = None  # leases of living instances, once known
         self._ended: Collection[int] = frozenset()  # read to their end, without `follow`
         self._unsure: dict[int, int] = {}  # a save was refused then: memory is not the store
         self._moment = 0
-        self._loaded = 0  # when the newest load began that was taken
-        self._listed = 0  # when the last discovery began
+        self._loaded = self._listed = 0  # when the newest load that was taken, and discovery, began
         self._asked = 0  # when the leases of others were last forgotten
         # Derived from the facts, to look at few partitions after a change of one.
+        self._counts: Counter[State] = Counter()
         self._waiters: dict[int, set[int]] = defaultdict(set)
         # Closed and not split by their cursors, each with the successor it descends from, or -1.
         self._closed: list[tuple[int, int]] | None = None
-        self._has_parents = False  # whether one partition may come after another, see `preceding`
+        self._chains = False  # whether a partition may have to wait for another one
         self._heirs: list[Partition] = []  # listed successors without a cursor of their own
         self._missing: dict[int, int] = {}  # see `_vanished`
 
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
-        return f"<Planner of {self.feed}: {counts}>"
-
-    # ------------------------------------------------------------------ inputs
-
     def load(self, positions: Mapping[int, Position]) -> None:
         """Take the stored positions, once. Without any the next discovery is a first start (R7)."""
-        selected = self._take(positions)
-        for partition, position in selected.items():
+        for partition, position in self._take(positions).items():
             self._place(self._entry(partition), position)
-        self._told(selected)
+        self._told(self.entries)
 
     def _take(self, positions: Mapping[int, Position]) -> Mapping[int, Position]:
         selected = self._selection.load(positions)
@@ -123,27 +99,26 @@ class Planner:
         return selected
 
     def unresolved(self, info: FeedInfo) -> list[int]:
-        # Whose present end the driver has to ask for, for `discover`.
+        """Return whose present end the driver has to ask for, for `discover`."""
         listed = [p for p in info.partitions.values() if self.starts_first]
         selects = self._selects_events
         asked = [p.id for p in listed if asks_for_end(p, self.start, selects_events=selects)]
-        return list(filter(self._selection.__contains__, asked))
+        return [id for id in asked if id in self._selection]
 
     def discover(
         self, info: FeedInfo, *, ends: Mapping[int, str] | None = None, began: int | None = None
     ) -> list[Action]:
-        """Take a discovery, which `began` at that moment. After a `LineageError` (R7, R8, R12)
-        everything is as it was.
-        """
+        """Take what was asked for at the moment `began`. An error changes nothing (R7, R8, R12)."""
         first = self.starts_first
         if first and not info.partitions:
             return []  # a publisher that starts: the first discovery that lists any counts (R7)
-        info = self._edges.added(info, known=self._known, begun=self._begun)
+        info = self._edges.added(info, known=self._known, begun=self._begun())
         self._selection.check(info, self.entries)
         graph = Graph(self._selection.narrow(info), feed=self.feed)
         if first:
-            listed = {} if self._selects_events else {p.id: p.last_cursor for p in graph}
-            found = {id: end for id, end in listed.items() if end is not None} | dict(ends or {})
+            listed = () if self._selects_events else graph
+            found = {p.id: p.last_cursor for p in listed if p.last_cursor is not None}
+            found |= ends or {}
             begin = first_positions(graph, self.start, found, self._selection, feed=self.feed)
             for partition, (cursor, status) in begin.items():
                 self._decide(self._entry(partition), cursor, status)
@@ -151,11 +126,12 @@ class Planner:
         self._listed = self.begin_load() if began is None else began
         self._selection.note(info)
         previous = None if first else self._known
-        self._actions += self._edges.reports(info, previous, self._drained)
+        drained = (e.id for e in self.entries.values() if self._is_drained(e))
+        self._actions += self._edges.reports(info, previous, drained)
         self._known.update(info.partitions)
         again = self._note_listed()
         self._settle(self._all())
-        self._actions += [Start(e.id, e.cursor) for e in again if e.state is _READING]
+        self._actions += [states.Start(e.id, e.cursor) for e in again if e.state is _READING]
         self._listed_again = {e.id for e in self.entries.values() if self._is_listed_again(e)}
         self._in_doubt = any(self._gone(b) == 1 for e in self.entries.values() for b in e.waits_for)
         self._rediscover |= self._in_doubt
@@ -169,12 +145,8 @@ class Planner:
             if entry.end is not None and (not listed.closed or entry.gone):
                 entry.end = None
                 again.append(entry)
-            if (
-                entry.status == "drained"
-                and self._is_mine(entry.id)
-                and not self._is_drained(entry)
-            ):
-                entry.reopened = True
+            drained = entry.status == "drained" and self._is_mine(entry.id)
+            entry.reopened |= drained and not self._is_drained(entry)
             if listed.starts_after is not None:
                 self._parents[listed.id] = listed.starts_after
             for ancestor in listed.cursor_from:
@@ -182,17 +154,16 @@ class Planner:
         for entry in self.entries.values():
             entry.gone = 0 if entry.id in self.graph else min(entry.gone + 1, 2)
         self._closed = None
-        self._has_parents = bool(self._parents) or any(p.closed for p in self.graph)
+        self._chains = self.ordered and (bool(self._parents) or any(p.closed for p in self.graph))
         self._look_for_heirs()
-        if self._shared and any(
-            a not in self._owned and not self._position_of(a) for a in self._awaiting()
-        ):
+        unread = (a for a in self._awaiting() if not self._position_of(a))
+        if self._shared and not self._owned.issuperset(unread):
             # Others may have begun to read that ancestor since their leases were looked at.
             self._others, self._asked = None, self.begin_load()
         return again
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
-        """Return the position that a commit saves, `after` what was saved. It may come again."""
+        """Return the position that a commit saves, `after` what was saved. May be called again."""
         entry = self.entries[partition]
         status: Status = "drained" if self._is_end(entry, cursor) else "open"
         return Position.after(after or entry.position, cursor, status)
@@ -207,19 +178,20 @@ class Planner:
 
     def released(self, partition: int, position: Position | None = None) -> list[Action]:
         entry = self.entries[partition]
-        before = entry.state
+        before, ran = entry.state, entry.running
         self._in_flight.discard(partition)
         if position is not None:
             self.committed(partition, position)
         self._settle([partition])
-        if entry.state is _DRAINED and before not in (*_RUNNING, _DRAINED):
-            self._actions.insert(0, Drained(partition, entry.cursor))  # its lease went meanwhile
+        if entry.state is _DRAINED and before is not _DRAINED and not ran:
+            drained = states.Drained(partition, entry.cursor)  # its lease went meanwhile
+            self._actions.insert(0, drained)
         return self._told()
 
     def committed(self, partition: int, position: Position) -> None:
         """Note what was saved of a partition whose later batches are in flight."""
-        entry, known = self.entries[partition], self.entries[partition].position
-        if known is None or position.revision > known.revision:
+        entry = self.entries[partition]
+        if entry.position is None or position.revision > entry.position.revision:
             self._place(entry, position)  # else another instance went on from it meanwhile
         self.saved({partition: position})
 
@@ -231,16 +203,14 @@ class Planner:
             self._change(entry, _READING)
 
     def ended(self, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
-        """Note that a response was the end, after all that was read before is delivered. One that
-        was closed after the request is asked once more (R6).
-        """
+        """Note that a response was the end, once all before it is delivered."""
         entry = self.entries[partition]
         if not entry.running:
             return []
         if not self.is_closed(partition):
             entry.caught_up = True
         elif asked_closed and cursor == (self._last_cursor(partition) or cursor):
-            entry.end = cursor
+            entry.end = cursor  # what was closed after the request is asked once more (R6)
         return self._told([partition])
 
     def reopened(self, partition: int) -> list[Action]:
@@ -258,8 +228,6 @@ class Planner:
             entry.error = error
         return self._told([partition])
 
-    # ------------------------------------------------------------------ several instances
-
     def refresh(
         self,
         positions: Mapping[int, Position],
@@ -270,10 +238,9 @@ class Planner:
         began: int | None = None,
         looked: int | None = None,
     ) -> list[Action]:
-        """Take the stored positions again, loaded after the moment `began`, and the leases. Those
-        of newly owned partitions have to be loaded after the claim. `others` are held by other
-        living instances, by leases looked at after the moment `looked`; `ended` were read to their
-        end without `follow`. None is as before.
+        """Take the positions that were loaded after the moment `began`, and after the claim of what
+        is newly owned; the leases of other living instances, looked at after `looked`; and what is
+        `ended` without `follow`. None is as before.
         """
         selected = self._take(positions)
         began = self.begin_load() if began is None else began
@@ -283,9 +250,9 @@ class Planner:
         late = {p: moment for p, moment in self._unsure.items() if moment > began}
         gained = set(owned or ()) - self._owned - late.keys()
         doubtful = gained | (self._unsure.keys() - late.keys())
-        known = {id for id, e in self.entries.items() if e.position is not None}
+        placed = {id for id, e in self.entries.items() if e.position is not None}
         kept = self._owned | late.keys() | (self._in_flight - doubtful)
-        for partition in sorted({*selected, *doubtful, *known} - kept):
+        for partition in sorted({*selected, *doubtful, *placed} - kept):
             entry, stored = self._entry(partition), selected.get(partition)
             changed, doubted = stored != entry.position, partition in doubtful
             if entry.error is not None or not (changed or doubted):
@@ -295,9 +262,9 @@ class Planner:
             if stored is None and entry.stored:
                 self._lose_row(entry)
                 continue
-            news = stored is not None and stored.status not in ("open", entry.state.value)
             # What another instance drained or transferred may have successors that are not known.
-            self._rediscover |= news and entry.status != (stored.status if stored else "open")
+            known = (None, "open", entry.status, entry.state.value)
+            self._rediscover |= (stored and stored.status) not in known
             self._place(entry, stored, loaded_at=self._moment if changed else entry.loaded_at)
             entry.end = None
         self._unsure = late
@@ -326,14 +293,15 @@ class Planner:
 
     def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
         """Return the owned ones that are stored otherwise than saved here."""
-        return {
-            p
-            for p in self._owned & stored.keys() - self._unsure.keys()
-            if (known := self.entries[p].position) is not None
-            and stored[p].revision != known.revision  # lower: the store went back
-            and self.entries[p].saved_at < began
-            and not _is_compared(known, stored[p])
-        }
+        found = set()
+        for id in self._owned & stored.keys() - self._unsure.keys():
+            entry, at = self.entries[id], stored[id]
+            if entry.position and entry.saved_at < began and at.revision != entry.position.revision:
+                # Another instance saves an end once more, to compare it before what follows it.
+                compared = _place(at) == _place(entry.position) and at.status != "open"
+                if not compared or at.revision < entry.position.revision:  # the store went back
+                    found.add(id)
+        return found
 
     @property
     def looks_again(self) -> bool:
@@ -354,19 +322,15 @@ class Planner:
                 entry.saved_at, entry.stored = self._moment, True
 
     def leasable(self) -> list[tuple[int, ...]]:
-        """Return the groups to lease: what can be read, and all ancestors whose cursor is to be
-        transferred.
-        """
+        """Return the groups to lease: what can be read, and ancestors that go to one successor."""
         groups = [self._live(successor.cursor_from) for successor in self._unplaced()]
         transferred = [group for group in groups if group and not any(e.error for e in group)]
-        readable = [[e] for e in self.entries.values() if e.state in _READABLE]
+        readable = [[e] for e in self.entries.values() if e.running or e.state is State.ELSEWHERE]
         return [tuple(e.id for e in group) for group in readable + transferred]
 
     def parked(self) -> set[int]:
         """Return the owned partitions that are parked: nobody else is to fail at them, too."""
         return {p for p in self._owned if self.entries[p].state is State.PARKED}
-
-    # ------------------------------------------------------------------ views
 
     @property
     def reads(self) -> bool:
@@ -384,9 +348,8 @@ class Planner:
 
     def preceding(self, partition: int) -> list[int]:
         """Return what comes before a listed partition. For a successor at the first event that is
-        the parent of its ancestor, if it was listed in this session. Otherwise it may have been any
-        closed partition, but for those that were split by their cursors, and those that descend
-        from this successor or from a later one, which has a larger id.
+        the parent of its ancestor, if ever listed. Else it may be any closed partition that was not
+        split by cursor and does not descend from this successor, or from a later one (larger id).
         """
         listed = self.graph.partitions[partition]
         if listed.starts_after is not None:
@@ -412,21 +375,17 @@ class Planner:
                 partition = listed[partition.starts_after]
             top = tops.get(partition.id, partition.id if partition.cursor_from else -1)
             tops.update(dict.fromkeys(chain, top))
-        split = {
-            id for id in listed if id in self._successors or self.entries[id].status == "superseded"
-        }
-        return [(p.id, tops[p.id]) for p in listed.values() if p.closed and p.id not in split]
+        closed = [p.id for p in listed.values() if p.closed and p.id not in self._successors]
+        return [(id, tops[id]) for id in closed if self.entries[id].status != "superseded"]
 
     def listed_again(self) -> dict[int, str]:
         """Return what was over and is listed as open again, and what that means (R11)."""
         again = [self.entries[p] for p in sorted(self._listed_again)]
-        over = {e.id: "drained" if e.reopened else e.position.status for e in again if e.position}
+        over = {e.id: "drained" if e.reopened else e.status for e in again}
         return {id: _LISTED_AGAIN.format(_OVER[at]) for id, at in over.items() if at in _OVER}
 
     def _is_listed_again(self, e: Entry) -> bool:
-        """A superseded one counts if none of those that may hold its cursor now is listed: a
-        publisher may go on listing what it has split.
-        """
+        # A publisher may go on listing what it has split: then one with its cursor is listed, too.
         if e.id not in self.graph or self.is_closed(e.id):
             return False
         if e.status != "superseded":
@@ -441,12 +400,9 @@ class Planner:
         return True
 
     def finished(self) -> bool:
-        """Return whether all is read and committed. One that waits for an open parent at its end is
-        finished (R8), one that waits for a transfer is not.
-        """
-        if self.reads or self._in_flight or self._in_doubt:
-            return False
-        return not self.unfinished_elsewhere()
+        """Return whether all is read and committed. What waits for an open parent is (R8)."""
+        doubt = self.reads or self._in_flight or self._in_doubt
+        return not doubt and not self.unfinished_elsewhere()
 
     def unfinished_elsewhere(self) -> bool:
         # Of a closed partition the end is not enough: its children start when it is drained.
@@ -483,33 +439,29 @@ class Planner:
 
     def _held_back(self, e: Entry, listed: Partition) -> tuple[State, Because] | None:
         """Return what keeps a listed partition from being started; None if nothing does."""
-        if e.position is not None and not self._follows(e.id):
+        if e.position is not None and not comes_after(listed):
             return None  # as nearly all partitions of a large feed
         if e.position is None and self._is_outlived(e.id):
             return State.SUPERSEDED, ()  # its events are in a successor that is read (R9)
         if e.position is None and listed.cursor_from:  # where it starts is not decided yet (R9)
-            error = self._parked(listed.cursor_from)
-            return (State.PARKED, error) if error else (State.WAITING, self._awaited(listed))
+            lost = self._parked(listed.cursor_from)
+            return (State.PARKED, lost) if lost else (State.WAITING, self._awaited(listed))
         parent = listed.starts_after
         if parent is not None and parent not in self.graph and self._is_lost(parent, e):
-            text = (
-                f"starts after partition {parent}, which is no longer listed and was never read to "
-                "its end. Set the cursor of both by hand"
-            )
-            return State.PARKED, errors.LostPartitionError(
-                text, feed=self.feed, partition=e.id
-            )  # R8
-        blockers = self._blockers(e.id) if self.ordered else ()
-        if (error := self._parked(blockers)) is not None:
-            return State.PARKED, error  # descendants stop, too (R18)
+            text = f"starts after partition {parent}, which is no longer listed and was never read "
+            text += "to its end. Set the cursor of both by hand"
+            error = errors.LostPartitionError(text, feed=self.feed, partition=e.id)
+            return State.PARKED, error  # R8
+        blockers = self._blockers(e.id) if self._chains else ()
+        if (parked := self._parked(blockers)) is not None:
+            return State.PARKED, parked  # descendants stop, too (R18)
         return (State.WAITING, blockers) if blockers else None  # R4, R8
 
     def _settle(self, dirty: Iterable[int]) -> None:
         """Move partitions, and what depends on them, to their states; first transfer cursors."""
         begun: list[Entry] = []
-        queue = deque(dirty)
-        graph = self.graph
-        if self._heirs and any(id in graph.successors or self._is_heir(id) for id in queue):
+        queue, above_heirs = deque(dirty), self.graph.successors
+        if self._heirs and any(id in above_heirs or self._is_heir(id) for id in queue):
             queue.extendleft(reversed(self._transfer()))
         while queue:
             entry = self.entries[queue.popleft()]
@@ -520,7 +472,7 @@ class Planner:
                 if not entry.running and (entry.cursor == FIRST or entry.waits_for):
                     begun.append(entry)
                 queue.extend(self._move(entry, state, because))
-        if begun and self.ordered:
+        if begun and self._chains:
             self._compare_ends(begun)
 
     def _told(self, dirty: Iterable[int] = ()) -> list[Action]:
@@ -528,20 +480,17 @@ class Planner:
         self._settle(dirty)
         actions: list[Action] = [a for a in self._actions if type(a) is Stop]
         if self._before:
-            decided = {id: (before, self.entries[id]) for id, before in self._before.items()}
-            unchanged = [id for id, (before, e) in decided.items() if _is_at(before, e)]
-            actions.append(
-                Save({id: e.position for id, (_, e) in decided.items() if e.position}, unchanged)
-            )
+            decided = {id: p for id in self._before if (p := self.entries[id].position)}
+            unchanged = {id for id, p in decided.items() if _place(p) == _place(self._before[id])}
+            actions.append(states.Save(decided, unchanged))
         actions += [a for a in self._actions if type(a) is not Stop]
-        actions += [Rediscover()] if self._rediscover else []
+        actions += [states.Rediscover()] if self._rediscover else []
         self._actions, self._before, self._rediscover = [], {}, False
         return actions
 
     def _decide(self, e: Entry, cursor: str, status: Status = "open") -> None:
-        """Change what is stored. All decisions of an input are one save, with one random step."""
-        if not self._before:
-            self._step = model.draw_step()
+        """Change what is stored: all decisions of an input are one save, with one random step."""
+        self._step = self._step if self._before else model.draw_step()
         before = self._before.setdefault(e.id, e.position)
         e.finished |= status == "superseded" and self._is_drained(e)
         e.position = model.position_after(before, cursor, status, step=self._step)
@@ -549,51 +498,49 @@ class Planner:
 
     def _move(self, e: Entry, state: State, because: Because) -> Collection[int]:
         """Change the state of a partition. Return those whose state may follow from that."""
-        source = e.state
+        source, ran = e.state, e.running
         e.waits_for = because if isinstance(because, tuple) else ()
         for blocker in e.waits_for:
             self._waiters[blocker].add(e.id)
         if state is not source:
             self._change(e, state)
-            if source in _RUNNING and state not in _RUNNING:
-                self._actions.append(Stop(e.id))
-                e.caught_up = False
-        if state in _RUNNING and e.status == "drained":
+        stopped = ran and not e.running
+        if stopped:
+            self._actions.append(Stop(e.id))
+            e.caught_up = False
+        if e.running and e.status == "drained":
             self._open_again(e)
         if state is not source:
             self._enter(e, because)
         if state is _DRAINED:
-            self._store_end(e, read=source in _RUNNING)
+            self._store_end(e, read=ran)
         self._warn(e)
         if state is not source and (_DRAINED in (source, state) or state is State.PARKED):
-            below = [*self.graph.children.get(e.id, ()), *self.graph.successors.get(e.id, ())]
+            below = (*self.graph.children.get(e.id, ()), *self.graph.successors.get(e.id, ()))
             return sorted(self._waiters.pop(e.id, set()).union(below))
-        return (e.id,) if source in _RUNNING and not e.running else ()  # now it can be held back
+        return (e.id,) if stopped else ()  # now it can be held back
 
     def _compare_ends(self, begun: list[Entry]) -> None:
-        """Save what begins, and the ends before it, known from memory (R17). A store that went back
-        lacks them, and would take what follows all the same: it compares a row with its own
-        revision.
+        """Save what begins with the ends before it, known from memory (R17): a store that went back
+        lacks them, and would take what follows all the same.
         """
         for e in begun:
             now = e.state is _READING or (e.state is _DRAINED and e.saved_at == math.inf)
-            if now and not e.reopened and e.id not in self._in_flight and self._follows(e.id):
+            if now and e.id in self.graph and not e.reopened and e.id not in self._in_flight:
                 before = [self.entries[p] for p in self.preceding(e.id) if p in self.entries]
                 ends = [b for b in before if b.position and b.id not in self._in_flight]
                 for each in (e, *ends) if ends else ():
                     self._decide(each, each.cursor, each.status or "open")
 
     def _store_end(self, e: Entry, *, read: bool) -> None:
-        """Save the end of a drained partition, unless it is stored, and tell it (R6). Not at the
-        transition: what is stored may change while the state stays the same.
-        """
+        # Not at the transition: what is stored may change while the state stays the same.
         shown_now = not self._is_drained(e)
         if e.status != "drained":
             self._decide(e, e.cursor, "drained")
             e.loaded_at = 0
         e.reopened = False
         if shown_now or read:
-            self._actions.append(Drained(e.id, e.cursor))
+            self._actions.append(states.Drained(e.id, e.cursor))
 
     def _change(self, e: Entry, state: State) -> None:
         self._counts[e.state] -= 1
@@ -604,7 +551,7 @@ class Planner:
         match e.state:
             case State.READING:
                 e.caught_up, e.end, e.warned = False, None, False
-                self._actions.append(Start(e.id, e.cursor))
+                self._actions.append(states.Start(e.id, e.cursor))
             case State.DRAINED:
                 self._rediscover = True
             case State.SUPERSEDED if e.position is None:
@@ -612,11 +559,10 @@ class Planner:
             case State.PARKED if isinstance(because, FeedError):
                 # An error that a driver or another partition had is known already.
                 if e.error is None and because.partition == e.id:
-                    self._actions.append(Fail(e.id, because))
+                    self._actions.append(states.Fail(e.id, because))
                 e.error = because
             case State.VANISHED if e.position and e.id not in self.graph.successors:
-                # What another instance reads may be newer than this discovery.
-                if self._is_mine(e.id):
+                if self._is_mine(e.id):  # else who reads it may know a newer discovery
                     text = "is no longer listed, and no successor of it is read: it stops at its"
                     self._actions.append(Report(e.id, f"{text} cursor {shown(e.cursor)}"))
 
@@ -644,29 +590,24 @@ class Planner:
         e.stored = e.stored or position is not None
 
     def _is_outdated(self, e: Entry, stored: Position | None, began: int) -> bool:
-        """Whether what was loaded is older than what is known. A lower revision alone doesn't say
-        so: a database may have failed over.
-        """
+        # A lower revision alone doesn't say so: a database may have failed over.
         if e.position is None or (stored is not None and stored.revision >= e.position.revision):
             return False
-        return began < self._loaded or began < e.saved_at
+        return began < max(self._loaded, e.saved_at)
 
     def _lose_row(self, e: Entry) -> None:
         """Park a partition whose position was in the store and is not any more (R7, R17)."""
-        saved = e.saved_at < math.inf
-        if saved and (
-            e.status == "superseded" or (e.status == "drained" and e.id not in self.graph)
-        ):
+        over = e.status == "superseded" or (e.status == "drained" and e.id not in self.graph)
+        if over and e.saved_at < math.inf:
             return  # nothing of it is to be read
         self._place(e, None)
-        e.error = errors.StoreError(
+        text = (
             "its position is no longer in the store, although this consumer saved it: the store "
             "went back, or somebody deleted the position, or moved it (feed_name=). Nothing is "
-            "read again from the first event. Check 'feedapi cursors ls' before you start again",
-            feed=self.feed,
-            partition=e.id,
+            "read again from the first event. Check 'feedapi cursors ls' before you start again"
         )
-        self._actions.append(Fail(e.id, e.error))
+        e.error = errors.StoreError(text, feed=self.feed, partition=e.id)
+        self._actions.append(states.Fail(e.id, e.error))
 
     def _position_of(self, partition: int) -> Position | None:
         return self.entries[partition].position if partition in self.entries else None
@@ -680,17 +621,14 @@ class Planner:
             return False
         return e.id not in self.graph or self.is_closed(e.id) or self._listed <= e.loaded_at
 
-    def _drained(self) -> set[int]:
-        return {e.id for e in self.entries.values() if self._is_drained(e)}
-
-    def _begun(self) -> set[int]:
-        """Return the partitions that are read, or that have a position behind their beginning."""
-        known = self.entries.values()
-        begun = {
-            e.id for e in known if e.running or (e.status or "open", e.cursor) != ("open", FIRST)
-        }
-        given = self.start if self.starts_first and isinstance(self.start, Mapping) else {}
-        return begun.union(given)
+    def _begun(self) -> Iterator[int]:
+        """Yield the partitions that are read, or that have a position behind their beginning."""
+        if self.starts_first and isinstance(self.start, Mapping):
+            yield from self.start
+        fresh = (None, (FIRST, "open"))
+        for e in self.entries.values():
+            if e.running or _place(e.position) not in fresh:
+                yield e.id
 
     def _is_outlived(self, partition: int) -> bool:
         """Whether one that nobody read was listed as an ancestor of one that is read."""
@@ -702,33 +640,25 @@ class Planner:
         return known.gone if known else self._selection.gone.get(partition, 0)
 
     def _is_lost(self, parent: int, child: Entry) -> bool:
-        """Whether an unlisted parent was never read to its end (R8). One that is neither listed nor
-        stored is history at the first start, when the child has a position.
-        """
+        """Whether an unlisted parent was never read to its end (R8)."""
         known, other = self.entries.get(parent), self._selection.others.get(parent)
-        if known is None:
+        if known is None:  # history at the first start, when the child has a position
             drained = other is not None and other.status == "drained"
             return child.position is None and self._gone(parent) != 1 and not drained
         if known.status == "superseded":
             return not known.finished and child.cursor == FIRST
         return known.gone > 1 and not self._is_drained(known)
 
-    def _follows(self, partition: int) -> bool:
-        listed = self.graph.partitions[partition]
-        return listed.starts_after is not None or bool(listed.cursor_from and self._has_parents)
-
     def _blockers(self, partition: int) -> tuple[int, ...]:
-        """Return what has to be drained before. A drained parent may have a parent that is not: a
-        database that failed over lacks its end, or an operator has moved it.
-        """
+        # A drained parent may have one that is not: after a failover, or an operator has moved it.
         found: dict[int, None] = {}
         for id in self.preceding(partition):
-            above: int | None = id
-            while above is not None and not self._is_undrained(above):
-                listed = self.graph.partitions.get(above)
-                above = listed.starts_after if listed else None
-            if above is not None and above != partition:
-                found[above] = None
+            parent: int | None = id
+            while parent is not None and not self._is_undrained(parent):
+                listed = self.graph.partitions.get(parent)
+                parent = listed.starts_after if listed else None
+            if parent is not None and parent != partition:
+                found[parent] = None
         return tuple(found)
 
     def _is_undrained(self, partition: int) -> bool:
@@ -756,17 +686,12 @@ class Planner:
     # ------------------------------------------------------------------ cursor transfer (R9)
 
     def _is_heir(self, partition: int) -> bool:
-        """Whether a listed successor takes the cursor of an ancestor. Also one whose cursor was
-        moved back (R11): it is superseded, and an ancestor is not, which comes about in no other
-        way.
-        """
+        # Also one whose cursor was moved back (R11): only then an ancestor is not superseded, too.
         listed, e = self.graph.partitions.get(partition), self.entries[partition]
         if listed is None or not listed.cursor_from or e.live:
             return False
-        return e.position is None or (
-            not self._live(self._successors.get(partition, ()))
-            and bool(self._live(listed.cursor_from))
-        )
+        below = self._successors.get(partition, ())
+        return e.position is None or bool(self._live(listed.cursor_from) and not self._live(below))
 
     def _look_for_heirs(self) -> None:
         self._heirs = [p for p in self.graph if p.cursor_from and not self.entries[p.id].live]
@@ -776,7 +701,6 @@ class Planner:
         return [p for p in self._heirs if self._is_heir(p.id)]
 
     def _awaiting(self) -> Iterable[int]:
-        """Return the ancestors of those that take a cursor."""
         return (ancestor for heir in self._unplaced() for ancestor in heir.cursor_from)
 
     def _live(self, partitions: Iterable[int]) -> list[Entry]:
@@ -787,14 +711,13 @@ class Planner:
         """Give successors without a position the cursor of their ancestor, in one save."""
         successors = [s for s in self._unplaced() if s.id not in self._in_flight]
         blocked = self._with_siblings(successors)
-        # No other successor may take the cursor of an ambiguous one's ancestor. A superseded
-        # ancestor is not looked at any more: the next start would find the other one alone, and
-        # skip what this one has unread.
+        # No other successor takes the cursor of an ambiguous one's ancestor: the next start would
+        # find the other ancestor alone, and skip what this one has unread.
         live = {s.id: self._live(s.cursor_from) for s in successors}
         ambiguous = [id for id, found in live.items() if len({e.cursor for e in found}) > 1]
         disputed = {e.id: id for id in ambiguous for e in live[id]}
-        self._missing = lost = self._vanished()
-        decided: dict[int, tuple[str, Status]] = {}
+        self._missing = self._vanished()
+        decided: dict[int, Begin] = {}
         touched: list[int] = []
         for successor in successors:
             entry = self.entries[successor.id]
@@ -802,7 +725,7 @@ class Planner:
             if self._parked(successor.cursor_from) or not blocked.isdisjoint(successor.cursor_from):
                 continue
             try:
-                found = self._inherited(successor, disputed, lost)
+                found = self._inherited(successor, disputed)
             except LineageError as error:
                 touched += self._move(entry, State.PARKED, error)
                 continue
@@ -839,7 +762,6 @@ class Planner:
         return blocked
 
     def _awaited(self, s: Partition) -> tuple[int, ...]:
-        """Return what decides where a successor begins: ancestors, all of a merge, or a hole."""
         undecided = [a for a in s.cursor_from if self._is_undecided(a)]
         live = [e.id for e in self._live(s.cursor_from)]
         return tuple(sorted(undecided or live or self._missing))
@@ -848,7 +770,7 @@ class Planner:
         return ancestor in self._in_flight or ancestor in self._unsure or self._is_others(ancestor)
 
     def _is_others(self, ancestor: int) -> bool:
-        """Whether another instance transfers its cursor, or may commit its first one."""
+        # Another instance transfers its cursor, or may commit its first one.
         if not self._shared or ancestor in self._owned:
             return False
         if self._others is None or ancestor in self._others:
@@ -857,19 +779,14 @@ class Planner:
 
     def _vanished(self) -> dict[int, int]:
         kept = self.graph.successors.keys() | self._selection.left_out
-        gone = (
-            e for e in self.entries.values() if e.gone and e.status == "open" and e.error is None
-        )
-        return {e.id: e.gone for e in gone if e.id not in kept} | self._selection.gone
+        gone = [e for e in self.entries.values() if e.gone and e.id not in kept and not e.error]
+        return {e.id: e.gone for e in gone if e.status == "open"} | self._selection.gone
 
-    def _inherited(
-        self, s: Partition, disputed: Mapping[int, int], lost: Mapping[int, int]
-    ) -> dict[int, tuple[str, Status]]:
+    def _inherited(self, s: Partition, disputed: dict[int, int]) -> dict[int, Begin]:
         """Return what has to be saved for a successor and its ancestors; nothing: not yet decided.
         Every ancestor named before the one whose cursor is taken is superseded too, known or not: a
         discovery that lags must not start it. Without any position all are: another consumer of
-        this name (R17) may still commit a batch of one. A cursor that was taken before is saved
-        again: a store that went back may not hold it any more, and refuses that.
+        this name may still commit one (R17). What was taken before is saved again, to be compared.
         """
         self._selection.check_ancestors(s)
         live = self._live(s.cursor_from)
@@ -878,14 +795,12 @@ class Planner:
         stored = {a: self._position_of(a) or others.get(a) for a in s.cursor_from}
         placed = [e.id for e in live] or [a for a in s.cursor_from if stored[a] is not None]
         source = placed[0] if placed else None
-        if not live and lost:
-            if max(lost.values()) > 1:
-                text = (
-                    f"no ancestor of it holds a cursor, while {names(lost)} had one and vanished "
-                    "without a successor: what was read may come again. Set its cursor by hand"
-                )
-                raise errors.LostPartitionError(text, feed=self.feed, partition=s.id)
-            return {}
+        if not live and self._missing:
+            if max(self._missing.values()) == 1:
+                return {}
+            text = f"no ancestor of it holds a cursor, while {names(self._missing)} had one and "
+            text += "vanished without a successor: what was read may come again. Set its cursor by "
+            raise errors.LostPartitionError(f"{text}hand", feed=self.feed, partition=s.id)
         held_at = stored[source] if source is not None else None
         cursor = FIRST if held_at is None else held_at.cursor
         before = s.cursor_from[: None if source is None else s.cursor_from.index(source)]
@@ -894,9 +809,7 @@ class Planner:
         taken = {e.id: e.cursor for e in held} | dict.fromkeys(skipped, cursor)
         return {s.id: (cursor, "open"), **{a: (at, "superseded") for a, at in taken.items()}}
 
-    def _check_unambiguous(
-        self, s: Partition, live: list[Entry], disputed: Mapping[int, int]
-    ) -> None:
+    def _check_unambiguous(self, s: Partition, live: list[Entry], disputed: dict[int, int]) -> None:
         disputes = [disputed[e.id] for e in live if e.id in disputed]
         if disputes:
             other = s.id if len({e.cursor for e in live}) > 1 else disputes[0]
@@ -906,10 +819,7 @@ class Planner:
             text += f": {stand}. Set the cursor of partition {other} by hand"
             raise errors.AmbiguousLineageError(text, feed=self.feed, partition=s.id)
 
-    # ------------------------------------------------------------------ reports
-
     def _report_unknown_ancestors(self, successor: Partition) -> None:
-        """Report a successor that begins at its first event although the consumer is no new one."""
         others = self._selection.others
         if any(a in self.entries or a in others for a in successor.cursor_from):
             return
@@ -932,20 +842,12 @@ class Planner:
             if found := [w for w in waiters if e.id in self.entries[w].waits_for]:
                 text = f"was read to its end, which is not committed: {names(found)} can't start"
         elif e.state is _DRAINED and self.doubted(e.id):
-            text = (
-                f"is stored as drained at {shown(e.cursor)}, and listed as closed with the last "
-                f"cursor {shown(self._last_cursor(e.id) or '')}: it is asked once more"
-            )
+            text = f"is stored as drained at {shown(e.cursor)}, and listed as closed with the last "
+            text += f"cursor {shown(self._last_cursor(e.id) or '')}: it is asked once more"
         e.warned = text is not None
         if text is not None:
             self._actions.append(Report(e.id, text))
 
 
-def _is_at(before: Position | None, e: Entry) -> bool:
-    return before is not None and (before.cursor, before.status) == (e.cursor, e.status)
-
-
-def _is_compared(known: Position, stored: Position) -> bool:
-    # Another instance has saved an end once more before what follows it.
-    same = (known.cursor, known.status) == (stored.cursor, stored.status)
-    return same and known.status != "open" and stored.revision > known.revision
+def _place(position: Position | None) -> tuple[str, Status] | None:
+    return (position.cursor, position.status) if position else None

@@ -7,17 +7,15 @@ from dataclasses import replace
 
 from feedapi_client.errors import LineageError
 from feedapi_client.model import FeedInfo, Partition, Position
-
-_SHOWN = 20
+from feedapi_client.protocol.text import names
 
 
 class Selection:
     """The selected partitions, and the stored positions of all others.
 
-    A discovery is narrowed to the selection. A parent or ancestor that is not selected is dropped,
-    but for one whose stored position still counts: a parent that is not listed any more, and any
-    ancestor, because it matters where its successor starts. So is no ancestor that is gone: what it
-    came after its successor comes after, too. What is gone is judged as without a selection.
+    A discovery is narrowed to the selection, and to parents and ancestors that still count: stored
+    ones, but for a parent that is listed, and ancestors that are gone, because what they came after
+    their successor comes after, too. What is gone is judged as without a selection.
     """
 
     def __init__(self, partitions: Iterable[int] | None, feed: str) -> None:
@@ -39,9 +37,7 @@ class Selection:
         """Raise `LineageError` when a selected partition is neither listed nor `known`."""
         missing = sorted((self._chosen or set()) - info.partitions.keys() - known.keys())
         if missing:
-            listed = sorted(info.partitions)
-            only = f", only {', '.join(map(str, listed[:_SHOWN]))}" if listed else ""
-            only += " …" if len(listed) > _SHOWN else ""
+            only = f", only {names(info.partitions)}" if info.partitions else ""
             text = f"the feed does not list this partition{only}"
             raise LineageError(text, feed=self._feed, partition=missing[0])
 
@@ -58,7 +54,6 @@ class Selection:
         self.left_out.update(*(p.cursor_from for p in info.partitions.values() if p.id not in self))
 
     def narrow(self, info: FeedInfo) -> Mapping[int, Partition]:
-        """Return the selected partitions of a discovery."""
         listed = info.partitions
         if self._chosen is None:
             return listed
@@ -71,14 +66,10 @@ class Selection:
         return replace(partition, starts_after=parent if kept else None, cursor_from=above)
 
     def check_ancestors(self, partition: Partition) -> None:
-        """Raise `LineageError` when an ancestor that is not selected still holds its cursor: to
-        take it would supersede a position that is not ours.
-        """
+        """Raise `LineageError` when an ancestor that is not selected still holds a cursor."""
         for ancestor in partition.cursor_from:
             position = self.others.get(ancestor)
             if position is not None and position.status != "superseded":
-                text = (
-                    f"is to take over the cursor that is stored for partition {ancestor}, which "
-                    "is not selected: select it too, or run once without a selection"
-                )
+                text = f"is to take over the cursor that is stored for partition {ancestor}, which "
+                text += "is not selected: select it too, or run once without a selection"
                 raise LineageError(text, feed=self._feed, partition=partition.id)

@@ -1,7 +1,6 @@
-"""The states of a partition, the legal moves between them as data, and what a driver is asked for.
+"""The states of a partition, the legal moves as data, and what a driver is asked for.
 
-`move_entry` is the only way from one state to another; it checks each move against `TRANSITIONS`,
-from which the documentation draws its table.
+`move_entry` is the only way from one state to another. The documentation draws `TRANSITIONS`.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from feedapi_client.errors import FeedError
 from feedapi_client.model import FIRST, Position, Status
@@ -83,8 +84,7 @@ TRANSITIONS: tuple[tuple[State, State, str, str], ...] = (
     (_E, _V, _GONE, "R11"),
     (_E, _P, _LOST, "R8 R9 R18"),
 )
-"""Every legal move, once for each pair of states: from, to, what makes it happen, and the rules of
-consumption that demand it. `PARKED` is final for the session."""
+"""Every legal move: from, to, what makes it happen, and the rules that demand it."""
 _LEGAL = frozenset((source, target) for source, target, _, _ in TRANSITIONS)
 
 
@@ -126,67 +126,47 @@ class Entry:
 
 
 def move_entry(entry: Entry, state: State) -> None:
-    """Change the state of a partition. An illegal move is a defect of this library, which no retry
-    and no parking may hide: no `FeedError`.
-    """
+    """Raise `RuntimeError` where it is illegal: a defect of ours that no retry may hide."""
     if (entry.state, state) not in _LEGAL:
-        raise RuntimeError(
-            f"internal error: partition {entry.id} must not go from '{entry.state}' to '{state}'. "
-            "Please report it"
-        )
+        move = f"partition {entry.id} must not go from '{entry.state}' to '{state}'"
+        raise RuntimeError(f"internal error: {move}. Please report it")
     entry.state = state
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Save all of these in one atomic save before the next action is carried out. What is
-    `unchanged` but for its revision is saved to be compared with what is stored (R17).
-    """
-
+class Save(msgspec.Struct, frozen=True):  # all in one save, before the next action is carried out
     positions: dict[int, Position]
-    unchanged: Collection[int] = ()
+    unchanged: Collection[int] = ()  # but for their revisions, which are to be compared (R17)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Read the partition from the cursor. If it is being read already, go on without a pause."""
-
+class Start(
+    msgspec.Struct, frozen=True
+):  # from the cursor; what is being read goes on without a pause
     partition: int
     cursor: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop reading the partition and drop what was read and not delivered."""
-
+class Stop(msgspec.Struct, frozen=True):  # and drop what was read and not delivered
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """The end of the partition is stored: tell it, unless the save before was refused."""
-
+class Drained(
+    msgspec.Struct, frozen=True
+):  # its end is stored: tell it, unless the save before was refused
     partition: int
     cursor: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rediscover:
-    """Discover again soon, because the topology may have changed (R10)."""
+class Rediscover(msgspec.Struct, frozen=True): ...  # soon: the topology may have changed (R10)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Report something to the operator. Nothing has failed."""
-
+class Report(msgspec.Struct, frozen=True):  # to the operator; nothing has failed
     partition: int | None
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Raise the error, or report it and read the others (R18): what it names is parked already."""
-
+class Fail(
+    msgspec.Struct, frozen=True
+):  # raise the error, or report it and go on (R18): it is parked already
     partition: int
     error: FeedError
 

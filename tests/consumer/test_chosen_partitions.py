@@ -16,7 +16,7 @@ SPLIT = [
     *(do.begin_with(2), do.numbers(0, 0), do.numbers(1, 1)),
     *(do.split(0, into=(2, 3)), do.numbers(2, 2), do.numbers(3, 3)),
 ]
-UNLISTED = LineageError, "does not list this partition, only 0, 1, 2, 3"
+UNLISTED = LineageError, "does not list this partition, only partitions 0, 1, 2, 3"
 PATIENCE = RetryPolicy(base_delay=0.002, max_delay=0.01, refused_for=0.1)
 STARTS = do.fail(faults.Edit(lambda found: {**found, "partitions": None}), on="discovery", times=2)
 STEPS: dict[str, list[Step]] = {

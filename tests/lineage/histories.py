@@ -120,6 +120,7 @@ class History:
     def __init__(self) -> None:
         self.store: dict[int, Position] = {}
         self.changed = False  # by somebody else
+        self.slow = False  # no save comes to its end
         self.options: dict[str, Any] = {}
         self.taken: dict[int, Position] = {}  # checkpoints that are still to be saved
         self.loads: dict[str, tuple[int, dict[int, Position]]] = {}
@@ -166,7 +167,7 @@ class History:
             if isinstance(one, Save):
                 fits = self._save(one.positions)
                 assert fits or self.changed, f"replaces what is not stored yet: {_action(one)}"
-                if fits:
+                if fits and not self.slow:
                     self.planner.saved(one.positions)
             if isinstance(one, tuple):
                 yield ",".join(map(str, one))
@@ -192,6 +193,9 @@ class History:
         """Another instance has saved these."""
         self.changed = True
         self.store |= _stored(words)
+
+    def do_slow(self) -> None:
+        self.slow = True
 
     def do_gone(self, id: str) -> None:
         del self.store[int(id)]

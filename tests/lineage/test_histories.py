@@ -60,6 +60,10 @@ r06_an_uncommitted_end_drains_nothing_and_is_reported_once_where_children_wait
   list 0! 1<0 / delivered 0 / release 0
   end 0 z closed -> report 0 ~not committed: partition 1 can't start | 0R 1W(0) / end 0 z closed ->
   release 0 z -> stop 0; save 0@z:drained#3 1#2; drained 0@z; start 1; discover | 0D 1R
+r06_a_parent_that_is_not_listed_any_more_while_its_end_is_being_saved_stays_drained
+  list 0! 1<0 / slow / end 0 _first closed -> stop 0; save 0:drained#2 1#2; drained 0; start 1;
+      discover
+  list 1<0 -> | 0D 1R
 r06_r15_an_end_seen_before_the_partition_was_open_again_drains_nothing_and_it_is_asked_on
   list 0! 1<0 / delivered 0 / end 0 z closed ->
   list 0 1<0 -> report 1 ~waits for partition 0; start 0 / list 0! 1<0 ->
@@ -478,12 +482,11 @@ r07_only_the_selected_partitions_are_started_and_saved
   given partitions=[1,2] / list 0 1 2 -> save 1 2; start 1; start 2 | 1R 2R
   given partitions=[0] / list 0 / list 0 1 -> | 0R
 r07_an_unknown_partition_is_an_error_that_names_it_and_changes_nothing
-  given partitions=[0,9] / list 0 1 -> LineageError ~does not list this partition, only 0, 1
+  given partitions=[0,9] / list 0 1 -> LineageError ~does not list this partition, only partitions 0, 1
   given partitions=[99]
-  list 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 -> LineageError
-      ~does not list this partition, only 0, 1, 2, ~18, 19 …
+  list 0 1 2 3 4 5 6 7 8 -> LineageError ~only partitions 0, 1, 2, 3, 4, 5, 6, 7 and others
   given partitions=[0,9] start="last"
-  list 0 ends={0:"e"} -> LineageError ~does not list this partition, only 0 / unresolved 0 9 -> 0; 9
+  list 0 ends={0:"e"} -> LineageError ~does not list this partition, only partition 0 / unresolved 0 9 -> 0; 9
   list 0 9 ends={0:"e",9:"f"} -> save 0@e 9@f; start 0@e; start 9@f
   given partitions=[99] / list ->
 r11_a_selected_partition_that_vanishes_is_reported
