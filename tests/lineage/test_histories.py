@@ -482,11 +482,11 @@ r07_only_the_selected_partitions_are_started_and_saved
   given partitions=[1,2] / list 0 1 2 -> save 1 2; start 1; start 2 | 1R 2R
   given partitions=[0] / list 0 / list 0 1 -> | 0R
 r07_an_unknown_partition_is_an_error_that_names_it_and_changes_nothing
-  given partitions=[0,9] / list 0 1 -> LineageError ~does not list this partition, only partitions 0, 1
+  given partitions=[0,9] / list 0 1 -> LineageError ~does not list this partition, ~0, 1
   given partitions=[99]
   list 0 1 2 3 4 5 6 7 8 -> LineageError ~only partitions 0, 1, 2, 3, 4, 5, 6, 7 and others
   given partitions=[0,9] start="last"
-  list 0 ends={0:"e"} -> LineageError ~does not list this partition, only partition 0 / unresolved 0 9 -> 0; 9
+  list 0 ends={0:"e"} -> LineageError ~does not list this partition, ~0 / unresolved 0 9 -> 0; 9
   list 0 9 ends={0:"e",9:"f"} -> save 0@e 9@f; start 0@e; start 9@f
   given partitions=[99] / list ->
 r11_a_selected_partition_that_vanishes_is_reported
