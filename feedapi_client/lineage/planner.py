@@ -453,9 +453,9 @@ class Planner:
             error = errors.LostPartitionError(text, feed=self.feed, partition=e.id)
             return State.PARKED, error  # R8
         blockers = self._blockers(e.id) if self._chains else ()
-        if (parked := self._parked(blockers)) is not None:
-            return State.PARKED, parked  # descendants stop, too (R18)
-        return (State.WAITING, blockers) if blockers else None  # R4, R8
+        if not blockers:
+            return None  # R4, R8; descendants of what is parked stop, too (R18)
+        return (State.PARKED, p) if (p := self._parked(blockers)) else (State.WAITING, blockers)
 
     def _settle(self, dirty: Iterable[int]) -> None:
         """Move partitions, and what depends on them, to their states; first transfer cursors."""
@@ -504,11 +504,11 @@ class Planner:
             self._waiters[blocker].add(e.id)
         if state is not source:
             self._change(e, state)
-        stopped = ran and not e.running
-        if stopped:
+        runs = e.running
+        if stopped := ran and not runs:
             self._actions.append(Stop(e.id))
             e.caught_up = False
-        if e.running and e.status == "drained":
+        if runs and e.status == "drained":
             self._open_again(e)
         if state is not source:
             self._enter(e, because)
