@@ -393,7 +393,7 @@ class Planner:
         seen, waiting = {e.id}, [e.id]
         while waiting:
             successors = self._successors.get(waiting.pop(), set()) - seen
-            if not successors.isdisjoint(self.graph.partitions):
+            if any(id in self.graph for id in successors):
                 return False  # at once: all of a long chain may be listed
             seen |= successors
             waiting += successors

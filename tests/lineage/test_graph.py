@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from feedapi_client import FeedInfo, LineageError, Partition, Position
+from feedapi_client import LineageError, Partition
 from feedapi_client.lineage.graph import Graph, SuspectedEdges, descendants
-from feedapi_client.lineage.planner import Planner
 
 
 def graph(*partitions: Partition) -> Graph:
@@ -28,25 +25,6 @@ def test_r12_edges_are_indexed_in_both_directions_and_need_not_be_listed() -> No
 def test_r12_a_chain_of_all_partitions_is_built_without_recursion() -> None:
     chain = [Partition(id, closed=True, starts_after=id - 1 if id else None) for id in range(32768)]
     assert len(graph(*chain).partitions) == 32768
-
-
-def test_r11_a_long_chain_that_goes_on_being_listed_is_not_walked_for_each_of_it() -> None:
-    size, looks = 500, 0
-
-    class Counted(dict[int, set[int]]):
-        def get(self, key: int, default: Any = None) -> Any:
-            nonlocal looks
-            looks += 1
-            return super().get(key, default)
-
-    chain = [Partition(id, cursor_from=(id - 1,) if id else ()) for id in range(size)]
-    planner = Planner(feed="http://feed")
-    planner.load({id: Position("a", "superseded") for id in range(size - 1)})
-    info = FeedInfo("v2-draft", {p.id: p for p in chain})
-    planner.discover(info)
-    planner._successors = Counted(planner._successors)  # type: ignore[assignment]
-    planner.discover(info)
-    assert size - 1 <= looks <= 4 * size
 
 
 def test_r21_the_middle_of_a_long_cycle_is_left_out_of_the_message() -> None:
