@@ -134,6 +134,9 @@ class Oracle:
         """Whether all faults have ended: what the application does must succeed from now on."""
         self._last: dict[tuple[int, Any], int] = {}
         self._floating: set[int] = set()
+        self._outset: dict[int, str] = {}
+        """Where partitions were drained at a first start at the end: the publisher need not say
+        where that is, and a replica that lags says an older place."""
         self._history = 0
         """The newest event that a consumer which starts at the end must not be given."""
         self._seen: dict[int, Seen] = {}
@@ -250,8 +253,8 @@ class Oracle:
         """A batch came: the parent of its partition must be drained before (R4, R8).
 
         `known`: how many changes there were when its process started, and `loaded` the positions
-        that it loaded last: it can't know of later changes, nor that another process has come to a
-        drained parent again, which a server of an old version lists.
+        that it has loaded, or saved since: it can't know of later changes, nor that another process
+        has come to a drained parent again, which a server of an old version lists.
         """
         parent, unknown = self._world.partitions[partition].starts_after, known != self.changes
         if parent is None or not self._ordered or unknown or parent in self.false_ends:
@@ -314,13 +317,15 @@ class Oracle:
     ) -> None:
         """A process is about to save that partitions are drained: there must be evidence (R6)."""
         if self._from_the_end and not stored:
+            self._outset = {id: p.cursor for id, p in positions.items() if p.status == "drained"}
             return
+        found = {id: before.revision for id, before in stored.items()}
+        if self._from_the_end and any(p.replaces != found.get(id) for id, p in positions.items()):
+            return  # a first start that comes second: all of it will be refused
         for id, position in positions.items():
             before = stored.get(id)
             if position.status != "drained" or (before and before.status == "drained"):
                 continue
-            if self._from_the_end and before and before.revision != position.replaces:
-                continue  # a first start that comes second: it will be refused
             unread = self._unread(id, position)
             if self._world.last_cursor and not self._selected:
                 if unread:
@@ -466,7 +471,7 @@ class Oracle:
             if self._from_the_end and not positions:
                 continue  # the first save is under way
             if self._from_the_end and stored is not None and stored.replaces is None:
-                continue  # maybe closed from the outset: the publisher need not say where it ends
+                continue  # maybe closed from the outset
             if not self._selected and not self.changed:
                 self._check_state(found, stored, alone=alone)
             if alone:
@@ -513,6 +518,8 @@ class Oracle:
         at_end = stored is not None and (id in self.false_ends or not self._unread(id, stored))
         if stored is not None and self._world.last_cursor:
             at_end = stored.cursor == partition.cursor(partition.closed_sequence)
+        elif stored is not None and stored.cursor == self._outset.get(id):
+            at_end = True  # it is saved once more before what comes after it
         if stored is None or partition.closed == float("inf") or not at_end:
             self.violated("status", f"partition {id} is shown drained, and stored as {stored}")
 
@@ -586,10 +593,16 @@ class Oracle:
     def is_unlisted(self, partitions: Collection[int], known: Collection[int], now: float) -> bool:
         """Return whether a discovery may lack one of the partitions, which is not `known` either.
 
-        It was split before the consumer saw it, or a replica that lags doesn't list it yet.
+        It was split before the consumer saw it, or a replica that lags doesn't list it yet, or not
+        again after a rollback.
         """
         missing = [self._world.partitions[id] for id in partitions if id not in known]
-        return any(p.retired <= now or now - p.created < LONGEST_LAG for p in missing)
+        return any(
+            p.retired <= now
+            or now - p.created < LONGEST_LAG
+            or any(now - listed < LONGEST_LAG for _, listed in p.absent)
+            for p in missing
+        )
 
     def started_at_the_end(self) -> None:
         """The consumer begins behind everything that was published so far."""

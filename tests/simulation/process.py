@@ -377,12 +377,11 @@ class Process:
 
     def _received(self, batch: Batch) -> None:
         self.reports.check()
-        session = self.session
         self._oracle.delivered(
             batch.partition,
             self.positions(),
             known=self._known_changes,
-            loaded=session.loaded if isinstance(session, SharedSession) else None,
+            loaded=self.session.known,
         )
         limit = self._settings.buffer_bytes
         if limit < SMALL_BUFFER and self._entered is not None:

@@ -171,8 +171,6 @@ class SharedSession(StoreSession):
         self.lock_seconds = lock_seconds
         self.claimed: dict[int, Claimed] = {}
         """What was stored of the partitions that were claimed, and not asked for since."""
-        self.loaded: Mapping[int, Position] = {}
-        """The positions that the process loaded last."""
         self.changes: Callable[[], int] = lambda: 0
         """Returns how often positions were changed by others than the consumers."""
         self.knowledge: Knowledge | None = None
@@ -183,8 +181,7 @@ class SharedSession(StoreSession):
         """See `CursorStore.load`."""
         if self.knowledge is not None:
             self.knowledge.loads()
-        self.loaded = await super().load(feed)
-        return dict(self.loaded)
+        return await super().load(feed)
 
     async def save(
         self,

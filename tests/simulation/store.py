@@ -159,14 +159,16 @@ class StoreSession:
         self.lock_seconds = 0.0
         """How long a statement waits for a locked row; 0: for ever."""
         self.on_save: OnSave | None = None
-        """Is called with what is about to be saved outside of a transaction, what is stored, and
-        when the save began."""
+        """Is called with what is about to be saved, what is stored, and when the save began."""
+        self.known: dict[int, Position] = {}
+        """The positions that the process has loaded, or saved since."""
         self._database = database
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
         await self.operation()
-        return dict(self._database.positions.get(feed, {}))
+        self.known = dict(self._database.positions.get(feed, {}))
+        return dict(self.known)
 
     async def save(
         self,
@@ -184,9 +186,7 @@ class StoreSession:
         began = anyio.current_time()
         await self.operation()
         await self.wait_for(changes)
-        if self.on_save is not None:
-            self.on_save(positions, self._database.positions.get(feed, {}), began)
-        self._database.apply(changes, [])
+        self.apply(changes, [], began)
         for partition, ids in (passed or {}).items():
             self._database.done.get((feed, partition), set()).difference_update(ids)
         await self._database.reply()
@@ -252,6 +252,20 @@ class StoreSession:
         """Begin a transaction of the application."""
         return Transaction(self)
 
+    def apply(
+        self,
+        changes: Mapping[tuple[FeedKey, int], Position],
+        effects: list[Effect],
+        began: float,
+    ) -> None:
+        """Make changes durable whose save has begun then. See `SimulatedDatabase.apply`."""
+        positions = {partition: position for (_, partition), position in changes.items()}
+        if positions and self.on_save is not None:
+            feed, _ = next(iter(changes))
+            self.on_save(positions, self._database.positions.get(feed, {}), began)
+        self._database.apply(changes, effects)
+        self.known |= positions
+
     def apply_at_once(self, effects: list[Effect]) -> None:
         """Make effects durable in a transaction of their own, for an application without one."""
         if not self.dead:
@@ -273,6 +287,7 @@ class Transaction:
         self._session = session
         self._generation = session._database.generation
         self._changes: dict[tuple[FeedKey, int], Position] = {}
+        self._began = 0.0
         self._done: list[tuple[tuple[FeedKey, int], str]] = []
 
     async def done(self, feed: FeedKey, event: DoneEvent) -> None:
@@ -288,6 +303,7 @@ class Transaction:
 
     async def save(self, changes: Mapping[tuple[FeedKey, int], Position]) -> None:
         """Save positions in this transaction. Raises `FencedError`."""
+        self._began = anyio.current_time()
         await self._session.operation()
         self._check_connection()
         for (feed, partition), position in changes.items():
@@ -309,7 +325,7 @@ class Transaction:
         """
         await self._session.operation()
         self._check_connection()
-        self._session._database.apply(self._changes, self._in_order())
+        self._session.apply(self._changes, self._in_order(), self._began)
         for row, id in self._done:
             self._session._database.done.setdefault(row, set()).add(id)
         await self._session._database.reply()

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from feedapi_client.model import Position
+from feedapi_client.model import FeedKey, Position
 from feedapi_client.status import Health, Problem, ProblemName
 from tests.simulation import histories, wire
 from tests.simulation.end_evidence import Evidence, Gaps
@@ -17,7 +17,8 @@ from tests.simulation.manners import Manners, Rate, drawn
 from tests.simulation.oracle import Oracle
 from tests.simulation.scenario import Scenario, Settings, Step, generate
 from tests.simulation.simulation import run
-from tests.simulation.store import Effect
+from tests.simulation.store import Effect, SimulatedDatabase, StoreSession
+from tests.simulation.trace import Trace
 from tests.simulation.world import Dialect, World
 
 
@@ -336,6 +337,59 @@ def test_a_first_start_that_comes_second_needs_no_evidence_of_ends() -> None:
     assert rules(oracle) == []
     oracle.draining({0: Position("f0-2", "drained", 2, 1)}, first, Evidence(), 1.0)
     assert rules(oracle) == ["evidence"]
+
+
+def test_a_first_start_that_is_refused_as_a_whole_needs_no_evidence() -> None:
+    oracle, _, _, child = closed_with_events()
+    oracle._from_the_end = True
+    first = {0: Position("f0-2", "drained"), child: Position(f"f{child}-3")}
+    oracle.draining(first, {child: Position("_first", revision=9)}, Evidence(), 1.0)
+    assert rules(oracle) == []
+    oracle.draining(first, {4: Position("_first", revision=9)}, Evidence(), 1.0)
+    assert rules(oracle) == ["evidence"]
+
+
+def test_r07_what_was_drained_from_the_outset_is_shown_drained_there_and_nowhere_else() -> None:
+    oracle, *_ = closed_with_events()
+    oracle._from_the_end = True
+    oracle.draining({0: Position("f0-1", "drained")}, {}, Evidence(), 1.0)
+    oracle._check_drained(0, Position("f0-1", "drained", revision=9, replaces=3))
+    assert rules(oracle) == []
+    oracle._check_drained(0, Position("f0-0", "drained", revision=9, replaces=3))
+    assert rules(oracle) == ["status"]
+
+
+def test_r11_a_chosen_partition_may_lack_for_a_while_after_a_rollback() -> None:
+    made, time = world()
+    oracle = Oracle(made, transactional=True)
+    time.now = 100.0
+    made.split(0, 2, "cursor-from")
+    time.now = 120.0
+    made.roll_back(0)
+    assert oracle.is_unlisted([0], (), 121.0)
+    assert not oracle.is_unlisted([0], (), 140.0)
+
+
+@pytest.mark.anyio
+async def test_what_a_transaction_commits_is_judged_and_known_as_any_save() -> None:
+    trace = Trace(lambda: 0.0)
+    database = SimulatedDatabase(
+        random=Random(0), latency=0.0, trace=trace, on_effect=lambda effect: None
+    )
+    session, judged = StoreSession(database), list[Any]()
+    session.on_save = lambda positions, stored, began: judged.append(dict(positions))
+    key, first = FeedKey("http://f", "n"), Position("f0-1", revision=1)
+    end = Position("f0-2", "drained", revision=5, replaces=1)
+    transaction = session.transaction()
+    await session.save(key, {0: first}, transaction=transaction)
+    assert (judged, session.known) == ([], {})
+    await transaction.commit()
+    assert (judged, session.known) == ([{0: first}], {0: first})
+    await session.save(key, {0: end})
+    assert session.known[0].status == "drained"
+    other = StoreSession(database)
+    await other.save(key, {0: Position("f0-1", revision=8, replaces=5)})
+    assert (session.known[0].status, (await session.load(key))[0].status) == ("drained", "open")
 
 
 def test_r06_what_came_late_and_was_not_committed_may_come_again() -> None:
