@@ -224,13 +224,13 @@ class Process:
                 async with consumer:
                     await self._iterations(consumer)
                 again, self.leaving = self.leaving == "reenter", None
-                self.transport.passed.clear()
 
     async def _iterations(self, consumer: FeedConsumer) -> None:
         """Begin an iteration, and another one whenever the loop was left."""
         self.reports.check()
         while True:
             self._oracle.began(self.number)
+            self.transport.passed.clear()
             self._iterates = True
             try:
                 await self._consume(consumer)

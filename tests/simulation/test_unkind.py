@@ -21,6 +21,8 @@ from tests.simulation.store import Effect, SimulatedDatabase, StoreSession
 from tests.simulation.trace import Trace
 from tests.simulation.world import Dialect, World
 
+LAG = {"kind": "lag", "on": "fetch"}
+
 
 class Time:
     now = 0.0
@@ -430,6 +432,19 @@ def test_r06_events_of_a_response_that_gave_its_slot_back_are_no_silence() -> No
         Step(12.0, "publish", {"count": 1, "entities": 12}),
     )
     failures = {run(Scenario(f"slot {seed}", settings, steps)).failure for seed in range(8)}
+    assert failures == {None}
+
+
+def test_r13_a_replica_names_its_older_end_to_nobody_who_began_behind_it() -> None:
+    """An iteration that begins at a stored cursor knows no place before it."""
+    steps = (
+        Step(0.1, "publish", {"count": 8, "entities": 12}),
+        Step(1.2, "life_step", {"what": "leave"}),
+        Step(0.0, "fault", {**LAG, "share": 1.0, "seconds": 15.0, "behind": 60.0}),
+        Step(12.0, "publish", {"count": 36, "entities": 12}),
+    )
+    settings = Settings(page_size=5, manners=Manners(ahead="tail"))
+    failures = {run(Scenario(f"older {seed}", settings, steps)).failure for seed in range(8)}
     assert failures == {None}
 
 
