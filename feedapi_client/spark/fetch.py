@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from feedapi_client.errors import (
-    AuthenticationError,
     BufferLimitError,
+    CursorRejectedError,
     FeedError,
     FeedUnavailableError,
     LineTooLongError,
@@ -40,10 +40,7 @@ from feedapi_client.runtime.trouble import is_refusal, refusal_backoff
 from feedapi_client.spark.feed_access import FeedConnection
 from feedapi_client.spark.fixed_end import MAX_FOLLOWING, FixedEnd
 
-CONFLICT = 409
-DENIED = 401
-"""Stands for 403 as well."""
-_NOT_LISTED = 0
+_CONFLICT = 409
 _MAX_THREADS = 16
 _LONGEST_PAUSE = 1.0
 """Seconds before the second attempt of a read. Other partitions of the task wait for it (R14)."""
@@ -56,8 +53,6 @@ class Target:
 
     partition: int
     cursor: str
-    closed: bool = False
-    last_cursor: str | None = None
     sequence: int = 0
     depth: int = 0
     end: str | None = None
@@ -74,8 +69,6 @@ class FetchResult:
     reached: bool = False
     more: bool = False
     """Events are known to follow."""
-    refused: int | None = None
-    """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
@@ -146,8 +139,7 @@ class Fetch:
     def _request(self) -> Iterator[CheckpointedEvents]:
         info, result, asked = self.connection.info, self.result, self.result.cursor
         if result.partition not in info.partitions:
-            result.refused = _NOT_LISTED
-            raise _Stop
+            raise changed(self.connection, result, "it is not listed any more")
         client = self.connection.client_for(self._page_size)
         with client.open(info, result.partition, asked, progress=self._progress) as response:
             reader = response.reader
@@ -259,7 +251,7 @@ def fetch(
         for batch in one.batches():
             receive(batch)
         result, error = one.result, one.error
-        if error is None or _is_refused(result, error) or one.lags:
+        if error is None or is_refusal(error) or one.lags:
             break
         pause = backoff.pause(error)
         if attempt == 2 or result.cursor != result.start or pause >= _LONGEST_PAUSE:
@@ -268,12 +260,13 @@ def fetch(
     return result
 
 
-def _is_refused(result: FetchResult, error: FeedError) -> bool:
-    if not is_refusal(error):
-        return False
-    status = DENIED if isinstance(error, AuthenticationError) else getattr(error, "status", None)
-    result.refused = int(status or 0)
-    return True
+def changed(connection: FeedConnection, result: FetchResult, why: str) -> CursorRejectedError:
+    return CursorRejectedError(
+        f"the publisher refused a fetch from {result.cursor!r} ({why}): the partitions changed "
+        "while they were read. Read again",
+        feed=connection.url,
+        partition=result.partition,
+    )
 
 
 # ---------------------------------------------------------------------- reads with all patience
@@ -309,7 +302,7 @@ class PatientFetch:
         self._silent = False
 
     def batches(self) -> Iterator[CheckpointedEvents]:
-        """Yield what is read. A refusal (R10) is in `result`, which is complete at the end."""
+        """Yield what is read. `result` is complete at the end. Raises `FeedError` (R10)."""
         progress, goes_on = Progress(self._limits.max_attempts_without_progress), True
         while goes_on:
             self._note_if_closed()
@@ -351,9 +344,9 @@ class PatientFetch:
 
     def _waits(self, one: Fetch, error: FeedError) -> bool:
         """Sleep until the next attempt. A new token is all that a conflict needs at first."""
-        if isinstance(error, RequestRefusedError) and _is_refused(self.result, error):
-            if self.result.refused != CONFLICT:
-                return False
+        if isinstance(error, RequestRefusedError):
+            if error.status != _CONFLICT:
+                raise changed(self.connection, self.result, f"status {error.status}") from error
             try:
                 pause = self._conflicts.pause(error)
             except FeedError:
@@ -362,7 +355,6 @@ class PatientFetch:
                     feed=self.connection.url,
                     partition=self._target.partition,
                 ) from error
-            self.result.refused = None
             time.sleep(pause if self._conflicts.failures > 1 else 0.0)
             self.connection.discover(seen=self.connection.info)
             return True
