@@ -128,7 +128,7 @@ def _look(options: SourceOptions, connection: FeedConnection) -> _Seen:
     starts = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}
     read = [t.partition for chain in chains(options, connection, info, starts) for t in chain]
     asked = [p for p in read if p not in options.ending_cursors]
-    ends = fix_ends(connection, asked, info)
+    ends = fix_ends(connection, asked)
     return _Seen(info, starts, ends)
 
 

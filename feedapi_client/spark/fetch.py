@@ -26,7 +26,7 @@ from feedapi_client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
-from feedapi_client.model import LAST, FeedInfo
+from feedapi_client.model import LAST
 from feedapi_client.protocol.page import (
     CheckpointedEvents,
     EndEvidence,
@@ -407,20 +407,18 @@ def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> Fixed
     return end
 
 
-def fix_ends(
-    connection: FeedConnection, partitions: Collection[int], info: FeedInfo
-) -> dict[int, str | None]:
+def fix_ends(connection: FeedConnection, partitions: Collection[int]) -> dict[int, str | None]:
     """None where no end can be fixed: the read ends when the partition is caught up."""
     if not partitions:
         return {}
     threads = min(_MAX_THREADS, connection.options.limits.max_concurrent_fetches, len(partitions))
     with ThreadPoolExecutor(threads, "feedapi-ends") as pool:
-        ends = pool.map(partial(_fix_end, connection, info), partitions)
+        ends = pool.map(partial(_fix_end, connection), partitions)
         return dict(zip(partitions, ends, strict=True))
 
 
-def _fix_end(connection: FeedConnection, info: FeedInfo, partition: int) -> str | None:
-    listed = info.partitions.get(partition)
+def _fix_end(connection: FeedConnection, partition: int) -> str | None:
+    listed = connection.info.partitions.get(partition)
     if listed is None or listed.closed:
         return None
     if listed.last_cursor is not None and not connection.fetch_options.selection():

@@ -14,7 +14,6 @@ from pyspark.errors import StreamingQueryException
 from feedapi_client.testing import Publisher
 from tests.spark import driver
 from tests.spark.micro_batches import Row, problems, publish
-from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,17 +39,6 @@ def wrong(publishers: list[Publisher], rows: list[Row]) -> list[str]:
         by_feed[row["feed"]].append(row)
     found = [p for one in publishers for p in problems(by_feed[str(one.url)], one.payloads())]
     return found + sorted(by_feed.keys() - {str(one.url) for one in publishers})
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(TIMEOUT)
-def test_several_feeds_are_a_union(spark: SparkSession, publishers: list[Publisher]) -> None:
-    publishers[1].split(0, into=2, method="starts-after")
-    publish(publishers[1], 200)
-    reader = spark.read.format("feedapi").options(settleTime="0.5")
-    first, second = (driver.load(reader, str(publisher.url)) for publisher in publishers)
-    rows = despite_slow_workers(first.union(second).orderBy("feed", "depth", "sequence").collect)
-    assert wrong(publishers, [row.asDict() for row in rows]) == []
 
 
 @pytest.mark.spark
