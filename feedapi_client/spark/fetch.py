@@ -86,7 +86,6 @@ class Fetch:
             slowest read of an epoch.
         end: what recognizes the end of the read; None reads until the partition is caught up.
         progress: of the reads before this one.
-        page_size: what to ask for as ``pageSizeHint``, in place of the option.
         clock: seconds on any monotonic clock.
     """
 
@@ -101,7 +100,6 @@ class Fetch:
         hurried: bool = False,
         end: FixedEnd | None = None,
         progress: Progress | None = None,
-        page_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = connection.options.limits
@@ -114,7 +112,7 @@ class Fetch:
         # closed partition. Unproven: discovery lists no end, and only this response shows it (R6).
         self.ended = self.unproven = False
         self.silent = False  # whether that response held no cursor
-        self._limit, self._full, self._page_size = limit, full, page_size
+        self._limit, self._full = limit, full
         self._patience = limits.slot_timeout if patience is None else patience
         self._hurried, self._end, self._clock = hurried, end, clock
         self._progress = progress or Progress(limits.max_attempts_without_progress)
@@ -140,7 +138,7 @@ class Fetch:
         info, result, asked = self.connection.info, self.result, self.result.cursor
         if result.partition not in info.partitions:
             raise changed(self.connection, result, "it is not listed any more")
-        client = self.connection.client_for(self._page_size)
+        client = self.connection.client
         with client.open(info, result.partition, asked, progress=self._progress) as response:
             reader = response.reader
             self._moved = self._clock()
@@ -395,11 +393,13 @@ def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> Fixed
         return None
 
     def look(cursor: str, size: int | None) -> list[CheckpointedEvents]:
-        limit = MAX_FOLLOWING if size is None else size
-        there = Target(target.partition, cursor)
+        there, asked = Target(target.partition, cursor), connection
+        if size is not None:
+            fetch = replace(connection.fetch_options, page_size_hint=size)
+            asked = FeedConnection(connection.options, fetch, connection.info)
         batches: list[CheckpointedEvents] = []
         with suppress(FeedError):
-            batches.extend(Fetch(connection, there, limit=limit, page_size=size).batches())
+            batches.extend(Fetch(asked, there, limit=size or MAX_FOLLOWING).batches())
         return batches
 
     end = FixedEnd(target.end, look, cut=cut)
