@@ -20,7 +20,6 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from feedapi_client.errors import CursorRejectedError
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.lineage.states import Fail
 from feedapi_client.model import FeedInfo
@@ -127,10 +126,9 @@ def _look(options: SourceOptions, connection: FeedConnection) -> _Seen:
         check_partitions(options, info, options.ending_cursors.keys(), "endingCursors")
     planner = _planner(options, connection)
     starts = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}
-    read = [target for chain in chains(options, connection, info, starts) for target in chain]
-    open_ones = [t.partition for t in read if not t.closed]
-    asked = [p for p in open_ones if p not in options.ending_cursors]
-    ends = fix_ends(connection, asked, info)
+    read = [t.partition for chain in chains(options, connection, info, starts) for t in chain]
+    asked = [p for p in read if p not in options.ending_cursors]
+    ends = fix_ends(connection, asked)
     return _Seen(info, starts, ends)
 
 
@@ -152,15 +150,8 @@ def chains(
     before = {id: [p for p in planner.preceding(id) if p in planner.graph] for id in cursors}
     count_before({id: dict.fromkeys(others, 1) for id, others in before.items()}, depths)
     for partition in sorted(cursors, key=lambda p: (depths[p], p)):
-        listed = planner.graph.partitions[partition]
-        target = Target(
-            partition,
-            cursors[partition],
-            listed.closed,
-            listed.last_cursor,
-            depth=depths[partition],
-        )
-        parent = listed.starts_after
+        target = Target(partition, cursors[partition], depth=depths[partition])
+        parent = planner.graph.partitions[partition].starts_after
         only_child = parent is not None and len(planner.graph.children[parent]) == 1
         chain = chain_of.get(parent) if only_child and parent is not None else None
         if chain is None:
@@ -206,15 +197,6 @@ def _read(
             pending, size = [], 0
     if pending:
         yield rows(connection, target, sequence, pending)
-    result = reading.result
-    if result.refused is not None:
-        refusal = f"status {result.refused}" if result.refused else "it is not listed any more"
-        raise CursorRejectedError(
-            f"the publisher refused a fetch from {result.cursor!r} ({refusal}): the partitions "
-            "changed while they were read. Read again",
-            feed=connection.url,
-            partition=target.partition,
-        )
     if target.required and end is not None and (end.passed or not end.reached):
         raise OptionError(
             f"feedapi source: option endingCursors: partition {target.partition} of feed "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from feedapi_client.model import FIRST, FeedInfo, Partition, Position
+from feedapi_client.model import FIRST, FeedInfo, Position
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.fetch import FetchResult, Target
 from feedapi_client.spark.source_options import OptionError, SourceOptions
@@ -89,23 +89,21 @@ class EpochPlan(State, kw_only=True):
         return FetchTask(
             epoch,
             group,
-            [self._target(self.info.partitions[partition]) for partition in partitions],
+            [self._target(partition) for partition in partitions],
             only(self.info, partitions),
             fetch,
             self.limit,
             self.max_bytes,
         )
 
-    def _target(self, listed: Partition) -> Target:
-        position = self.positions.get(listed.id)
+    def _target(self, id: int) -> Target:
+        position = self.positions.get(id)
         return Target(
-            listed.id,
+            id,
             position.cursor if position else FIRST,
-            listed.closed,
-            listed.last_cursor,
-            self.sequences.get(listed.id, 0),
-            self.depths.get(listed.id, 0),
-            self.ends.get(listed.id),
+            self.sequences.get(id, 0),
+            self.depths.get(id, 0),
+            self.ends.get(id),
         )
 
     def state(self, options: SourceOptions) -> State:

@@ -211,11 +211,6 @@ class FeedConnection:
             self.discover()
         return self.client.options
 
-    def client_for(self, page_size: int | None) -> SyncFeedClient:
-        if page_size is None:
-            return self.client
-        return self._client(replace(self.fetch_options, page_size_hint=page_size))
-
     def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
         """Discover, unless another thread did so since the caller got `seen`."""
         with self._lock:

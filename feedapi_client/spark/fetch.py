@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from feedapi_client.errors import (
-    AuthenticationError,
     BufferLimitError,
+    CursorRejectedError,
     FeedError,
     FeedUnavailableError,
     LineTooLongError,
@@ -26,7 +26,7 @@ from feedapi_client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
-from feedapi_client.model import LAST, FeedInfo
+from feedapi_client.model import LAST
 from feedapi_client.protocol.page import (
     CheckpointedEvents,
     EndEvidence,
@@ -40,10 +40,7 @@ from feedapi_client.runtime.trouble import is_refusal, refusal_backoff
 from feedapi_client.spark.feed_access import FeedConnection
 from feedapi_client.spark.fixed_end import MAX_FOLLOWING, FixedEnd
 
-CONFLICT = 409
-DENIED = 401
-"""Stands for 403 as well."""
-_NOT_LISTED = 0
+_CONFLICT = 409
 _MAX_THREADS = 16
 _LONGEST_PAUSE = 1.0
 """Seconds before the second attempt of a read. Other partitions of the task wait for it (R14)."""
@@ -56,8 +53,6 @@ class Target:
 
     partition: int
     cursor: str
-    closed: bool = False
-    last_cursor: str | None = None
     sequence: int = 0
     depth: int = 0
     end: str | None = None
@@ -74,8 +69,6 @@ class FetchResult:
     reached: bool = False
     more: bool = False
     """Events are known to follow."""
-    refused: int | None = None
-    """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
@@ -93,7 +86,6 @@ class Fetch:
             slowest read of an epoch.
         end: what recognizes the end of the read; None reads until the partition is caught up.
         progress: of the reads before this one.
-        page_size: what to ask for as ``pageSizeHint``, in place of the option.
         clock: seconds on any monotonic clock.
     """
 
@@ -108,7 +100,6 @@ class Fetch:
         hurried: bool = False,
         end: FixedEnd | None = None,
         progress: Progress | None = None,
-        page_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = connection.options.limits
@@ -121,7 +112,7 @@ class Fetch:
         # closed partition. Unproven: discovery lists no end, and only this response shows it (R6).
         self.ended = self.unproven = False
         self.silent = False  # whether that response held no cursor
-        self._limit, self._full, self._page_size = limit, full, page_size
+        self._limit, self._full = limit, full
         self._patience = limits.slot_timeout if patience is None else patience
         self._hurried, self._end, self._clock = hurried, end, clock
         self._progress = progress or Progress(limits.max_attempts_without_progress)
@@ -146,9 +137,8 @@ class Fetch:
     def _request(self) -> Iterator[CheckpointedEvents]:
         info, result, asked = self.connection.info, self.result, self.result.cursor
         if result.partition not in info.partitions:
-            result.refused = _NOT_LISTED
-            raise _Stop
-        client = self.connection.client_for(self._page_size)
+            raise changed(self.connection, result, "it is not listed any more")
+        client = self.connection.client
         with client.open(info, result.partition, asked, progress=self._progress) as response:
             reader = response.reader
             self._moved = self._clock()
@@ -259,7 +249,7 @@ def fetch(
         for batch in one.batches():
             receive(batch)
         result, error = one.result, one.error
-        if error is None or _is_refused(result, error) or one.lags:
+        if error is None or is_refusal(error) or one.lags:
             break
         pause = backoff.pause(error)
         if attempt == 2 or result.cursor != result.start or pause >= _LONGEST_PAUSE:
@@ -268,12 +258,13 @@ def fetch(
     return result
 
 
-def _is_refused(result: FetchResult, error: FeedError) -> bool:
-    if not is_refusal(error):
-        return False
-    status = DENIED if isinstance(error, AuthenticationError) else getattr(error, "status", None)
-    result.refused = int(status or 0)
-    return True
+def changed(connection: FeedConnection, result: FetchResult, why: str) -> CursorRejectedError:
+    return CursorRejectedError(
+        f"the publisher refused a fetch from {result.cursor!r} ({why}): the partitions changed "
+        "while they were read. Read again",
+        feed=connection.url,
+        partition=result.partition,
+    )
 
 
 # ---------------------------------------------------------------------- reads with all patience
@@ -309,7 +300,7 @@ class PatientFetch:
         self._silent = False
 
     def batches(self) -> Iterator[CheckpointedEvents]:
-        """Yield what is read. A refusal (R10) is in `result`, which is complete at the end."""
+        """Yield what is read. `result` is complete at the end. Raises `FeedError` (R10)."""
         progress, goes_on = Progress(self._limits.max_attempts_without_progress), True
         while goes_on:
             self._note_if_closed()
@@ -351,9 +342,9 @@ class PatientFetch:
 
     def _waits(self, one: Fetch, error: FeedError) -> bool:
         """Sleep until the next attempt. A new token is all that a conflict needs at first."""
-        if isinstance(error, RequestRefusedError) and _is_refused(self.result, error):
-            if self.result.refused != CONFLICT:
-                return False
+        if isinstance(error, RequestRefusedError):
+            if error.status != _CONFLICT:
+                raise changed(self.connection, self.result, f"status {error.status}") from error
             try:
                 pause = self._conflicts.pause(error)
             except FeedError:
@@ -362,7 +353,6 @@ class PatientFetch:
                     feed=self.connection.url,
                     partition=self._target.partition,
                 ) from error
-            self.result.refused = None
             time.sleep(pause if self._conflicts.failures > 1 else 0.0)
             self.connection.discover(seen=self.connection.info)
             return True
@@ -403,11 +393,13 @@ def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> Fixed
         return None
 
     def look(cursor: str, size: int | None) -> list[CheckpointedEvents]:
-        limit = MAX_FOLLOWING if size is None else size
-        there = Target(target.partition, cursor)
+        there, asked = Target(target.partition, cursor), connection
+        if size is not None:
+            fetch = replace(connection.fetch_options, page_size_hint=size)
+            asked = FeedConnection(connection.options, fetch, connection.info)
         batches: list[CheckpointedEvents] = []
         with suppress(FeedError):
-            batches.extend(Fetch(connection, there, limit=limit, page_size=size).batches())
+            batches.extend(Fetch(asked, there, limit=size or MAX_FOLLOWING).batches())
         return batches
 
     end = FixedEnd(target.end, look, cut=cut)
@@ -415,20 +407,18 @@ def fixed_end(connection: FeedConnection, target: Target, *, cut: bool) -> Fixed
     return end
 
 
-def fix_ends(
-    connection: FeedConnection, partitions: Collection[int], info: FeedInfo
-) -> dict[int, str | None]:
+def fix_ends(connection: FeedConnection, partitions: Collection[int]) -> dict[int, str | None]:
     """None where no end can be fixed: the read ends when the partition is caught up."""
     if not partitions:
         return {}
     threads = min(_MAX_THREADS, connection.options.limits.max_concurrent_fetches, len(partitions))
     with ThreadPoolExecutor(threads, "feedapi-ends") as pool:
-        ends = pool.map(partial(_fix_end, connection, info), partitions)
+        ends = pool.map(partial(_fix_end, connection), partitions)
         return dict(zip(partitions, ends, strict=True))
 
 
-def _fix_end(connection: FeedConnection, info: FeedInfo, partition: int) -> str | None:
-    listed = info.partitions.get(partition)
+def _fix_end(connection: FeedConnection, partition: int) -> str | None:
+    listed = connection.info.partitions.get(partition)
     if listed is None or listed.closed:
         return None
     if listed.last_cursor is not None and not connection.fetch_options.selection():

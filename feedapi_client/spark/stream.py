@@ -285,7 +285,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises `FeedError`.
         """
         new = [p for p in ready if p not in trigger.ends and p not in trigger.reached]
-        ends = fix_ends(self._connect(), new, state.info)
+        # What the query has connected with may be older than the partitions, and than their token.
+        fetch = self._connect().fetch_options
+        ends = fix_ends(FeedConnection(self.options, fetch, state.info), new) if new else {}
         trigger.ends |= ends
         at = {p: position.cursor for p, position in state.positions.items()}
         trigger.reached |= {p for p, end in ends.items() if end is not None and end == at.get(p)}

@@ -67,11 +67,11 @@ def staged_objects() -> dict[str, dict[str, Any]]:
     plan = encode(PLAN)
     made = {"plan": _golden(plan, json.loads(inflate(plan, "plan")))}
     with _publisher("v2-token") as (options, info):
-        target = Target(0, "_first", False, None, 10, 1, None)
+        target = Target(0, "_first", 10, 1, None)
         task = FetchTask(0, 0, [target], info, FetchOptions(), None)
         made["data"] = _golden_events(fetch_task(options, task))
     with _publisher("v1") as (options, info):
-        target = Target(0, "_first", False, None, 0, 0, None)
+        target = Target(0, "_first", 0, 0, None)
         fetch = FetchOptions(v1_headers=("h",))
         made["data-with-headers"] = _golden_events(
             fetch_task(options, FetchTask(0, 0, [target], info, fetch, None))

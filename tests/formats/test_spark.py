@@ -26,7 +26,7 @@ from tests.formats.test_stores import REWRITE, VERSIONS
 OBJECTS = ["plan", *spark.STAGED]
 NOT_WRITTEN = (
     *("ended", "asked_closed", "unproven", "silent", "refusal", "conflict", "unknown_commands"),
-    *("failed", "requests", "retries"),
+    *("failed", "requests", "retries", "refused"),
 )
 """What 1.0.0 wrote of the read of a partition beside what a driver uses, and does without."""
 

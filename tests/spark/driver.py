@@ -41,21 +41,14 @@ def end_with_parent() -> None:
     end()
 
 
-def load(reader: Any, url: str) -> DataFrame:
-    """Load one feed of several, whose rows say which one they are from."""
-    frame: DataFrame = reader.load(url)
-    return frame.withColumn("feed", F.lit(url))
-
-
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     if given["sink"] == "delta":
         open_database(spark, Path(given["output"]))
     if given["sink"] in ("ingest", "delta"):
         return ingest.start(spark, pipeline(given)).query
     reader = spark.readStream.format("feedapi").options(**given["options"])
-    urls = given.get("urls") or [None]
-    loads = [reader.load(url) if url is None else load(reader, url) for url in urls]
-    stream = reduce(DataFrame.union, loads)
+    feeds = [reader.load(url).withColumn("feed", F.lit(url)) for url in given.get("urls", ())]
+    stream = reduce(DataFrame.union, feeds or [reader.load()])
     writer = stream.writeStream.option("checkpointLocation", given["checkpoint"])
     if given["sink"] == "parquet":
         writer = writer.format("parquet").option("path", given["output"])

@@ -297,33 +297,3 @@ def test_idle_triggers_write_no_batch_and_progress_is_reported(
     wait((commits / "1").exists)
     latest = query.lastProgress["sources"][0]["latestOffset"]
     assert (json.loads(latest) if isinstance(latest, str) else latest)["partitions"] == 2
-
-
-def test_sink_may_read_its_batch_twice_or_not_at_all(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    publish(publisher, 300)
-    seen: dict[int, list[Any]] = {}
-
-    def sink(batch: DataFrame, number: int) -> None:
-        if number == 1:
-            return
-        first = batch.collect()
-        assert first == batch.collect()
-        seen[number] = first
-
-    source = (
-        spark.readStream.format("feedapi")
-        .options(url=publisher.url, maxEventsPerPartition="50")
-        .load()
-    )
-    writer = (
-        source.writeStream.foreachBatch(sink)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-    )
-    despite_slow_workers(lambda: writer.start().awaitTermination())
-    assert (
-        problems((row.asDict() for rows in seen.values() for row in rows), publisher.payloads())
-        == []
-    )

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -60,38 +58,6 @@ def test_first_micro_batch_of_a_feed_without_events_is_empty(start: Start) -> No
 
 
 # ---------------------------------------------------------------------- crashes and changes
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(
-    start: Start, publisher: Publisher, seed: int
-) -> None:
-    """Nor by a sink that reads a micro-batch twice, or not at all."""
-    crashes, chance = random.Random(seed), random.Random(seed)
-
-    def crash_at(point: str) -> None:
-        if crashes.random() < 0.25:
-            raise Crash(point)
-
-    engine = start(crash_at, maxEventsPerPartition="30")
-    engine.reread = 1 + seed % 2
-    engine.skip = lambda batch: batch % 7 == seed % 5
-    for step in range(12):
-        publish(publisher, 40)
-        for _ in range(chance.randrange(6)):
-            engine.trigger()
-        if step in (3, 6):
-            method: Any = chance.choice(["starts-after", "cursor-from"])
-            publisher.split(step // 3 - 1, into=2, method=method)
-        if step == 8:
-            publisher.rotate_token()
-    engine.crash_at = lambda point: None
-    engine.available_now()
-    rows = list(engine.all_rows())
-    assert problems(rows, publisher.payloads()) == []
-    for partition in {row["partition"] for row in rows}:
-        numbers = [row["sequence"] for row in rows if row["partition"] == partition]
-        assert numbers == list(range(len(numbers)))
 
 
 def test_next_plan_holds_what_was_read_however_slowly_that_is_committed(
@@ -245,24 +211,6 @@ def test_batch_that_was_not_read_stays_empty(start: Start, publisher: Publisher)
     late = reader.partitions(reader.initialOffset(), json.loads(engine.offsets[0]))
     engine.run()
     assert rows_of(reader, late) == []
-
-
-def test_concurrent_attempts_of_one_task_deliver_the_same_rows(
-    start: Start, publisher: Publisher
-) -> None:
-    publish(publisher, 300)
-    engine = start(maxEventsPerPartition="100")
-    tasks, results = plan(engine), list[Any]()
-    threads = [
-        threading.Thread(target=lambda: results.append(rows_of(engine.reader, tasks[:1])))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results[0]
-    assert all(rows == results[0] for rows in results)
 
 
 def test_executor_that_does_not_see_the_staging_location_is_an_error(

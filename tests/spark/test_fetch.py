@@ -184,10 +184,11 @@ def test_task_raises_what_no_attempt_repairs(publisher: Publisher) -> None:
 def test_r10_refusals_are_left_to_the_driver(publisher: Publisher) -> None:
     connection = connect(publisher)
     connection.discover()
-    publisher.rotate_token()
-    assert fetch(connection, Target(0, FIRST)).refused == 409
-    publisher.bearer = "x"
-    assert fetch(connection, Target(0, FIRST)).refused == 401
+    publisher.rotate_token()  # 409
+    assert fetch(connection, Target(0, FIRST)) == FetchResult(0, FIRST, FIRST)
+    publisher.bearer = "x"  # 401
+    assert fetch(connection, Target(0, FIRST)) == FetchResult(0, FIRST, FIRST)
+    assert publisher.counters["fetch"] == 2
     with pytest.raises(AuthenticationError):  # which a batch read does not repeat
         list(PatientFetch(connection, Target(0, FIRST)).batches())
 

@@ -37,8 +37,10 @@ class GrowingFeed(Publisher):
         return super().respond(request)
 
     def grow(self, count: int) -> None:
+        places = self.open_partitions()
         for n in range(self.published, self.published + count):
-            self.append(n % 2, {"entity": f"e{n % 7}", "n": n} if self.entities else {"n": n})
+            named = {"entity": f"e{n % 7}"} if self.entities else {}
+            self.append(places[n % len(places)], {**named, "n": n})
         self.published += count
 
 
@@ -254,6 +256,23 @@ def test_available_now_ends_where_each_page_has_another_order(
     engine = query(publisher, tmp_path)
     publisher.growth = growth
     check(rows_after_run(engine))
+
+
+@pytest.mark.parametrize("change", ["token", "split"])
+def test_r01_available_now_ends_on_a_growing_feed_that_changed_since_the_last_run(
+    publisher: GrowingFeed, tmp_path: Path, change: str
+) -> None:
+    """The ends are asked for with what the watch has discovered, not with what a plan holds."""
+    publisher.quirks = Quirks(last_cursor="closed")
+    engine = query(publisher, tmp_path, maxEventsPerPartition="200")
+    rows_after_run(engine)
+    if change == "split":
+        publisher.split(0, into=2, method="starts-after")
+    else:
+        publisher.rotate_token()
+    publisher.grow(200)
+    publisher.growth = 30
+    assert set(range(1205)) <= set(check(rows_after_run(engine)))
 
 
 def test_available_now_of_an_idle_feed_asks_each_partition_once(

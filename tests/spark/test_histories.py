@@ -12,6 +12,7 @@ import pytest
 from feedapi_client.spark.batch import FeedReader
 from feedapi_client.testing import Publisher, Quirks
 from tests.spark.micro_batches import (
+    Crash,
     MicroBatchEngine,
     options_for,
     problems,
@@ -19,8 +20,6 @@ from tests.spark.micro_batches import (
     query,
     rows_of,
 )
-
-pytestmark = pytest.mark.slow
 
 OFTEN = {"discoveryInterval": "0.01"}
 
@@ -48,6 +47,7 @@ def feed() -> Iterator[Publisher]:
         yield feed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", [True, False], ids=["waiting child seen", "never seen"])
 @pytest.mark.parametrize("drained", [True, False], ids=["parent drained", "parent unread"])
 def test_depth_of_the_successors_of_a_partition_that_was_never_read(
@@ -76,23 +76,24 @@ def test_depth_of_the_successors_of_a_partition_that_was_never_read(
     check(engine, feed)
 
 
-def test_depth_of_a_batch_read_after_the_same_splits(feed: Publisher) -> None:
-    random = Random(1)
-    publish(feed, 4, entities=4)
-    split_one(feed, random, "starts-after", parts=1)
-    split_one(feed, random, "cursor-from")
-    publish(feed, 4, entities=4)
-    assert problems(rows_of(FeedReader(options_for(feed))), feed.payloads()) == []
-
-
 @pytest.mark.parametrize("seed", range(25))
-def test_depth_and_sequence_are_the_order_of_each_entity(seed: int, tmp_path: Path) -> None:
-    random = Random(seed)
+def test_every_event_is_read_once_and_depth_and_sequence_are_the_order_of_each_entity(
+    seed: int, tmp_path: Path
+) -> None:
+    """By a query that crashes, by sinks that read twice, or not at all; and by a batch read."""
+    random, crashes = Random(seed), Random(seed)
     feed = feed_of(random.randint(1, 3))
+
+    def crash_at(point: str) -> None:
+        if crashes.random() < (seed + 1) % 3 / 10:
+            raise Crash(point)
+
     with feed.serve():
-        engine = query(feed, tmp_path, **OFTEN)
+        engine = query(feed, tmp_path, crash_at, maxEventsPerPartition="9", **OFTEN)
+        engine.reread = 1 + seed % 2
+        engine.skip = lambda batch: batch % 7 == seed % 5
         for _ in range(25):
-            match random.choice(("publish", "publish", "split", "epoch", "restart")):
+            match random.choice(("publish", "publish", "split", "epoch", "restart", "rotate")):
                 case "publish":
                     publish(feed, random.randint(1, 12), entities=random.choice((3, 8)))
                 case "split":
@@ -103,4 +104,13 @@ def test_depth_and_sequence_are_the_order_of_each_entity(seed: int, tmp_path: Pa
                 case "restart":
                     engine.trigger()
                     engine.restart()
+                case "rotate":
+                    feed.rotate_token()
+        engine.crash_at = lambda point: None
+        if seed % 4 == 3:
+            engine.available_now()
         check(engine, feed)
+        assert problems(rows_of(FeedReader(options_for(feed))), feed.payloads()) == []
+    for partition in {row["partition"] for row in engine.all_rows()}:
+        numbers = [row["sequence"] for row in engine.all_rows() if row["partition"] == partition]
+        assert numbers == list(range(len(numbers)))

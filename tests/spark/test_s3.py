@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedapi_client.errors import FencedError
 from feedapi_client.spark.source_options import parse_options
-from feedapi_client.spark.staging import Fence, MissingObjectError, Objects, StagingError
+from feedapi_client.spark.staging import Fence, Objects, StagingError
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems, publish
@@ -37,21 +36,6 @@ def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "AWS_SECRET_ACCESS_KEY": "secret-of-staging",
     }.items():
         monkeypatch.setenv(name, value)
-
-
-def test_r08_first_writer_of_an_object_wins_and_the_newer_run(server: str) -> None:
-    one, other = Objects(LOCATION, "run"), Objects("s3a://lake/staging", "run")
-    key = one.plan_key(0)
-    assert one.create(key, b"first")
-    assert not other.create(key, b"second")
-    assert other.get(key) == b"first"
-    one.delete(key)
-    with pytest.raises(MissingObjectError):
-        other.get(key)
-    first = Fence.claim(one)
-    Fence.claim(other, first.number).check()
-    with pytest.raises(FencedError, match="a later run took the place"):
-        first.check()
 
 
 def test_r08_store_that_overwrites_what_it_must_not_is_refused(
@@ -97,7 +81,7 @@ def test_every_event_is_delivered_once_from_s3(server: str) -> None:
         options = parse_options(
             {"url": str(url), "maxEventsPerPartition": "30", "settleTime": "0.5"}
         )
-        engine = MicroBatchEngine(lambda: FeedStreamReader(options, LOCATION), crash_at)
+        engine = MicroBatchEngine(lambda: FeedStreamReader(options, "s3a://lake/staging"), crash_at)
         engine.run()
     assert coming == "none"
     assert problems(engine.all_rows(), publisher.payloads()) == []
