@@ -53,7 +53,7 @@ class _Cat:
         flags="--from",
     )
     partitions: list[int] | None = options.some_partitions(
-        "Read only this partition, without waiting for its parents. Repeatable."
+        help="Read only this partition, without waiting for its parents. Repeatable."
     )
     store: str | None = option(
         "STORE",
@@ -183,9 +183,6 @@ async def _print_events(o: _Cat, stop: Stopping) -> None:
             await batch.commit()
             if o.limit is not None and printed >= o.limit:
                 return
-
-
-# ---------------------------------------------------------------------- what is printed
 
 
 def _payloads(_batch: Batch, events: Sequence[Event], _before: int) -> bytes:

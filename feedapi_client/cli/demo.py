@@ -70,13 +70,7 @@ class _Demo:
         help="Save the cursor outside the transaction, before or after the effects: the proof has "
         "to fail."
     )
-    instances: int = option(
-        "N",
-        "Processes that share the feed.",
-        default=1,
-        min=1,
-        max=16,
-    )
+    instances: int = option("N", "Processes that share the feed.", default=1, min=1, max=16)
     spark: bool = flag("Read the feed into a Spark DataFrame (extra spark-local).")
 
     def __post_init__(self) -> None:
@@ -242,9 +236,6 @@ def find_faults(published: list[Step], effects: list[Step]) -> list[str]:
     return lines
 
 
-# ---------------------------------------------------------------------- a consumer
-
-
 def _database(folder: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(folder / "demo.db", isolation_level=None, timeout=30)
     connection.executescript(
@@ -311,9 +302,6 @@ def _crash(path: Path, steps: list[Step]) -> None:
         with suppress(FileNotFoundError):  # another instance has taken it
             request.unlink()
             os._exit(_CRASHED)
-
-
-# ---------------------------------------------------------------------- Spark
 
 
 def _read_with_spark(scene: Scene) -> list[Step]:

@@ -35,9 +35,6 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({}))} | {
 _JSON_ESCAPED = re.compile(r"[^\n -~]")
 
 
-# ---------------------------------------------------------------------- text from elsewhere
-
-
 def shown(text: object, limit: int = MAX_SHOWN) -> str:
     """Return a text from elsewhere on one line, cut, without characters that a terminal acts upon.
 
@@ -71,9 +68,6 @@ def json_text(value: Any) -> str:
 
 def print_json(value: Any) -> None:
     print(json_text(value))
-
-
-# ---------------------------------------------------------------------- stderr
 
 
 def say(text: str, level: int = logging.INFO) -> None:
@@ -132,9 +126,6 @@ class OnceAMinute(logging.Filter):
             return False
         self._said[failure] = record.created
         return True
-
-
-# ---------------------------------------------------------------------- stdout
 
 
 def print_line(text: object, *, indent: str = "") -> None:

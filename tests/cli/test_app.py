@@ -272,10 +272,7 @@ def test_a_feed_of_the_environment_leaves_the_other_arguments_their_places(
     monkeypatch.setenv("FEEDAPI_STORE", "env:MY_DATABASE")
     monkeypatch.setenv("FEEDAPI_NAME", "me")
     play(
-        [
-            Row("cat"),
-            Row("cursors drain 0 --yes --force", says="me @ URL: partition 0 is drained"),
-        ],
+        [Row("cat"), Row("cursors drain 0 --yes --force", says="me @ URL: partition 0 is drained")],
         URL=feedapi_publisher.url,
     )
 

@@ -155,7 +155,7 @@ CASES = {
         Row("cursors import none.json --store OTHER", 1, "none.json: No such file or directory"),
     ],
     "rewind without a journal": [
-        Row("cursors rewind --to '2 hours ago' --store STORE --yes", 1, "keeps no journal"),
+        Row("cursors rewind --to '2 hours ago' --store STORE --yes", 1, "keeps no journal")
     ],
     "a database given by URL": [
         Row("cat URL --store DATABASE", says="="),
