@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import orjson
 
 from feedapi_client import operations
-from feedapi_client.cli import options
+from feedapi_client.cli import options, terminal
 from feedapi_client.cli.command import (
     USAGE,
     CommandError,
@@ -26,16 +26,6 @@ from feedapi_client.cli.command import (
     refused,
 )
 from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Place, some_partitions
-from feedapi_client.cli.terminal import (
-    age,
-    json_text,
-    print_json,
-    print_line,
-    print_table,
-    progress,
-    report,
-    shown,
-)
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.operations import FeedPositions
 from feedapi_client.protocol.text import counted, names
@@ -162,18 +152,18 @@ def _print(feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None
             for feed in feeds
         ]
     if json:
-        print_json(operations.export_positions(feeds))
+        terminal.print_json(operations.export_positions(feeds))
     elif not feeds:
         print("no positions are stored")
     for feed in () if json else feeds:
-        print_line(feed.key)
+        terminal.print_line(feed.key)
         rows = []
         for id in feed.partitions():
             at, behind = feed.positions.get(id), (feed.lag or {}).get(id)
             cells = ("", "", "") if at is None else (at.status, str(at.revision), at.cursor)
             rows.append([str(id), *cells, *([] if behind is None else [str(behind)])])
         columns = ("partition", "status", "revision", "cursor")
-        print_table(columns if feed.lag is None else (*columns, "lag"), rows)
+        terminal.print_table(columns if feed.lag is None else (*columns, "lag"), rows)
 
 
 def _some(of: Any, chosen: Iterable[int]) -> Any:
@@ -194,11 +184,11 @@ class _Changing:
     def tell(self, text: str, *feeds: FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
         if self.json:
-            report(json_text(operations.export_positions(feeds)), escaped=True)
+            terminal.report(terminal.json_text(operations.export_positions(feeds)), escaped=True)
         for feed in () if self.json else feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
             done = " (dry run: nothing is changed)" if self.dry_run else ""
-            report(f"{feed.key}: {count}{text}{done}")
+            terminal.report(f"{feed.key}: {count}{text}{done}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +233,7 @@ async def set_(
             known = any(map(chosen.matches, await store.feeds()))
         key = exact if exact is not None and not known else await chosen.one_feed(store)
         saved = await operations.set_position(store, key, partition, position, **how.given)
-    text = f"partition {partition} is at '{shown(cursor)}'"
+    text = f"partition {partition} is at '{terminal.shown(cursor)}'"
     how.tell(text, FeedPositions(key, {partition: saved}), counts=False)
 
 
@@ -359,7 +349,7 @@ async def skip(
     async with (
         how.place.open(create=not how.dry_run) as store,
         feed.access() as access,
-        progress(lambda: seen[-1], quiet=quiet),
+        terminal.progress(lambda: seen[-1], quiet=quiet),
     ):
         tell: Any = {"progress": lambda *look: seen.append(look)}
         skipped = await operations.skip(store, access, partitions or (), **how.given, **tell)
@@ -419,7 +409,7 @@ async def restore(
     def told(change: operations.Change) -> str:
         given_back, at = sorted(change.after.keys() - chosen), change.after[min(chosen)].cursor
         source = f", which {names(given_back)} held" if given_back else ""
-        return f"{names(partitions)} at '{shown(at)}'{source}"
+        return f"{names(partitions)} at '{terminal.shown(at)}'{source}"
 
     async with how.place.open() as store, feed.access() as access:
         plan = partial(operations.restore, store, access, chosen)
@@ -513,23 +503,23 @@ async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_jso
     chosen.check_found(feeds)
     shared = [feed for feed in feeds if feed.instances or feed.leases]
     if json:
-        print_json({"feeds": [_as_json(feed) for feed in feeds]})
+        terminal.print_json({"feeds": [_as_json(feed) for feed in feeds]})
     elif not shared:
         print("no instances share a feed of this store")
     for feed in () if json else shared:
-        print_line(feed.key)
+        terminal.print_line(feed.key)
         rows = []
         for one in feed.instances:
-            state = "alive" if one.alive else f"dead for {age(-one.expires_in)}"
-            rows.append([one.name, state, age(one.age), *_read(feed.of(one.name))])
+            state = "alive" if one.alive else f"dead for {terminal.age(-one.expires_in)}"
+            rows.append([one.name, state, terminal.age(one.age), *_read(feed.of(one.name))])
         known = {one.name for one in feed.instances}
         if free := [lease for lease in feed.leases if lease.owner not in known]:
             rows.append(["", "nobody", "", *_read(free)])
-        print_table(("instance", "state", "age", "partitions", "reads"), rows)
+        terminal.print_table(("instance", "state", "age", "partitions", "reads"), rows)
 
 
 def _read(held: Sequence[Lease]) -> tuple[str, str]:
-    texts = ", ".join(f"{lease.partition} ({age(lease.age)})" for lease in held[:12])
+    texts = ", ".join(f"{lease.partition} ({terminal.age(lease.age)})" for lease in held[:12])
     return str(len(held)), texts + (" …" if len(held) > 12 else "")
 
 

@@ -131,7 +131,7 @@ def time(text: str, now: dt.datetime | None = None) -> dt.datetime:
 some_partitions = partial(
     option,
     "ID",
-    "Only this partition. Repeatable.",
+    help="Only this partition. Repeatable.",
     flags="--partition -p",
     min=0,
     max=MAX_PARTITION,
@@ -145,7 +145,7 @@ where_to_begin = partial(
     "unless the store has cursors of what looks like the same feed.",
     flags="--from",
 )
-of_consumer = partial(option, "NAME", "The consumer.", envvar="FEEDAPI_NAME")
+of_consumer = partial(option, "NAME", help="The consumer.", envvar="FEEDAPI_NAME")
 selected = partial(option, "NAME=VALUE", flags="--filter", parse=pair)
 quiet = partial(flag, "No progress on stderr (shown only where it is a terminal).", "--quiet -q")
 as_json = partial(flag, "Print JSON.")
