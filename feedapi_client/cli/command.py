@@ -272,8 +272,6 @@ def command_group(help: str) -> typer.Typer:
 
 
 class _PlainFlags:
-    """A command whose help shows no type for what takes no value."""
-
     def get_params(self, ctx: Any) -> list[Any]:
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in found:
@@ -326,7 +324,6 @@ class CommandGroup(_PlainFlags, TyperGroup):
 
 
 def _run(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Call the function. Errors are one line on stderr, and become an exit code."""
     said = logging.lastResort or logging.NullHandler()  # warnings, unless all records are written
     said.addFilter(repeated := OnceAMinute())
     try:

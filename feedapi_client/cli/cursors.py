@@ -421,7 +421,6 @@ async def restore(
 
 
 def _feed(text: str) -> str:
-    """Return the URL of a feed, or ``feed:NAME``."""
     return FeedKey(text).url if text.startswith("feed:") else options.feed_url(text)
 
 

@@ -116,8 +116,6 @@ _OVER = "was split: its successors take over its cursor and its whole history"
 
 
 class Scene:
-    """What happens while the demo runs: a publisher that splits, and consumers that die."""
-
     def __init__(self, o: _Demo, feed: testing.Publisher) -> None:
         self.o, self.feed, self.died = o, feed, 0
         self._begin = time.monotonic()
@@ -141,7 +139,6 @@ class Scene:
         print(f"{time.monotonic() - self._begin:6.2f} s  {text}", flush=True)
 
     def publish(self, share: float) -> None:
-        """Publish this share of the events, and do what is due before."""
         while self._schedule and self._schedule[0][0] <= share:
             at, text, action = self._schedule.pop(0)
             self.publish(at)
@@ -275,7 +272,6 @@ async def _read(
 
 
 async def _apply(batch: Batch, database: sqlite3.Connection, path: Path, how: str | None) -> None:
-    """Insert a row for each event, and save the cursor, in one transaction or sabotaged."""
     steps = [(event.json()["entity"], event.json()["n"]) for event in batch.events]
     insert = "INSERT INTO effects (entity, n) VALUES (?, ?)"
     if how == "cursor-first":

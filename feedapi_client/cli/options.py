@@ -323,7 +323,6 @@ class FeedOptions(AskedWithLineage):
         fetch: dict[str, Any] | None = None,
         retry: RetryPolicy | None = None,
     ) -> AsyncIterator[operations.FeedAccess]:
-        """Open the way to the feed. `fetch` is what else `FetchOptions` takes."""
         names = ("url", "name", "feed_name", "v1_partitions")
         own = {name: getattr(self, name) for name in names}
         own |= {"fetch": self.events.fetch(**(fetch or {})), "lineage": self.lineage or {}}
@@ -397,7 +396,6 @@ class Store:
         return opened(open_store(self.store, **settings))
 
     def quarantine(self) -> AbstractAsyncContextManager[QuarantineStore]:
-        """Open the quarantine, in a database that has to exist, for a block."""
         from feedapi_client.operations.opening import open_quarantine
 
         return opened(open_quarantine(self.store, create=False))
@@ -405,8 +403,6 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Store):
-    """A table of cursors in a store."""
-
     table: str = option(
         "NAME",
         "The table, or SCHEMA.TABLE, in a database given by URL; the key prefix in Redis.",

@@ -105,7 +105,6 @@ def _drawn(part: str | list[list[str]]) -> Any:
 
 
 def _add_rates(before: Look, look: Look) -> None:
-    """Give each partition its events a second since the look before."""
 
     def partitions(look: Look) -> Iterator[tuple[object, datetime, dict[str, Any]]]:
         for consumer in look["consumers"]:
@@ -164,7 +163,6 @@ def _row(each: dict[str, Any]) -> list[str]:
 
 
 def _rank(each: dict[str, Any]) -> tuple[int, float, int]:
-    """What needs attention comes first."""
     state, late = each["state"], (each.get("in_flight_seconds", 0), each.get("behind_seconds", 0))
     rank = len(_ORDER) + (state in ("drained", "superseded"))
     return _ORDER.index(state) if state in _ORDER else rank, -max(late), each["id"]

@@ -61,7 +61,6 @@ def escape_json(text: str, encoding: str | None = "utf-8") -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return a value, or JSON in bytes, as JSON that stdout can encode."""
     data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
     return escape_json(data.decode(), sys.stdout.encoding)
 
@@ -102,7 +101,6 @@ class JSONLines(logging.Formatter):
 
 
 def write_records(*, json: bool) -> None:
-    """Write the records of the library and of the application on stderr, from level INFO on."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONLines() if json else logging.Formatter(RECORD))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -144,7 +142,6 @@ def report(text: object, *, escaped: bool = False) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on a terminal, and tab-separated lines where stdout is none."""
     if sys.stdout.isatty():
         from rich.console import Console
 

@@ -52,7 +52,6 @@ class Finding:
 
 
 def about(answer: Answer, text: str = "", said: str = "") -> Finding:
-    """Return what is wrong with an answer; without a text, what came."""
     return Finding(f"{answer.what}: {text or answer}", answer.partition, said=said)
 
 
@@ -123,12 +122,10 @@ _METHOD_2 = "specification, Partitions, method 2"
 
 
 def need(reason: str, met: Callable[[Examination], object]) -> Need:
-    """Return a need with a fixed reason."""
     return lambda e: "" if met(e) else reason
 
 
 def dialects(*names: str) -> Need:
-    """Return the need of a dialect."""
     only = f"only in dialect {' and '.join(names)}"
 
     def missing(e: Examination) -> str:
@@ -676,7 +673,6 @@ _MAX_AGE = re.compile(r"(?:s-maxage|max-age)\s*=\s*\"?([0-9]+)", re.IGNORECASE)
 
 
 def probe(name: str, reason: str = "not asked, because no partition could be read") -> Need:
-    """Return the need of a single request."""
     return need(
         reason, lambda e: name in e.probes and e.probes[name].problem is not Problem.NOT_ASKED
     )
@@ -687,7 +683,6 @@ STREAM = probe("stream", "no streamed response is offered, or no partition is op
 
 
 def _one(answers: list[Answer], text: str = "") -> Findings:
-    """Yield one finding for all of these answers, which quotes the first."""
     if answers:
         more = f", and {counted(len(answers) - 1, 'more request')}" if answers[1:] else ""
         yield about(answers[0], f"{text or answers[0]}{more}")

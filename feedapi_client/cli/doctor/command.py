@@ -157,7 +157,6 @@ def _print(*, feed: str, dialect: str | None, checks: list[dict[str, Any]], **of
 
 
 def _rows(judged: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield what the table says of a check: partitions of which it says the same are a row."""
     texts = dict[str, list[str]]()
     for each in judged["findings"]:
         partitions = texts.setdefault(each["text"], [])

@@ -151,7 +151,6 @@ class Examination:
         return answer.read(self.prober.feed, self._v1_partitions)
 
     async def _visit_all(self, info: FeedInfo) -> None:
-        """Read partitions, and others in place of those that are replaced meanwhile."""
         size, replaced = self.prober.bounds.partitions, False
         for _ in range(_TOPOLOGIES):
             found = [p for p in sample(info, size) if p.id not in self.visits]
@@ -255,7 +254,6 @@ class Examination:
         return Page(what, id, cursor, dialect.suffix, params, **settings)
 
     async def _count_problem(self, given: int) -> str:
-        """Return how it shows that the caller's number of partitions is wrong (dialect v1)."""
         firsts = {id: visit.pages[0] for id, visit in self.visits.items()}
         refused = {id: answer for id, answer in firsts.items() if answer.refused}
         if not refused:
@@ -282,7 +280,6 @@ class Examination:
                 return
 
     def _probes(self) -> Iterator[tuple[str, Page]]:
-        """Yield single requests for the newest topology, some of which are to be refused."""
         info, counts = self.infos[-1], {}
         for id, visit in self.visits.items():
             if id in info.partitions and visit.pages[0].ok:
@@ -340,7 +337,6 @@ def _without(events: list[bytes], some: list[bytes]) -> list[bytes]:
 
 
 def sample(info: FeedInfo, size: int) -> list[Partition]:
-    """Return partitions of each kind: closed, of either split method, and open roots."""
     kinds: dict[object, list[Partition]] = defaultdict(list)
     for p in info.partitions.values():
         kinds[p.closed, p.starts_after is not None, bool(p.cursor_from)].append(p)

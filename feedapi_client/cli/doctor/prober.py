@@ -44,8 +44,6 @@ class Bounds:
 
 
 class Problem(StrEnum):
-    """Why there is no complete response."""
-
     NO_ANSWER = "no answer"
     BROKEN = "the response broke off"
     SLOW = "not complete in time"

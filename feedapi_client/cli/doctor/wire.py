@@ -126,7 +126,6 @@ class Page(Answer):
 
     @property
     def at_end(self) -> bool:
-        """Whether it says that nothing comes behind the cursor asked with."""
         return self.whole and not self.payloads and self.cursor in (None, self.asked)
 
     @property
