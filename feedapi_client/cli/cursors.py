@@ -27,7 +27,6 @@ from feedapi_client.cli.command import (
 )
 from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Place, some_partitions
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.operations import FeedPositions
 from feedapi_client.protocol.text import counted, names
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class _OrCheckpoint(Place):
             raise ValueError("give --store, or --checkpoint of a Spark query")
 
 
-async def _positions(place: Place, chosen: Chosen) -> list[FeedPositions]:
+async def _positions(place: Place, chosen: Chosen) -> list[operations.FeedPositions]:
     if (checkpoint := getattr(place, "checkpoint", None)) is None:
         async with place.open() as store:
             found = await operations.list_positions(store, chosen.matches)
@@ -133,7 +132,7 @@ async def show(*, place: Place, chosen: Chosen, json: bool = options.as_json()) 
     """Show the positions of one feed and consumer: an error where the choice leaves several."""
     async with place.open() as store:
         key = await chosen.one_feed(store)
-        feed = FeedPositions(key, await store.load(key))
+        feed = operations.FeedPositions(key, await store.load(key))
     _print([feed], json=json)
 
 
@@ -143,7 +142,9 @@ async def export(*, place: Place, chosen: Chosen) -> None:
     _print(await _positions(place, chosen), json=True)
 
 
-def _print(feeds: Sequence[FeedPositions], *, json: bool, only: list[int] | None = None) -> None:
+def _print(
+    feeds: Sequence[operations.FeedPositions], *, json: bool, only: list[int] | None = None
+) -> None:
     if only is not None:
         feeds = [
             replace(
@@ -181,7 +182,7 @@ class _Changing:
     def given(self) -> dict[str, Any]:
         return {"force": self.force, "dry_run": self.dry_run}
 
-    def tell(self, text: str, *feeds: FeedPositions, counts: bool = True) -> None:
+    def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
         if self.json:
             terminal.report(terminal.json_text(operations.export_positions(feeds)), escaped=True)
@@ -234,7 +235,7 @@ async def set_(
         key = exact if exact is not None and not known else await chosen.one_feed(store)
         saved = await operations.set_position(store, key, partition, position, **how.given)
     text = f"partition {partition} is at '{terminal.shown(cursor)}'"
-    how.tell(text, FeedPositions(key, {partition: saved}), counts=False)
+    how.tell(text, operations.FeedPositions(key, {partition: saved}), counts=False)
 
 
 def _gaps() -> tuple[type[Exception], ...]:
@@ -328,7 +329,7 @@ async def rewind(
             partial(operations.rewind, store, key, to, partitions),
             lambda plan: f"{key}: rewind {counted(len(plan.after), 'position')} to {when}?",
         )
-    how.tell(f"rewound to {when}", FeedPositions(key, change.after))
+    how.tell(f"rewound to {when}", operations.FeedPositions(key, change.after))
 
 
 @_command(f"cursors skip {_URL} --store cursors.db --name app")
@@ -355,7 +356,7 @@ async def skip(
         skipped = await operations.skip(store, access, partitions or (), **how.given, **tell)
     saved = counted(len(skipped.positions), "position")
     text = f"{counted(skipped.events, 'event')} skipped, {saved} saved"
-    how.tell(text, FeedPositions(access.key, skipped.positions), counts=False)
+    how.tell(text, operations.FeedPositions(access.key, skipped.positions), counts=False)
 
 
 @_command(f"cursors drain {_URL} 3 --store cursors.db --name app")
@@ -373,7 +374,7 @@ async def drain(
             lambda plan: f"{plan.key}: {what}, and skip what was not read?" if plan.after else "",
         )
     text = f"partition {partition} is drained{'' if change.after else ' already'}"
-    how.tell(text, FeedPositions(change.key, change.after), counts=False)
+    how.tell(text, operations.FeedPositions(change.key, change.after), counts=False)
 
 
 @_command(
@@ -417,7 +418,7 @@ async def restore(
             partial(plan, successors=successors, cursor=cursor),
             lambda plan: f"{plan.key}: go on with {told(plan)}?",
         )
-    how.tell(told(change), FeedPositions(change.key, change.after), counts=False)
+    how.tell(told(change), operations.FeedPositions(change.key, change.after), counts=False)
 
 
 def _feed(text: str) -> str:

@@ -85,12 +85,12 @@ def feed_url(text: str) -> str:
     return text
 
 
-def address(text: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, or of a port alone: on the loopback interface."""
+def address(text: str) -> str:
+    """Return HOST:PORT, which may lack the host or be a port alone: on the loopback interface."""
     try:
         parts = urlsplit(f"//{text}" if ":" in text else f"//:{text}")
         if parts.port is not None and not parts.path:
-            return parts.hostname or "127.0.0.1", parts.port
+            return f"{parts.hostname or '127.0.0.1'}:{parts.port}"
     except ValueError:
         pass
     raise ValueError("takes HOST:PORT, for example 127.0.0.1:9464 or 0.0.0.0:9464")
@@ -334,7 +334,7 @@ class FeedOptions(AskedWithLineage):
 @dataclass(frozen=True, kw_only=True)
 class Consumed(FeedOptions):
     give_up_after: float | None = option("SECONDS", _UNREACHABLE, min=0)
-    monitor: Any = option(
+    monitor: str | None = option(
         "HOST:PORT",
         "Serve probes, metrics and a status page (extra monitor).",
         parse=address,
@@ -362,13 +362,12 @@ class Consumed(FeedOptions):
             if self.monitor is not None:
                 from feedapi_client.monitor import serve
 
-                host, port = self.monitor
-                server = serve(consumer, host=host, port=port)
+                host, _, port = self.monitor.rpartition(":")
+                server = serve(consumer, host=host, port=int(port))
                 try:
                     await stack.enter_async_context(server)
                 except OSError as error:
-                    text = f"--monitor {host}:{port}: {error.strerror}"
-                    raise CommandError(text) from None
+                    raise CommandError(f"--monitor {self.monitor}: {error.strerror}") from None
                 say(f"monitor at {server.url}")
             yield consumer
 
