@@ -53,7 +53,7 @@ class _Cat:
         flags="--from",
     )
     partitions: list[int] | None = options.some_partitions(
-        "Read only this partition, without waiting for its parents. Repeatable."
+        help="Read only this partition, without waiting for its parents. Repeatable."
     )
     store: str | None = option(
         "STORE",
@@ -112,7 +112,6 @@ class _Cat:
         return {self.partitions[0]: options.cursor(self.start)}
 
     def open(self) -> AbstractAsyncContextManager[CursorStore]:
-        """Open the store, one in memory where none is given."""
         if self.store is None:
             from feedapi_client.stores.sqlite import MemoryCursorStore
 
@@ -185,15 +184,11 @@ async def _print_events(o: _Cat, stop: Stopping) -> None:
                 return
 
 
-# ---------------------------------------------------------------------- what is printed
-
-
 def _payloads(_batch: Batch, events: Sequence[Event], _before: int) -> bytes:
     return b"\n".join(map(_payload, events)) + b"\n" if events else b""
 
 
 def _lines(batch: Batch, events: Sequence[Event], _before: int) -> bytes:
-    """Return lines of JSON around the payloads, which stay byte for byte as they were sent."""
     start = b'{"partition":%d,' % batch.partition
     if any(map(_headers, events)):
         return b"".join([start + _with_headers(event) for event in events])
@@ -207,7 +202,6 @@ def _with_headers(event: Event) -> bytes:
 
 
 def _by_template(template: str) -> Form:
-    """Return what prints events by the template, and nothing between them that it does not hold."""
     parts = [_part(found) for found in _PART.finditer(template)]
 
     def printed(batch: Batch, events: Sequence[Event], before: int) -> bytes:

@@ -22,7 +22,6 @@ import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -55,49 +54,51 @@ EXIT_CODES = {
     "130, 143": "ended by Ctrl-C or SIGTERM; of run: what was in flight was cancelled after "
     "--grace, and is read again",
 }
-_GROUPS = ("cursors", "leases", "quarantine")
+_GONE = """
+cat --checkpoints: --format with %c prints the cursor behind each event
+cat --format %k, cat --format %K: give %s to jq, which finds a field of a payload
+cat --from TIME: 'cursors rewind --to TIME' takes back a copy of the store, for cat --store
+cat --journal: feedapi run --journal DAYS keeps a history, cat goes on with one
+cat --key: jq finds a field of a payload; the key of --cert is --cert-key
+cursors ls --url: give the feed's URL as an argument, and --lag
+cursors upgrade: 'cursors move' moves what is stored under another key
+cursors --feed: give the feed as an argument, without --feed
+cursors export --output, -o: stdout goes to a file by > FILE
+demo --dialect: feedapi serve --dialect is a publisher of each dialect
+demo --plain: the demo prints lines of text only
+demo --seed: feedapi_client.testing.simulate has histories that repeat
+doctor --all: --json has all checks, and why one was not done
+doctor --max-bytes: --max-requests bounds what an examination asks and receives
+doctor --partition, -p: of many partitions it reads some of each kind
+leases --feed: give the feed as an argument, without --feed
+quarantine --feed: give the feed as an argument, without --feed
+quarantine show --raw: the payload is .data of what 'quarantine show' prints
+relay --no-compact: it is --stream-option compact=false
+relay --no-encryption: it is --stream-option encryption=false
+relay --auto-pause-always: it is --stream-option auto_pause_unless_subscribed=false
+run --concurrency: it is --max-concurrency, which counts events where there is a --key
+run --start: it is --from, as in every command
+run --workers: start each process by itself, with --share
+serve --bearer-env: Publisher(bearer=...) of feedapi_client.testing asks for a token
+serve --entities: Publisher of feedapi_client.testing publishes events of your own
+serve --max-events: --rate 0 publishes no more than the history
+serve --rotate-every: Publisher of feedapi_client.testing has rotate_token()
+status --name: a monitor shows the consumers of its process
+status --store: 'cursors ls URL --lag --store STORE' shows how far a consumer came
+status --v1-partitions: 'cursors ls URL --lag --store STORE' asks such a feed
+"""
 _STREAM_OPTIONS = (
-    *("group", "retention_bytes", "retention_messages", "retention_seconds", "cleaner_seconds"),
-    *("segment_bytes", "segment_seconds", "compact", "compact_goroutines", "encryption"),
-    *("auto_pause_seconds", "auto_pause_unless_subscribed"),
+    "group retention_bytes retention_messages retention_seconds cleaner_seconds segment_bytes "
+    "segment_seconds compact compact_goroutines encryption auto_pause_seconds "
+    "auto_pause_unless_subscribed"
 )
 REMOVED = {
-    "cat --checkpoints": "--format with %c prints the cursor behind each event",
-    "cat --format %k": "give %s to jq, which finds a field of a payload",
-    "cat --format %K": "give %s to jq, which finds a field of a payload",
-    "cat --from TIME": "'cursors rewind --to TIME' takes back a copy of the store, for cat --store",
-    "cat --journal": "feedapi run --journal DAYS keeps a history, cat goes on with one",
-    "cat --key": "jq finds a field of a payload; the key of --cert is --cert-key",
-    "cursors ls --url": "give the feed's URL as an argument, and --lag",
-    "cursors upgrade": "'cursors move' moves what is stored under another key",
-    "cursors export --output": "stdout goes to a file by > FILE",
-    "cursors export -o": "stdout goes to a file by > FILE",
-    "demo --dialect": "feedapi serve --dialect is a publisher of each dialect",
-    "demo --plain": "the demo prints lines of text only",
-    "demo --seed": "feedapi_client.testing.simulate has histories that repeat",
-    "doctor --all": "--json has all checks, and why one was not done",
-    "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
-    "doctor --partition": "of many partitions it reads some of each kind",
-    "doctor -p": "of many partitions it reads some of each kind",
-    "quarantine show --raw": "the payload is .data of what 'quarantine show' prints",
-    "relay --no-compact": "it is --stream-option compact=false",
-    "relay --no-encryption": "it is --stream-option encryption=false",
-    "relay --auto-pause-always": "it is --stream-option auto_pause_unless_subscribed=false",
-    "run --concurrency": "it is --max-concurrency, which counts events where there is a --key",
-    "run --start": "it is --from, as in every command",
-    "run --workers": "start each process by itself, with --share",
-    "serve --bearer-env": "Publisher(bearer=...) of feedapi_client.testing asks for a token",
-    "serve --entities": "Publisher of feedapi_client.testing publishes events of your own",
-    "serve --max-events": "--rate 0 publishes no more than the history",
-    "serve --rotate-every": "Publisher of feedapi_client.testing has rotate_token()",
-    "status --name": "a monitor shows the consumers of its process",
-    "status --store": "'cursors ls URL --lag --store STORE' shows how far a consumer came",
-    "status --v1-partitions": "'cursors ls URL --lag --store STORE' asks such a feed",
-    **{f"{group} --feed": "give the feed as an argument, without --feed" for group in _GROUPS},
-    **{
-        f"relay --{name.replace('_', '-')}": f"it is --stream-option {name}=VALUE"
-        for name in _STREAM_OPTIONS
-    },
+    each if " " in each else f"{words.partition(' --')[0]} {each}": successor
+    for words, successor in (line.split(": ", 1) for line in _GONE.strip().split("\n"))
+    for each in words.split(", ")
+} | {
+    f"relay --{name.replace('_', '-')}": f"it is --stream-option {name}=VALUE"
+    for name in _STREAM_OPTIONS.split()
 }
 """What does the work of commands and options that are gone."""
 
@@ -116,9 +117,6 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
-# ---------------------------------------------------------------------- options
-
-
 def option(
     metavar: str = "",
     help: str = "",
@@ -131,19 +129,16 @@ def option(
 ) -> Any:
     """Return a field, or default of a parameter, that is an option, by default of its name.
 
-    Arguments:
-        default: ``...`` for an option that has to be given.
-        parse: makes the value, each one of a list. A ValueError says what is wrong with it.
-        settings: what else Typer takes, such as `min` and `envvar`.
+    It has to be given where the default is ``...``. `parse` makes the value, each one of a list; a
+    ValueError says what is wrong with it. `settings` are what else Typer takes, such as `min`.
     """
-    settings |= {"metavar": metavar or None, "help": help}
 
     def parsed(value: Any) -> Any:
         with _usage_errors():  # a default may be of any type
             return parse(value) if parse is not None and isinstance(value, str) else value
 
-    if parse is not None:
-        settings["parser"] = parsed
+    settings |= {"metavar": metavar or None, "help": help}
+    settings |= {"parser": parsed} if parse is not None else {}
     given = {} if default is ... else {"default": default}
     return dataclasses.field(metadata={"cli": (make, flags.split(), settings)}, **given)
 
@@ -172,10 +167,12 @@ def _finite(value: Any) -> Any:
 
 
 def _declared(kind: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
-    hints, parameters = typing.get_type_hints(kind), inspect.signature(kind).parameters
-    own = getattr(kind, "__dataclass_fields__", {})
-    for name, parameter in parameters.items():
+    hints, own = typing.get_type_hints(kind), getattr(kind, "__dataclass_fields__", {})
+    for name, parameter in inspect.signature(kind).parameters.items():
         yield name, hints[name], own.get(name, parameter.default)
+
+
+_annotated: Any = Annotated
 
 
 def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
@@ -184,50 +181,40 @@ def parameters(kind: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             yield from parameters(typing.cast("type", hint))
             continue
         make, flags, settings = field.metadata["cli"]
-        flags = flags or [f"--{name.replace('_', '-')}"]
+        settings, named = {"show_envvar": False, **settings}, settings["metavar"]
         if make is typer.Option:
-            settings = {"rich_help_panel": getattr(kind, "panel", None), **settings}
+            flags = flags or [f"--{name.replace('_', '-')}"]
+            settings.setdefault("rich_help_panel", getattr(kind, "panel", None))
+            named = flags[0].partition("/")[0]
         if getattr(kind, "environment", False):
-            named = flags[0].partition("/")[0] if make is typer.Option else settings["metavar"]
             variable = "_".join(["FEEDAPI", *re.findall(r"\w+", named)])
             settings.setdefault("envvar", variable.upper())
-        kinds = (hint, *typing.get_args(hint))
-        if hint == Pairs:
-            hint = list[Any] | None
-        # No callback for others: Typer 0.19 fails with one, for a repeatable option without values.
-        info = make(
-            *(flags if make is typer.Option else ()),
-            callback=_finite if float in kinds else None,
-            show_envvar=False,
-            **settings,
-        )
+        if float in (hint, *typing.get_args(hint)):
+            # Of no other: Typer 0.19 fails with one, for a repeatable option without values.
+            settings["callback"] = _finite
+        info = make(*flags, **settings)
         missing = field.default is dataclasses.MISSING
         yield inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if missing else field.default,
-            annotation=_annotated[hint, info],
+            annotation=_annotated[list[Any] | None if hint == Pairs else hint, info],
         )
-
-
-_annotated: Any = Annotated
 
 
 def arguments(kind: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return the values as arguments: those of a dataclass as one, which checks them."""
-    given = {}
+    given = {name: values.get(name) for name, _, _ in _declared(kind)}
     for name, hint, field in _declared(kind):
         if dataclasses.is_dataclass(hint):
             given[name] = build(hint, values)
         elif hint == Pairs:
             pairs = dict[Any, Any]()
-            for key, value in chain(*(each.items() for each in values[name] or ())):
+            for key, value in (item for each in values[name] or () for item in each.items()):
                 if pairs.setdefault(key, value) != value:
                     flag = (field.metadata["cli"][1] or [f"--{name.replace('_', '-')}"])[0]
                     raise typer.BadParameter(f"{flag} has two values for {key}")
             given[name] = pairs or None
-        else:
-            given[name] = values[name]
     return given
 
 
@@ -235,9 +222,6 @@ def build(kind: Any, values: dict[str, Any]) -> Any:
     given = arguments(kind, values)
     with _usage_errors():
         return kind(**given)
-
-
-# ---------------------------------------------------------------------- commands
 
 
 def command(
@@ -288,8 +272,6 @@ def command_group(help: str) -> typer.Typer:
 
 
 class _PlainFlags:
-    """A command whose help shows no type for what takes no value."""
-
     def get_params(self, ctx: Any) -> list[Any]:
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in found:
@@ -318,9 +300,8 @@ class CommandGroup(_PlainFlags, TyperGroup):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Any:
         words = [*(sys.argv[1:] if args is None else args)]
-        extra["standalone_mode"] = False
         try:
-            code = super().main(words, prog_name, **extra)
+            code = super().main(words, prog_name, **{**extra, "standalone_mode": False})
         except typer.Abort as abort:
             # The prompt turns Ctrl-C into this exception; "no" and the end of stdin give it too.
             say("aborted")
@@ -343,12 +324,9 @@ class CommandGroup(_PlainFlags, TyperGroup):
 
 
 def _run(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Call the function. Errors are one line on stderr, and become an exit code."""
-    said = logging.lastResort  # writes warnings of the library, unless all records are written
-    repeated = OnceAMinute()
+    said = logging.lastResort or logging.NullHandler()  # warnings, unless all records are written
+    said.addFilter(repeated := OnceAMinute())
     try:
-        if said is not None:
-            said.addFilter(repeated)
         if inspect.iscoroutinefunction(function):
             return run_async(function, **given)
         return function(**given)
@@ -359,8 +337,7 @@ def _run(function: Callable[..., Any], given: dict[str, Any]) -> Any:
             raise
         return _ended_by(error)
     finally:
-        if said is not None:
-            said.removeFilter(repeated)
+        said.removeFilter(repeated)
 
 
 def run_async(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **given: Any) -> T:
@@ -384,25 +361,23 @@ def _first_error() -> Iterator[None]:
 
 def _ended_by(error: Exception) -> int:
     """Say on one line why the command ended, and return its exit code."""
-    text, code = str(error), FAILURE
+    text, code = str(error), getattr(error, "exit_code", FAILURE)
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         discard(sys.stdout)  # a reader such as `head` has all it wants
         return 0
     if os.environ.get("FEEDAPI_DEBUG"):
         raise error
-    if isinstance(error, CommandError):
-        code = error.exit_code
-    elif isinstance(error, OSError):
+    if isinstance(error, OSError):
         text = error.strerror or text
         text = f"{error.filename}: {text}" if error.filename else text
-    elif isinstance(error, ImportError) and "pip install" in text:
-        pass  # it names the extra
-    elif not isinstance(error, FeedError):
+    elif not isinstance(error, (CommandError, FeedError)) and not (
+        isinstance(error, ImportError) and "pip install" in text  # it names the extra
+    ):
         # Only the type of any other error: its text may hold a payload or a secret.
         text = f"internal error: {type(error).__name__} (set FEEDAPI_DEBUG=1 to see where)"
         code = INTERNAL_ERROR
     say(text, logging.ERROR)
-    return code
+    return int(code)
 
 
 @contextmanager

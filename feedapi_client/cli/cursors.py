@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import orjson
 
-import feedapi_client
 from feedapi_client import operations
 from feedapi_client.cli import options, terminal
 from feedapi_client.cli.command import (
@@ -27,20 +26,11 @@ from feedapi_client.cli.command import (
     refused,
 )
 from feedapi_client.cli.options import Chosen, Connection, FeedOptions, Place, some_partitions
-from feedapi_client.cli.terminal import (
-    age,
-    json_text,
-    print_json,
-    print_line,
-    print_table,
-    report,
-    shown,
-)
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import counted, names
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from feedapi_client.stores.leases import Lease
 
@@ -53,9 +43,6 @@ _command = partial(command, group=cursors)
 
 _URL = "https://service/myfeed"
 T = TypeVar("T")
-
-
-# ---------------------------------------------------------------------- shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +61,21 @@ class _OrCheckpoint(Place):
         if not self.store and self.checkpoint is None:
             raise ValueError("give --store, or --checkpoint of a Spark query")
 
-    async def positions(self, chosen: Chosen) -> list[operations.FeedPositions]:
-        if self.checkpoint is None:
-            async with self.open() as store:
-                found = await operations.list_positions(store, chosen.matches)
-        else:
-            try:
-                from feedapi_client.spark.query_offsets import read_positions
-            except ImportError as missing:
-                raise CommandError(str(missing)) from None
-            with refused():
-                read = read_positions(self.checkpoint, self.staging)
-            found = [each for each in read if chosen.matches(each.key)]
-        chosen.check_found(found)
-        return found
+
+async def _positions(place: Place, chosen: Chosen) -> list[operations.FeedPositions]:
+    if (checkpoint := getattr(place, "checkpoint", None)) is None:
+        async with place.open() as store:
+            found = await operations.list_positions(store, chosen.matches)
+    else:
+        try:
+            from feedapi_client.spark.query_offsets import read_positions
+        except ImportError as missing:
+            raise CommandError(str(missing)) from None
+        with refused():
+            read = read_positions(checkpoint, getattr(place, "staging", None))
+        found = [each for each in read if chosen.matches(each.key)]
+    chosen.check_found(found)
+    return found
 
 
 @_command(
@@ -116,19 +104,22 @@ async def ls(
 
     With --lag also whether there is more after each cursor.
     """
-    exact, url = chosen.exact_key(), chosen.feed or ""
+    exact = chosen.exact_key()
     if lag and (exact is None or exact.feed_name is not None):
         raise CommandError("--lag asks the feed: give its URL, as 'cursors ls URL --lag'", USAGE)
     async with connection.client() as http:
-        feeds = await place.positions(chosen)
+        feeds = await _positions(place, chosen)
         if lag and exact is not None:
             asked = operations.FeedAccess(
-                url=url, v1_partitions=v1_partitions, retry=options.one_shot(), http=http
+                url=chosen.feed or "",
+                v1_partitions=v1_partitions,
+                retry=options.one_shot(),
+                http=http,
             )
-            feeds = [each for each in feeds if each.key.url == exact.url]
             feeds = [
                 replace(each, lag=await operations.lag(asked, each.key, each.positions))
                 for each in feeds
+                if each.key.url == exact.url
             ]
     _print(feeds, json=json, only=partitions)
 
@@ -148,40 +139,36 @@ async def show(*, place: Place, chosen: Chosen, json: bool = options.as_json()) 
 @_command("cursors export --store cursors.db > cursors.json")
 async def export(*, place: Place, chosen: Chosen) -> None:
     """Print positions as JSON that 'import' reads, into this or another store."""
-    async with place.open() as store:
-        feeds = await operations.list_positions(store, chosen.matches)
-    chosen.check_found(feeds)
-    _print(feeds, json=True)
+    _print(await _positions(place, chosen), json=True)
 
 
 def _print(
     feeds: Sequence[operations.FeedPositions], *, json: bool, only: list[int] | None = None
 ) -> None:
     if only is not None:
-        feeds = [_only(each, only) for each in feeds]
+        feeds = [
+            replace(
+                feed, positions=_some(feed.positions, only), lag=feed.lag and _some(feed.lag, only)
+            )
+            for feed in feeds
+        ]
     if json:
-        print_json(operations.export_positions(feeds))
+        terminal.print_json(operations.export_positions(feeds))
     elif not feeds:
         print("no positions are stored")
     for feed in () if json else feeds:
-        print_line(feed.key)
-        rows: list[list[str]] = []
+        terminal.print_line(feed.key)
+        rows = []
         for id in feed.partitions():
             at, behind = feed.positions.get(id), (feed.lag or {}).get(id)
             cells = ("", "", "") if at is None else (at.status, str(at.revision), at.cursor)
-            rows.append([str(id), *cells])
-            rows[-1] += [] if behind is None else [str(behind)]
+            rows.append([str(id), *cells, *([] if behind is None else [str(behind)])])
         columns = ("partition", "status", "revision", "cursor")
-        print_table(columns if feed.lag is None else (*columns, "lag"), rows)
+        terminal.print_table(columns if feed.lag is None else (*columns, "lag"), rows)
 
 
-def _only(feed: operations.FeedPositions, chosen: list[int]) -> operations.FeedPositions:
-    positions = {id: at for id, at in feed.positions.items() if id in chosen}
-    lag = None if feed.lag is None else {id: at for id, at in feed.lag.items() if id in chosen}
-    return replace(feed, positions=positions, lag=lag)
-
-
-# ---------------------------------------------------------------------- changed in the store
+def _some(of: Any, chosen: Iterable[int]) -> Any:
+    return {id: value for id, value in of.items() if id in {*chosen}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,18 +179,17 @@ class _Changing:
     json: bool = flag("Print the positions that were changed, as 'export' does.")
 
     @property
-    def given(self) -> dict[str, bool]:
+    def given(self) -> dict[str, Any]:
         return {"force": self.force, "dry_run": self.dry_run}
 
     def tell(self, text: str, *feeds: operations.FeedPositions, counts: bool = True) -> None:
         """Print what was done with these positions, with their number in front if it `counts`."""
         if self.json:
-            report(json_text(operations.export_positions(feeds)), escaped=True)
-            return
-        for feed in feeds:
+            terminal.report(terminal.json_text(operations.export_positions(feeds)), escaped=True)
+        for feed in () if self.json else feeds:
             count = f"{counted(len(feed.positions), 'position')} " if counts else ""
             done = " (dry run: nothing is changed)" if self.dry_run else ""
-            report(f"{feed.key}: {count}{text}{done}")
+            terminal.report(f"{feed.key}: {count}{text}{done}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +234,8 @@ async def set_(
             known = any(map(chosen.matches, await store.feeds()))
         key = exact if exact is not None and not known else await chosen.one_feed(store)
         saved = await operations.set_position(store, key, partition, position, **how.given)
-    feed = operations.FeedPositions(key, {partition: saved})
-    how.tell(f"partition {partition} is at '{shown(cursor)}'", feed, counts=False)
+    text = f"partition {partition} is at '{terminal.shown(cursor)}'"
+    how.tell(text, operations.FeedPositions(key, {partition: saved}), counts=False)
 
 
 def _gaps() -> tuple[type[Exception], ...]:
@@ -301,8 +287,7 @@ async def import_(
     with refused():
         feeds = operations.parse_export(text)
     if partitions is not None:
-        chosen = set(partitions)
-        feeds = {key: {id: at[id] for id in at.keys() & chosen} for key, at in feeds.items()}
+        feeds = {key: _some(positions, partitions) for key, positions in feeds.items()}
     async with how.place.open(create=not how.dry_run) as store:
         there = 0
         for key, positions in {} if source == "-" else feeds.items():
@@ -323,10 +308,7 @@ async def rewind(
     *,
     chosen: Chosen,
     to: dt.datetime = option(
-        "TIME",
-        "'2 hours ago', 14:30 (today), or an ISO time.",
-        default=...,
-        parse=options.time,
+        "TIME", "'2 hours ago', 14:30 (today), or an ISO time.", default=..., parse=options.time
     ),
     partitions: list[int] | None = some_partitions(),
     how: _Asking,
@@ -350,9 +332,6 @@ async def rewind(
     how.tell(f"rewound to {when}", operations.FeedPositions(key, change.after))
 
 
-# ---------------------------------------------------------------------- changed by the feed
-
-
 @_command(f"cursors skip {_URL} --store cursors.db --name app")
 async def skip(
     *,
@@ -367,19 +346,14 @@ async def skip(
     from the stored cursors. They are saved at the end, all at once: Ctrl-C before that changes
     nothing. A store that does not exist is created.
     """
-    seen = deque[tuple["feedapi_client.FeedConsumer | None", int]]([(None, 0)], maxlen=1)
+    seen = deque[Any]([(None, 0)], maxlen=1)
     async with (
         how.place.open(create=not how.dry_run) as store,
         feed.access() as access,
         terminal.progress(lambda: seen[-1], quiet=quiet),
     ):
-        skipped = await operations.skip(
-            store,
-            access,
-            partitions or (),
-            **how.given,
-            progress=lambda *look: seen.append(look),
-        )
+        tell: Any = {"progress": lambda *look: seen.append(look)}
+        skipped = await operations.skip(store, access, partitions or (), **how.given, **tell)
     saved = counted(len(skipped.positions), "position")
     text = f"{counted(skipped.events, 'event')} skipped, {saved} saved"
     how.tell(text, operations.FeedPositions(access.key, skipped.positions), counts=False)
@@ -411,10 +385,10 @@ async def restore(
     *,
     feed: FeedOptions,
     partitions: list[int] = options.one_partition(
-        "Listed as open again. Several that were merged are restored together."
+        help="Listed as open again. Several that were merged are restored together."
     ),
     successors: list[int] | None = some_partitions(
-        "Holds its cursor now. Default: those with a cursor that are not listed any more. "
+        help="Holds its cursor now. Default: those with a cursor that are not listed any more. "
         "Repeatable.",
         flags="--successor",
     ),
@@ -436,7 +410,7 @@ async def restore(
     def told(change: operations.Change) -> str:
         given_back, at = sorted(change.after.keys() - chosen), change.after[min(chosen)].cursor
         source = f", which {names(given_back)} held" if given_back else ""
-        return f"{names(partitions)} at '{shown(at)}'{source}"
+        return f"{names(partitions)} at '{terminal.shown(at)}'{source}"
 
     async with how.place.open() as store, feed.access() as access:
         plan = partial(operations.restore, store, access, chosen)
@@ -444,15 +418,10 @@ async def restore(
             partial(plan, successors=successors, cursor=cursor),
             lambda plan: f"{plan.key}: go on with {told(plan)}?",
         )
-    restored = operations.FeedPositions(change.key, change.after)
-    how.tell(told(change), restored, counts=False)
-
-
-# ---------------------------------------------------------------------- under another key
+    how.tell(told(change), operations.FeedPositions(change.key, change.after), counts=False)
 
 
 def _feed(text: str) -> str:
-    """Return the URL of a feed, or ``feed:NAME``."""
     return FeedKey(text).url if text.startswith("feed:") else options.feed_url(text)
 
 
@@ -465,7 +434,7 @@ async def move(
     *,
     old_url: str = argument("OLD_URL", "The feed's former URL, as 'ls' shows it.", parse=_feed),
     new_url: str = argument("NEW_URL", "The URL that consumers use from now on.", parse=_feed),
-    name: str | None = options.of_consumer("Only the cursors of this consumer."),
+    name: str | None = options.of_consumer(help="Only the cursors of this consumer."),
     partitions: list[int] | None = some_partitions(),
     selection: tuple[str, str] | None = option(
         "OLD NEW",
@@ -482,19 +451,11 @@ async def move(
     consumer that selects other events from now on. It goes on behind the events that it had, and
     gets none of the new ones that lie before.
     """
-    before_and_after: Any = selection and tuple(map(_selection, selection))
+    only: Any = {"name": name, "partitions": partitions, "overwrite": overwrite}
+    only["selection"] = selection and tuple(map(_selection, selection))
     async with how.place.open() as store:
         with refused():
-            moved = await operations.move(
-                store,
-                old_url,
-                new_url,
-                name=name,
-                selection=before_and_after,
-                partitions=partitions,
-                overwrite=overwrite,
-                **how.given,
-            )
+            moved = await operations.move(store, old_url, new_url, **only, **how.given)
     how.tell("moved here", *moved)
 
 
@@ -503,10 +464,8 @@ def _selection(text: str) -> dict[str, str]:
         pairs = orjson.loads(text)
         if isinstance(pairs, dict) and {*map(type, pairs.values())} <= {str}:
             return pairs
-    raise CommandError(
-        """--selection takes two JSON objects of texts, such as '{}' '{"event-types":"a;b"}'""",
-        USAGE,
-    )
+    example = """'{}' '{"event-types":"a;b"}'"""
+    raise CommandError(f"--selection takes two JSON objects of texts, such as {example}", USAGE)
 
 
 @_command("cursors rename default orders --store cursors.db")
@@ -524,15 +483,11 @@ async def rename(
 
     Of all its feeds, or of one, in one step or not at all.
     """
+    only: Any = {"feed": feed, "partitions": partitions}
     async with how.place.open() as store:
         with refused():
-            renamed = await operations.rename(
-                store, old, new, feed=feed, partitions=partitions, **how.given
-            )
+            renamed = await operations.rename(store, old, new, **only, **how.given)
     how.tell("renamed", *renamed)
-
-
-# ---------------------------------------------------------------------- leases
 
 
 @command(
@@ -548,28 +503,24 @@ async def leases_ls(*, place: Place, chosen: Chosen, json: bool = options.as_jso
     chosen.check_found(feeds)
     shared = [feed for feed in feeds if feed.instances or feed.leases]
     if json:
-        print_json({"feeds": [_as_json(feed) for feed in feeds]})
+        terminal.print_json({"feeds": [_as_json(feed) for feed in feeds]})
     elif not shared:
         print("no instances share a feed of this store")
     for feed in () if json else shared:
-        print_line(feed.key)
-        print_table(("instance", "state", "age", "partitions", "reads"), _rows(feed))
+        terminal.print_line(feed.key)
+        rows = []
+        for one in feed.instances:
+            state = "alive" if one.alive else f"dead for {terminal.age(-one.expires_in)}"
+            rows.append([one.name, state, terminal.age(one.age), *_read(feed.of(one.name))])
+        known = {one.name for one in feed.instances}
+        if free := [lease for lease in feed.leases if lease.owner not in known]:
+            rows.append(["", "nobody", "", *_read(free)])
+        terminal.print_table(("instance", "state", "age", "partitions", "reads"), rows)
 
 
-def _rows(feed: operations.FeedLeases) -> list[list[str]]:
-    rows = []
-    for one in feed.instances:
-        state = "alive" if one.alive else f"dead for {age(-one.expires_in)}"
-        rows.append([one.name, state, age(one.age), *_read(feed.of(one.name))])
-    names = {one.name for one in feed.instances}
-    if free := [lease for lease in feed.leases if lease.owner not in names]:
-        rows.append(["", "nobody", "", *_read(free)])
-    return rows
-
-
-def _read(leases: list[Lease]) -> tuple[str, str]:
-    texts = ", ".join(f"{lease.partition} ({age(lease.age)})" for lease in leases[:12])
-    return str(len(leases)), texts + (" …" if len(leases) > 12 else "")
+def _read(held: Sequence[Lease]) -> tuple[str, str]:
+    texts = ", ".join(f"{lease.partition} ({terminal.age(lease.age)})" for lease in held[:12])
+    return str(len(held)), texts + (" …" if len(held) > 12 else "")
 
 
 def _as_json(feed: operations.FeedLeases) -> dict[str, Any]:

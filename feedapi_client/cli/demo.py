@@ -70,13 +70,7 @@ class _Demo:
         help="Save the cursor outside the transaction, before or after the effects: the proof has "
         "to fail."
     )
-    instances: int = option(
-        "N",
-        "Processes that share the feed.",
-        default=1,
-        min=1,
-        max=16,
-    )
+    instances: int = option("N", "Processes that share the feed.", default=1, min=1, max=16)
     spark: bool = flag("Read the feed into a Spark DataFrame (extra spark-local).")
 
     def __post_init__(self) -> None:
@@ -122,8 +116,6 @@ _OVER = "was split: its successors take over its cursor and its whole history"
 
 
 class Scene:
-    """What happens while the demo runs: a publisher that splits, and consumers that die."""
-
     def __init__(self, o: _Demo, feed: testing.Publisher) -> None:
         self.o, self.feed, self.died = o, feed, 0
         self._begin = time.monotonic()
@@ -147,7 +139,6 @@ class Scene:
         print(f"{time.monotonic() - self._begin:6.2f} s  {text}", flush=True)
 
     def publish(self, share: float) -> None:
-        """Publish this share of the events, and do what is due before."""
         while self._schedule and self._schedule[0][0] <= share:
             at, text, action = self._schedule.pop(0)
             self.publish(at)
@@ -242,9 +233,6 @@ def find_faults(published: list[Step], effects: list[Step]) -> list[str]:
     return lines
 
 
-# ---------------------------------------------------------------------- a consumer
-
-
 def _database(folder: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(folder / "demo.db", isolation_level=None, timeout=30)
     connection.executescript(
@@ -284,7 +272,6 @@ async def _read(
 
 
 async def _apply(batch: Batch, database: sqlite3.Connection, path: Path, how: str | None) -> None:
-    """Insert a row for each event, and save the cursor, in one transaction or sabotaged."""
     steps = [(event.json()["entity"], event.json()["n"]) for event in batch.events]
     insert = "INSERT INTO effects (entity, n) VALUES (?, ?)"
     if how == "cursor-first":
@@ -311,9 +298,6 @@ def _crash(path: Path, steps: list[Step]) -> None:
         with suppress(FileNotFoundError):  # another instance has taken it
             request.unlink()
             os._exit(_CRASHED)
-
-
-# ---------------------------------------------------------------------- Spark
 
 
 def _read_with_spark(scene: Scene) -> list[Step]:

@@ -71,14 +71,12 @@ async def discover(*, asked: options.AskedWithLineage, json: bool = options.as_j
 
 
 def _parent(partition: Partition) -> int | None:
-    """What it starts after, or else the nearest partition that it takes its cursor from."""
     if partition.starts_after is not None:
         return partition.starts_after
     return next(iter(partition.cursor_from), None)
 
 
 def _lineage(info: FeedInfo, added: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield what stands before each partition, below its parent, and what it is."""
     children: dict[int | None, list[int]] = {}
     for partition in info.partitions.values():
         children.setdefault(_parent(partition), []).append(partition.id)

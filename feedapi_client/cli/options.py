@@ -12,6 +12,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
@@ -44,9 +45,6 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AMOUNT = (
     r"(?i)(\d+(?:\.\d+)?|\ban?\b)\s*(s|sec|second|m|min|minute|h|hr|hour|d|day|w|week)s?(?![a-z])"
 )
-
-
-# ---------------------------------------------------------------------- parsers
 
 
 def pair(text: str) -> dict[str, str]:
@@ -89,8 +87,8 @@ def feed_url(text: str) -> str:
 
 def address(text: str) -> str:
     """Return HOST:PORT, which may lack the host or be a port alone: on the loopback interface."""
-    parts = urlsplit(f"//{text}" if ":" in text else f"//:{text}")
     try:
+        parts = urlsplit(f"//{text}" if ":" in text else f"//:{text}")
         if parts.port is not None and not parts.path:
             return f"{parts.hostname or '127.0.0.1'}:{parts.port}"
     except ValueError:
@@ -130,49 +128,34 @@ def time(text: str, now: dt.datetime | None = None) -> dt.datetime:
         ) from None
 
 
-# ---------------------------------------------------------------------- options of many commands
-
-
-def some_partitions(help: str = "Only this partition. Repeatable.", **settings: Any) -> Any:
-    return option("ID", help, min=0, max=MAX_PARTITION, **{"flags": "--partition -p", **settings})
-
-
-def one_partition(help: str = "Its number, as 'discover' lists it.") -> Any:
-    return argument("PARTITION", help, min=0, max=MAX_PARTITION)
-
-
-def where_to_begin(**settings: Any) -> Any:
-    return option(
-        help="Where a new consumer begins. Stored cursors come first. By default at the first "
-        "event, unless the store has cursors of what looks like the same feed.",
-        flags="--from",
-        **settings,
-    )
-
-
-def quiet() -> Any:
-    return flag("No progress on stderr (shown only where it is a terminal).", "--quiet -q")
-
-
-def as_json() -> Any:
-    return flag("Print JSON.")
-
-
-def of_consumer(help: str = "The consumer.") -> Any:
-    return option("NAME", help, envvar="FEEDAPI_NAME")
-
-
-def selected(help: str) -> Any:
-    return option("NAME=VALUE", f"{help} Repeatable.", flags="--filter", parse=pair)
+some_partitions = partial(
+    option,
+    "ID",
+    help="Only this partition. Repeatable.",
+    flags="--partition -p",
+    min=0,
+    max=MAX_PARTITION,
+)
+one_partition = partial(
+    argument, "PARTITION", help="Its number, as 'discover' lists it.", min=0, max=MAX_PARTITION
+)
+where_to_begin = partial(
+    option,
+    help="Where a new consumer begins. Stored cursors come first. By default at the first event, "
+    "unless the store has cursors of what looks like the same feed.",
+    flags="--from",
+)
+of_consumer = partial(option, "NAME", help="The consumer.", envvar="FEEDAPI_NAME")
+selected = partial(option, "NAME=VALUE", flags="--filter", parse=pair)
+quiet = partial(flag, "No progress on stderr (shown only where it is a terminal).", "--quiet -q")
+as_json = partial(flag, "Print JSON.")
+without_questions = partial(flag, "Don't ask for confirmation.", "--yes -y")
 
 
 def one_shot(give_up_after: float | None = None) -> RetryPolicy:
     """Return how long a command that asks a feed once waits for it, and for what it refuses."""
     seconds = ONE_SHOT if give_up_after is None else give_up_after
     return RetryPolicy(give_up_after=seconds, refused_for=5.0)
-
-
-# ---------------------------------------------------------------------- a feed
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -286,7 +269,7 @@ class Events:
     skip_event_types: list[str] | None = option(
         "TYPE", "No events of this type. Repeatable.", flags="--skip-event-type"
     )
-    filters: Pairs = selected("Only what the feed's filter selects.")
+    filters: Pairs = selected(help="Only what the feed's filter selects. Repeatable.")
 
     def __post_init__(self) -> None:
         self.fetch()
@@ -340,7 +323,6 @@ class FeedOptions(AskedWithLineage):
         fetch: dict[str, Any] | None = None,
         retry: RetryPolicy | None = None,
     ) -> AsyncIterator[operations.FeedAccess]:
-        """Open the way to the feed. `fetch` is what else `FetchOptions` takes."""
         names = ("url", "name", "feed_name", "v1_partitions")
         own = {name: getattr(self, name) for name in names}
         own |= {"fetch": self.events.fetch(**(fetch or {})), "lineage": self.lineage or {}}
@@ -390,9 +372,6 @@ class Consumed(FeedOptions):
             yield consumer
 
 
-# ---------------------------------------------------------------------- a store
-
-
 @asynccontextmanager
 async def opened(
     store: AbstractAsyncContextManager[T], option: str = "--store"
@@ -416,7 +395,6 @@ class Store:
         return opened(open_store(self.store, **settings))
 
     def quarantine(self) -> AbstractAsyncContextManager[QuarantineStore]:
-        """Open the quarantine, in a database that has to exist, for a block."""
         from feedapi_client.operations.opening import open_quarantine
 
         return opened(open_quarantine(self.store, create=False))
@@ -424,8 +402,6 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Store):
-    """A table of cursors in a store."""
-
     table: str = option(
         "NAME",
         "The table, or SCHEMA.TABLE, in a database given by URL; the key prefix in Redis.",
@@ -444,7 +420,7 @@ class Chosen:
         "FEED", "The feed: its URL or a part of it.", default=None, envvar="FEEDAPI_URL"
     )
     name: str | None = of_consumer()
-    filters: Pairs = selected("The filter of the events that it reads.")
+    filters: Pairs = selected(help="The filter of the events that it reads. Repeatable.")
 
     def __post_init__(self) -> None:
         self.exact_key()
@@ -496,7 +472,3 @@ def confirm(question: str, *, yes: bool, beside_json: bool) -> None:
         typer.confirm(shown(question, MAX_LINE), abort=True, err=beside_json)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def without_questions() -> Any:
-    return flag("Don't ask for confirmation.", "--yes -y")

@@ -56,7 +56,6 @@ class Application:
         self.key_path()
 
     def key_path(self) -> list[str]:
-        """Return the names and numbers that lead to an event's key; none without ``--key``."""
         head, *parts = (self.key or "").split("/")
         if self.key is not None and (head or not parts or re.search(r"~(?![01])", self.key)):
             raise ValueError(
@@ -74,7 +73,6 @@ class Application:
 
     @asynccontextmanager
     async def opened(self, function: Callable[..., Any]) -> AsyncIterator[Handler]:
-        """Give the handler that the function is, or that it opens for the block."""
         handler, option = function, f"--handler {self.handler}"
         async with AsyncExitStack() as stack:
             if not _takes_a_batch(function):

@@ -96,7 +96,6 @@ class ExampleFeed:
             self.published, count = self.published + 1, count - 1
 
     def split(self) -> None:
-        """Split a partition, by the two methods in turn, unless there are many."""
         found = [each for each in self.publisher.partitions.values() if not each.closed]
         if len(found) >= _MAX_OPEN_PARTITIONS:
             return

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from feedapi_client.cli import options
+from feedapi_client.cli import options, terminal
 from feedapi_client.cli.command import (
     REMOVED,
     USAGE,
@@ -18,15 +18,6 @@ from feedapi_client.cli.command import (
     flag,
     option,
     run_async,
-)
-from feedapi_client.cli.terminal import (
-    MAX_LINE,
-    age,
-    print_json,
-    print_line,
-    print_table,
-    shown,
-    table,
 )
 
 Look = dict[str, Any]
@@ -53,15 +44,15 @@ def status(
     with suppress(KeyboardInterrupt):  # the way to leave a live view
         look = run_async(_look, target, connection)
         if json:
-            print_json(look)
+            terminal.print_json(look)
         elif not once and sys.stdout.isatty():
             run_async(_live, target, connection, interval, look)
         else:
             for part in _parts(look):
                 if isinstance(part, str):
-                    print_line(part)
+                    terminal.print_line(part)
                 else:
-                    print_table(_COLUMNS, part)
+                    terminal.print_table(_COLUMNS, part)
 
 
 async def _look(target: str, connection: options.Connection) -> Look:
@@ -91,17 +82,12 @@ async def _live(target: str, connection: options.Connection, interval: float, lo
     import anyio
     from rich.console import Console, Group
     from rich.live import Live
-    from rich.text import Text
 
     screen, failure = Console(highlight=False), ""
     with Live(console=screen, screen=True, auto_refresh=False) as live:
         while True:
             parts = [*filter(None, [failure]), *_parts(look, rows=screen.height)]
-            drawn = (
-                Text(shown(part, MAX_LINE)) if isinstance(part, str) else table(_COLUMNS, part)
-                for part in parts
-            )
-            live.update(Group(*drawn), refresh=True)
+            live.update(Group(*map(_drawn, parts)), refresh=True)
             await anyio.sleep(interval)
             try:
                 before, look, failure = look, await _look(target, connection), ""
@@ -110,8 +96,15 @@ async def _live(target: str, connection: options.Connection, interval: float, lo
                 failure = str(error)
 
 
+def _drawn(part: str | list[list[str]]) -> Any:
+    from rich.text import Text
+
+    if isinstance(part, str):
+        return Text(terminal.shown(part, terminal.MAX_LINE))
+    return terminal.table(_COLUMNS, part)
+
+
 def _add_rates(before: Look, look: Look) -> None:
-    """Give each partition its events a second since the look before."""
 
     def partitions(look: Look) -> Iterator[tuple[object, datetime, dict[str, Any]]]:
         for consumer in look["consumers"]:
@@ -155,14 +148,14 @@ def _parts(look: Look, *, rows: int = 0) -> Iterator[str | list[list[str]]]:
 def _row(each: dict[str, Any]) -> list[str]:
     """Return the cells of a partition. What an end waits for has its time, as evidence (R6)."""
     waits = ", ".join(map(str, each.get("waits_for", ())[:4]))
-    wait = ", ".join(filter(None, (each.get("wait"), age(each.get("evidence_seconds")))))
+    wait = ", ".join(filter(None, (each.get("wait"), terminal.age(each.get("evidence_seconds")))))
     failures = each.get("handler_failures", 0) + each.get("fetch_failures", 0)
     return [
         str(each["id"]),
         each["state"],
         f"{each['rate']:,.1f}" if "rate" in each else "",
-        "caught up" if each.get("caught_up") else age(each.get("behind_seconds")),
-        age(each.get("in_flight_seconds")),
+        "caught up" if each.get("caught_up") else terminal.age(each.get("behind_seconds")),
+        terminal.age(each.get("in_flight_seconds")),
         str(failures or ""),
         f"partition {waits}" if waits else wait,
         each.get("error") or "",
@@ -170,7 +163,6 @@ def _row(each: dict[str, Any]) -> list[str]:
 
 
 def _rank(each: dict[str, Any]) -> tuple[int, float, int]:
-    """What needs attention comes first."""
     state, late = each["state"], (each.get("in_flight_seconds", 0), each.get("behind_seconds", 0))
     rank = len(_ORDER) + (state in ("drained", "superseded"))
     return _ORDER.index(state) if state in _ORDER else rank, -max(late), each["id"]

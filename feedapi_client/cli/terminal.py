@@ -35,9 +35,6 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({}))} | {
 _JSON_ESCAPED = re.compile(r"[^\n -~]")
 
 
-# ---------------------------------------------------------------------- text from elsewhere
-
-
 def shown(text: object, limit: int = MAX_SHOWN) -> str:
     """Return a text from elsewhere on one line, cut, without characters that a terminal acts upon.
 
@@ -64,16 +61,12 @@ def escape_json(text: str, encoding: str | None = "utf-8") -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return a value, or JSON in bytes, as JSON that stdout can encode."""
     data = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_INDENT_2)
     return escape_json(data.decode(), sys.stdout.encoding)
 
 
 def print_json(value: Any) -> None:
     print(json_text(value))
-
-
-# ---------------------------------------------------------------------- stderr
 
 
 def say(text: str, level: int = logging.INFO) -> None:
@@ -108,7 +101,6 @@ class JSONLines(logging.Formatter):
 
 
 def write_records(*, json: bool) -> None:
-    """Write the records of the library and of the application on stderr, from level INFO on."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONLines() if json else logging.Formatter(RECORD))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -134,9 +126,6 @@ class OnceAMinute(logging.Filter):
         return True
 
 
-# ---------------------------------------------------------------------- stdout
-
-
 def print_line(text: object, *, indent: str = "") -> None:
     print(f"{indent}{shown(text, MAX_LINE)}")
 
@@ -153,7 +142,6 @@ def report(text: object, *, escaped: bool = False) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on a terminal, and tab-separated lines where stdout is none."""
     if sys.stdout.isatty():
         from rich.console import Console
 

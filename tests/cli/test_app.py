@@ -164,6 +164,23 @@ WRONG = [
     Row(f"discover {NOBODY} --give-up-after 0", 1, f"feedapi: feed {NOBODY}: "),
     Row(f"doctor {NOBODY}", 69, f"feed {NOBODY}: "),
     Row("status 127.0.0.1:1/app", 1, "no monitor answers at 127.0.0.1:1: "),
+    Row(f"doctor {NOBODY} --ignore nonsense", 2, "there is no check nonsense"),
+    Row(f"doctor {NOBODY} --ignore lineage-string", 2, "lineage-string: it is a part of id-text"),
+    *(
+        Row(f"{words} {number}", 2, words.rpartition(" ")[2])
+        for words, number in (
+            (f"discover {NOBODY} --give-up-after", "nan"),
+            (f"discover {NOBODY} --give-up-after", "inf"),
+            (f"discover {NOBODY} --v1-partitions", 99999999999),
+            (f"cat {NOBODY} --partition", 32768),
+            ("serve --rate", "inf"),
+            ("serve --split-every", "nan"),
+            ("demo --seconds", "nan"),
+            ("cursors reset --store x -p", -1),
+            ("quarantine ls --store x -p", 40000),
+            ("quarantine replay --store x --all --handler", ":f"),
+        )
+    ),
 ]
 
 
@@ -272,10 +289,7 @@ def test_a_feed_of_the_environment_leaves_the_other_arguments_their_places(
     monkeypatch.setenv("FEEDAPI_STORE", "env:MY_DATABASE")
     monkeypatch.setenv("FEEDAPI_NAME", "me")
     play(
-        [
-            Row("cat"),
-            Row("cursors drain 0 --yes --force", says="me @ URL: partition 0 is drained"),
-        ],
+        [Row("cat"), Row("cursors drain 0 --yes --force", says="me @ URL: partition 0 is drained")],
         URL=feedapi_publisher.url,
     )
 

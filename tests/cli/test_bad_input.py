@@ -226,7 +226,7 @@ def test_r19_a_database_url_without_its_secrets(url: str, public: str) -> None:
     assert without_secrets(url) == public
 
 
-# ---------------------------------------------------------------------- times and numbers
+# ---------------------------------------------------------------------- times
 
 
 @FUZZ
@@ -251,25 +251,6 @@ def test_any_time_is_understood_or_a_usage_error(
     assert result.exit_code in (1, 2), (result.output, result.exception)
     assert_one_line(result)
     assert result.exit_code == 2 or "there is no such file" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "discover http://127.0.0.1:1/f --give-up-after nan",
-        "discover http://127.0.0.1:1/f --give-up-after inf",
-        "discover http://127.0.0.1:1/f --v1-partitions 99999999999",
-        "cat http://127.0.0.1:1/f --partition 32768",
-        "serve --rate inf",
-        "serve --split-every nan",
-        "demo --seconds nan",
-        "cursors reset --store x -p -1",
-        "quarantine ls --store x -p 40000",
-        "quarantine replay --store x --all --handler :f",
-    ],
-)
-def test_numbers_and_names_out_of_range_are_usage_errors(feedapi: Feedapi, words: str) -> None:
-    assert_usage_error(feedapi(*words.split()))
 
 
 # ---------------------------------------------------------------------- feed URLs

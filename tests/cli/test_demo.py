@@ -20,18 +20,11 @@ _PUBLISHED: list[Step] = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (
-            (),
-            0,
-            ("partition 0 was split", "partition 1 was split", "token was rotated", "crash 4"),
-        ),
+        ((), 0, ("partition 0 was split", "partition 1 was split", "token was rotated", "crash 4")),
         (
             ("--instances", 3, "--crashes", 2),
             0,
-            (
-                *("instance-3 starts", "died in the middle of a batch"),
-                "2 crashes of 3 instances",
-            ),
+            (*("instance-3 starts", "died in the middle of a batch"), "2 crashes of 3 instances"),
         ),
         (("--sabotage", "cursor-first"), 1, ("FAILED", "lost")),
         (("--sabotage", "cursor-last"), 1, ("FAILED", "came again")),

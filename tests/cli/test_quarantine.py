@@ -129,7 +129,7 @@ CASES = {
         Row("quarantine ls --store STORE", says=EMPTY),
     ],
     "a database given by URL": [
-        Row("quarantine drop --all --yes --store DATABASE", says="=2 events deleted\n"),
+        Row("quarantine drop --all --yes --store DATABASE", says="=2 events deleted\n")
     ],
     "replay": [
         *(

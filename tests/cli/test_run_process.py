@@ -20,10 +20,7 @@ import pytest
 from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, Spawn
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(os.name == "nt", reason="signals of POSIX"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")]
 
 Process = subprocess.Popen[bytes]
 Run = Callable[..., Process]

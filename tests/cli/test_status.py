@@ -84,10 +84,7 @@ def test_it_prints_states_and_what_needs_attention_first(
     for id, seconds in ((3, 0), (4, 3), (5, 7200), (6, 200_000)):
         shop["partitions"].append({"id": id, "state": "drained", "behind_seconds": seconds})
     title, figures, head, *rows = feedapi("status", monitor.show(shop)).stdout.splitlines()
-    assert (title, figures) == (
-        "shop @ https://service/myfeed · ready",
-        "10 caught up · 7 reading",
-    )
+    assert (title, figures) == ("shop @ https://service/myfeed · ready", "10 caught up · 7 reading")
     assert head.split("\t")[:2] == ["partition", "state"]
     assert [row.split("\t") for row in rows] == [
         ["2", "retrying", "", "", "", "", "", "status 503"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from feedapi_client.cli.doctor.checks import DEVIATION, FIELD
 from feedapi_client.cli.doctor.command import sections
-from feedapi_client.cli.doctor.feed_checks import DEVIATION, FIELD
 from tests.docs.snippets import PAGES_FOLDER
 
 PAGE = PAGES_FOLDER / "doctor.md"

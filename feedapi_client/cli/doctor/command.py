@@ -19,8 +19,8 @@ from feedapi_client.cli.terminal import print_json, print_line, print_table
 from feedapi_client.protocol.text import counted
 
 if TYPE_CHECKING:
+    from feedapi_client.cli.doctor.checks import Check, Section
     from feedapi_client.cli.doctor.examination import Examination
-    from feedapi_client.cli.doctor.feed_checks import Check, Section
 
 _LEVELS = ("MUST", "SHOULD", "deviation")
 _ROWS = 5
@@ -84,16 +84,15 @@ async def doctor(
 
 
 def sections() -> tuple[Section, ...]:
-    from feedapi_client.cli.doctor import feed_checks, page_checks, request_checks
+    from feedapi_client.cli.doctor.checks import SECTIONS
 
-    feed = (feed_checks.DISCOVERY, feed_checks.LINEAGE, request_checks.RESPONSES)
-    return (*feed, page_checks.PAGES, page_checks.AGAIN, request_checks.ARGUMENTS)
+    return SECTIONS
 
 
 def _check_reached(e: Examination) -> None:
     from feedapi_client.cli.doctor.prober import Problem
 
-    answer, code, text = e.discoveries[0].answer, UNREACHABLE, ""
+    answer, code, text = e.discoveries[0], UNREACHABLE, ""
     if e.wrong_count:  # no fault of the publisher
         code, text = USAGE, f"--v1-partitions is not the number of its partitions: {e.wrong_count}."
         text += " Give the number that its publisher documents"
@@ -158,7 +157,6 @@ def _print(*, feed: str, dialect: str | None, checks: list[dict[str, Any]], **of
 
 
 def _rows(judged: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield what the table says of a check: partitions of which it says the same are a row."""
     texts = dict[str, list[str]]()
     for each in judged["findings"]:
         partitions = texts.setdefault(each["text"], [])

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from feedapi_client.cli.doctor.prober import Answer, Prober, Question
+from feedapi_client.cli.doctor.prober import Answer, Prober, Problem
 from feedapi_client.cli.doctor.wire import Discovery, Page
 from feedapi_client.model import FIRST, LAST, MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.options import FetchOptions
@@ -126,14 +126,13 @@ class Examination:
         return [page for visit in self.visits.values() for page in visit.all_pages()]
 
     def answers(self) -> list[Answer]:
-        pages = (*self.pages(), *self.probes.values())
-        return [each.answer for each in self.discoveries] + [page.answer for page in pages]
+        return [*self.discoveries, *self.pages(), *self.probes.values()]
 
     async def run(self) -> None:
         first = await self._discover()
-        if first.answer.problem is None and self.prober.knows_credentials:
-            question = Question("a discovery without credentials", anonymous=True)
-            self.probes["anonymous"] = Page(await self.prober.ask(question))
+        if first.problem is None and self.prober.knows_credentials:
+            question = Page("a discovery without credentials", anonymous=True)
+            self.probes["anonymous"] = await self.prober.ask(question)
         if first.info is None:
             return
         await self._discover(identity=True)
@@ -146,14 +145,12 @@ class Examination:
         await self._discover()
 
     async def _discover(self, *, identity: bool = False) -> Discovery:
-        answer = await self.prober.ask(Question("a discovery", identity=identity))
-        found = Discovery.read(answer, self.prober.feed, self._v1_partitions)
-        if answer.asked:
-            self.discoveries.append(found)
-        return found
+        answer = await self.prober.ask(Discovery("a discovery", identity=identity))
+        if answer.problem is not Problem.NOT_ASKED:
+            self.discoveries.append(answer)
+        return answer.read(self.prober.feed, self._v1_partitions)
 
     async def _visit_all(self, info: FeedInfo) -> None:
-        """Read partitions, and others in place of those that are replaced meanwhile."""
         size, replaced = self.prober.bounds.partitions, False
         for _ in range(_TOPOLOGIES):
             found = [p for p in sample(info, size) if p.id not in self.visits]
@@ -172,7 +169,7 @@ class Examination:
     async def _visit(self, visit: Visit, id: int) -> None:
         pages, polls = visit.pages, visit.polls
         pages.append(await self._fetch(id, FIRST))
-        if not pages[0].answer.ok:
+        if not pages[0].ok:
             return
         while len(pages) < self.prober.bounds.pages and (cursor := pages[-1].moved_to):
             if cursor in [page.asked for page in pages]:
@@ -225,7 +222,7 @@ class Examination:
         """
         page = await self._ask(self._question(id, cursor, more=more))
         for attempt in range(1, _TOPOLOGIES):
-            if not page.answer.refused:
+            if not page.refused:
                 break
             before, found = self.infos[-1], (await self._discover()).info
             if found is None:
@@ -233,14 +230,14 @@ class Examination:
             if id not in found.partitions:
                 raise _ReplacedError
             if found.token == before.token:
-                self.current_token_refused += page.answer.status == 409
+                self.current_token_refused += page.status == 409
                 if attempt > 1:
                     break
             page = await self._ask(self._question(id, cursor, more=more))
         return page
 
-    async def _ask(self, question: Question) -> Page:
-        return Page.read(await self.prober.ask(question), DIALECTS[self.infos[-1].dialect])
+    async def _ask(self, question: Page) -> Page:
+        return (await self.prober.ask(question)).read(DIALECTS[self.infos[-1].dialect])
 
     def _question(
         self,
@@ -249,16 +246,15 @@ class Examination:
         what: str = "",
         more: Mapping[str, str] | None = None,
         **settings: Any,
-    ) -> Question:
+    ) -> Page:
         """Return a fetch. `more` are parameters, also in place of its own ones."""
         info, dialect = self.infos[-1], DIALECTS[self.infos[-1].dialect]
         params = dict(dialect.fetch_params(info, id, cursor, FetchOptions())) | dict(more or {})
         what = f"a fetch from {cursor if cursor in (FIRST, LAST) else 'a cursor'}{what}"
-        return Question(what, id, cursor, dialect.suffix, params, **settings)
+        return Page(what, id, cursor, dialect.suffix, params, **settings)
 
     async def _count_problem(self, given: int) -> str:
-        """Return how it shows that the caller's number of partitions is wrong (dialect v1)."""
-        firsts = {id: visit.pages[0].answer for id, visit in self.visits.items()}
+        firsts = {id: visit.pages[0] for id, visit in self.visits.items()}
         refused = {id: answer for id, answer in firsts.items() if answer.refused}
         if not refused:
             return ""
@@ -266,7 +262,7 @@ class Examination:
             return f"it does not know partition {min(refused)}: {refused[min(refused)]}"
         first = next(iter(refused.values()))
         for count in (str(count) for count in range(1, _COUNTS + 1) if count != given):
-            if (await self._ask(self._question(0, FIRST, more={"n": count}))).answer.ok:
+            if (await self._ask(self._question(0, FIRST, more={"n": count}))).ok:
                 return f"{first}; it answers requests with n={count}"
         return str(first) if _WRONG_COUNT.search(first.detail) else ""
 
@@ -277,17 +273,16 @@ class Examination:
                 return  # its partition was replaced
             before = self.infos[-1]
             self.probes[name] = page = await self._ask(question)
-            if not page.answer.refused and not question.seconds:
+            if not page.refused and not question.lasts:
                 return  # a stream ends early where its partition is replaced, too
             now = (await self._discover()).info or before
             if (now.token, now.partitions) == (before.token, before.partitions):
                 return
 
-    def _probes(self) -> Iterator[tuple[str, Question]]:
-        """Yield single requests for the newest topology, some of which are to be refused."""
+    def _probes(self) -> Iterator[tuple[str, Page]]:
         info, counts = self.infos[-1], {}
         for id, visit in self.visits.items():
-            if id in info.partitions and visit.pages[0].answer.ok:
+            if id in info.partitions and visit.pages[0].ok:
                 counts[id] = len(visit.pages[0].payloads)
         if not counts:
             return
@@ -317,10 +312,10 @@ class Examination:
                 # Few events come at once, so that what holds them back shows.
                 yield "stream-behind", self._stream(id, cursor)
 
-    def _stream(self, id: int, cursor: str) -> Question:
+    def _stream(self, id: int, cursor: str) -> Page:
         asked = self.prober.bounds.stream_milliseconds
         seconds, more = asked / 1000 + self.prober.bounds.timeout / 2, {"stream": str(asked)}
-        return self._question(id, cursor, f" with stream={asked}", more, seconds=seconds)
+        return self._question(id, cursor, f" with stream={asked}", more, lasts=seconds)
 
 
 class _ReplacedError(Exception):
@@ -342,7 +337,6 @@ def _without(events: list[bytes], some: list[bytes]) -> list[bytes]:
 
 
 def sample(info: FeedInfo, size: int) -> list[Partition]:
-    """Return partitions of each kind: closed, of either split method, and open roots."""
     kinds: dict[object, list[Partition]] = defaultdict(list)
     for p in info.partitions.values():
         kinds[p.closed, p.starts_after is not None, bool(p.cursor_from)].append(p)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import httpx
@@ -22,6 +22,7 @@ from feedapi_client.http.urls import FeedURL
 from feedapi_client.options import Limits
 from feedapi_client.protocol.text import excerpt, hide_secrets
 
+A = TypeVar("A", bound="Answer")
 _MAX_REDIRECTS = 5
 _NO_SECRETS = {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 
@@ -43,8 +44,6 @@ class Bounds:
 
 
 class Problem(StrEnum):
-    """Why there is no complete response."""
-
     NO_ANSWER = "no answer"
     BROKEN = "the response broke off"
     SLOW = "not complete in time"
@@ -53,47 +52,38 @@ class Problem(StrEnum):
     NOT_ASKED = "not asked: the bounds of this examination are reached"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A GET: a fetch, or without a partition a discovery. `what` names it in findings.
+@dataclass(slots=True, eq=False)
+class Answer:
+    """A GET, and what came, also where it failed. Without a partition it is a discovery.
 
-    With `seconds` a streamed response is read for so long, and that they are over is no problem.
+    `what` names it in findings. With `lasts` a streamed response is read for so many seconds, and
+    that they are over is no problem. Status 0 is no response.
     """
 
     what: str
     partition: int | None = None
-    cursor: str = ""
+    asked: str = ""  # the cursor
     suffix: str = ""
     params: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    lasts: float = 0.0
     identity: bool = False  # no content coding is accepted
     anonymous: bool = False
-
-
-@dataclass(slots=True)
-class Answer:
-    """What a request came to: what was received, also where it failed. Status 0 is no response."""
-
-    question: Question
-    status: int = 0
-    headers: httpx.Headers = field(default_factory=httpx.Headers)
-    body: bytearray = field(default_factory=bytearray)
-    problem: Problem | None = None
-    detail: str = ""
-    cut: bool = False  # more would have come, which was not read
-    ended: bool = False
-    seconds: float = 0.0
-    first_byte: float = 0.0  # seconds until then
-    redirects: int = 0
+    status: int = field(init=False, default=0)
+    headers: httpx.Headers = field(init=False, default_factory=httpx.Headers)
+    body: bytearray = field(init=False, default_factory=bytearray)
+    problem: Problem | None = field(init=False, default=None)
+    detail: str = field(init=False, default="")
+    cut: bool = field(init=False, default=False)  # more would have come, which was not read
+    ended: bool = field(init=False, default=False)
+    seconds: float = field(init=False, default=0.0)
+    first_byte: float = field(init=False, default=0.0)  # seconds until then
+    redirects: int = field(init=False, default=0)
+    recovered: bool = field(init=False, default=False)  # it failed, and a repetition did not
 
     @property
     def ok(self) -> bool:
         """Whether it is a complete response with a status of success, apart from a cut."""
         return self.problem is None and self.status // 100 == 2
-
-    @property
-    def asked(self) -> bool:
-        return self.problem is not Problem.NOT_ASKED
 
     @property
     def may_pass(self) -> bool:
@@ -120,8 +110,7 @@ class Answer:
 class Prober:
     """Asks one feed, by a client with all credentials but those in the URL, and by one without.
 
-    Attributes:
-        failures: answers after which a request was repeated, or would have been.
+    `failures` are answers after which a request was repeated, or would have been.
     """
 
     def __init__(
@@ -140,19 +129,22 @@ class Prober:
     def hide(self, text: str) -> str:
         return hide_secrets(text, self._secrets)
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, request: A) -> A:
         """Make a request, again after a failure that may pass. Never raises for what comes."""
-        failed = {True: 0, False: 0}
-        while (answer := await self._ask_once(question)).may_pass:
-            self.failures.append(answer)
-            failed[answer.limited] = attempts = failed[answer.limited] + 1
+        failed: list[Answer] = []
+        while (answer := await self._ask_once(replace(request))).may_pass:
+            failed.append(answer)
+            attempts = sum(each.limited is answer.limited for each in failed)
             if self._exhausted or attempts == (6 if answer.limited else 3):
                 break
             floor = retry_after(answer.headers.get("retry-after"), answer.headers.get("date")) or 0
             pause = random.uniform(0, 0.1 * 2**attempts) + min(floor, self.bounds.max_retry_after)
             await anyio.sleep(self.bounds.pauses * pause)
+        for each in failed:
+            each.recovered = answer.ok
+        self.failures += failed
         silent = answer.problem in (Problem.NO_ANSWER, Problem.SLOW) and not answer.status
-        if answer.asked:
+        if answer.problem is not Problem.NOT_ASKED:
             self._unanswered = self._unanswered + 1 if silent else 0
         return answer
 
@@ -162,12 +154,11 @@ class Prober:
         some = self.requests >= bounds.max_requests or self.bytes >= bounds.max_bytes
         return some or self._unanswered >= bounds.unanswered
 
-    async def _ask_once(self, question: Question) -> Answer:
-        answer, started = Answer(question), time.monotonic()
+    async def _ask_once(self, answer: A) -> A:
         if self._exhausted:
             answer.problem = Problem.NOT_ASKED
             return answer
-        seconds = self.bounds.timeout + question.seconds
+        started, seconds = time.monotonic(), self.bounds.timeout + answer.lasts
         with anyio.move_on_after(seconds) as scope:
             try:
                 await self._receive(answer, started)
@@ -184,7 +175,7 @@ class Prober:
     async def _receive(self, answer: Answer, started: float) -> None:
         response = await self._send(answer)
         answer.status, answer.headers = response.status_code, response.headers
-        with anyio.move_on_after(answer.question.seconds or float("inf")) as scope:
+        with anyio.move_on_after(answer.lasts or float("inf")) as scope:
             try:
                 await self._read(answer, response, started)
             finally:
@@ -193,13 +184,11 @@ class Prober:
         answer.cut = answer.cut or scope.cancelled_caught
 
     async def _send(self, answer: Answer) -> httpx.Response:
-        question = answer.question
-        known = (self._anonymous, None) if question.anonymous else (self._client, self._auth)
-        client, auth = known
-        target = self._url.target(question.suffix, list(question.params.items()))
-        coding = "identity" if question.identity else ACCEPT_ENCODING
+        auth, client = (None, self._anonymous) if answer.anonymous else (self._auth, self._client)
+        target = self._url.target(answer.suffix, list(answer.params.items()))
+        coding = "identity" if answer.identity else ACCEPT_ENCODING
         headers = {"Accept-Encoding": coding, "User-Agent": f"feedapi-client/{__version__}"}
-        if question.partition is None:
+        if answer.partition is None:
             headers["Cache-Control"] = "no-cache"
         client.cookies.clear()  # one of a load balancer would keep asking the same replica
         request = client.build_request("GET", self._url.request_url(target), headers=headers)
@@ -223,7 +212,7 @@ class Prober:
 
     async def _read(self, answer: Answer, response: httpx.Response, started: float) -> None:
         coding = Decompressor(response.headers.get("content-encoding", ""))
-        discovery = answer.question.partition is None
+        discovery = answer.partition is None
         limit = Limits().max_discovery_bytes if discovery else self.bounds.page_bytes
         chunks: Any = response.aiter_raw()
         async with aclosing(chunks):

@@ -334,15 +334,6 @@ def test_a_deviation_is_an_error_only_if_strict(feedapi: Feedapi, make: Make) ->
     assert (code, found(report)) == (0, {})
 
 
-@pytest.mark.parametrize(
-    ("id", "says"), [("nonsense", ""), ("lineage-string", ": it is a part of id-text")]
-)
-def test_ignoring_an_unknown_check_is_an_error(feedapi: Feedapi, id: str, says: str) -> None:
-    result = feedapi("doctor", "http://feed.invalid/feed", "--ignore", id)
-    assert result.exit_code == 2
-    assert f"there is no check {id}{says}" in result.stderr
-
-
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
 def test_a_feed_that_cannot_be_examined_has_its_own_exit_code(
     feedapi: Feedapi, make: Make, status: int
