@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -30,6 +31,12 @@ from tests.benchmarks.static_feed import static_feed
 
 EVENTS_PER_PARTITION = 20
 PARTITIONS = (1, 64, 1024, 4096, 32768)
+ENDLESS: tuple[tuple[str, dict[str, Any], float], ...] = (
+    ("pages of 20,000", {}, 0.0),
+    ("a slow handler", {}, 0.05),
+    ("compressed pages", {"encoding": "gzip"}, 0.0),
+)
+"""What an endless feed serves, and the seconds that a handler takes for a batch."""
 
 
 def rss_mib() -> float:
@@ -72,13 +79,17 @@ async def our_poll(url: str, partitions: int, concurrency: int) -> int:
     return count
 
 
-async def endless(url: str, seconds: float) -> list[float]:
-    """Read a feed without end, and return the resident memory of each second."""
+async def endless(url: str, seconds: float, pause: float) -> list[float]:
+    """Read a feed without end, with a pause after each batch, and return the resident memory of
+    each second.
+    """
     samples: list[float] = []
     started = last = time.perf_counter()
     async with FeedConsumer(url) as consumer:
         async for batch in consumer.batches():
             await batch.commit()
+            if pause:
+                await asyncio.sleep(pause)
             now = time.perf_counter()
             if now - last > 1:
                 samples.append(rss_mib())
@@ -99,7 +110,7 @@ def poll_once(kind: str, url: str, *, partitions: int, concurrency: int) -> list
 
 def child(options: argparse.Namespace) -> None:
     if options.child == "endless":
-        print(json.dumps(asyncio.run(endless(options.url, options.seconds))))
+        print(json.dumps(asyncio.run(endless(options.url, options.seconds, options.pause))))
         return
     sizes = {"partitions": options.partitions, "concurrency": options.concurrency}
     print(json.dumps(poll_once(options.child, options.url, **sizes)))
@@ -169,6 +180,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--pause", type=float, default=0)
     parser.add_argument("--child")
     parser.add_argument("--url")
     options = parser.parse_args()
@@ -179,10 +191,11 @@ def main() -> None:
     sizes = Sizes(options.rounds, quick=False, folder=Path())
     found = compare(sizes, partitions=options.partitions, concurrency=options.concurrency)
     console.print(table(found))
-    with static_feed(events=100_000, endless=True) as url:
-        samples = in_a_process("endless", url, seconds=options.seconds)
-    shown = " ".join(f"{s:.0f}" for s in samples[:: max(1, len(samples) // 8)])
-    console.print(f"endless feed, resident memory, which is to stay flat: {shown} MiB")
+    for name, feed, pause in ENDLESS:
+        with static_feed(events=100_000, endless=True, **feed) as url:
+            samples = in_a_process("endless", url, seconds=options.seconds, pause=pause)
+        shown = " ".join(f"{s:.0f}" for s in samples[:: max(1, len(samples) // 8)])
+        console.print(f"endless feed, {name}: resident memory, which is to stay flat: {shown} MiB")
 
 
 if __name__ == "__main__":

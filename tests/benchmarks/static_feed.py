@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +27,8 @@ from tests.benchmarks.serving import serving
 PAYLOAD_PAD = 62
 _BARE_LINE = len(b'{"data":{"id":"000000000000","n":""}}\n')
 Encoding = Literal["gzip"]
+_ROUND = 8
+"""Digits of a cursor that count how often an endless feed has begun again."""
 
 
 def payload(number: int, line_bytes: int | None = None) -> bytes:
@@ -78,6 +81,17 @@ def _framed(body: bytes, chunk: int | None) -> bytes:
     return b"Transfer-Encoding: chunked\r\n\r\n%b0\r\n\r\n" % chunks
 
 
+def _again(built: dict[str, bytes], last: str, cursor: str) -> bytes:
+    """The page from a cursor of an endless feed that has begun again. Cursors begin with the number
+    of the round: one that comes again would be a cycle.
+    """
+    number, place = int(cursor[:_ROUND]), "0" * _ROUND + cursor[_ROUND:]
+    if place == last:
+        number, place = number + 1, "_first"
+    first, present = (b'"cursor":"%0*d' % (_ROUND, each) for each in (0, number))
+    return built[place].replace(first, present)
+
+
 def _serve(
     out: Connection,
     dialect: str,
@@ -93,11 +107,15 @@ def _serve(
     built = build_pages(events, page_size, dialect=dialect, line_bytes=line_bytes)
     pages = {cursor: _framed(_compressed(body, encoding), chunk) for cursor, body in built.items()}
     coding = f"Content-Encoding: {encoding}\r\n".encode() if encoding else b""
-    again = next(iter(pages.values()))
     last = list(pages)[-1]
     pages["_last"] = pages[last]
-    if endless:  # the last cursor is unknown, so it leads to the first page again
+    if endless:  # the last cursor leads to the first page again
         pages.pop(last)
+
+    def page(cursor: str) -> bytes:
+        again = partial(_again, built, last, cursor)
+        return pages.get(cursor) or _framed(_compressed(again(), encoding), chunk)
+
     discovery: dict[str, object] = {"partitions": [{"id": str(p)} for p in range(partitions)]}
     if dialect == "v2-token":
         discovery["token"] = "t"
@@ -113,7 +131,7 @@ def _serve(
                 (values[0] for name, values in query.items() if name.startswith("cursor")), None
             )
             if cursor is not None:
-                self._respond(200, pages.get(cursor, again), coding)
+                self._respond(200, page(cursor), coding)
             elif dialect == "v1":
                 self._respond(400, _framed(b"handshake error: partition count missing", None))
             else:
@@ -160,10 +178,10 @@ def static_feed(
 ) -> Iterator[str]:
     """Serve a feed and give its URL.
 
-    Each partition has the same `events`. With `endless` they come again and again. A line takes
-    about 150 bytes, or `line_bytes`. Pages come in chunks of `chunk` bytes, or with their length.
-    With `tls` the environment names the certificate for the clients. `in_thread` is as of
-    `serving`.
+    Each partition has the same `events`. With `endless` they come again and again, with new
+    cursors. A line takes about 150 bytes, or `line_bytes`. Pages come in chunks of `chunk` bytes,
+    or with their length. With `tls` the environment names the certificate for the clients.
+    `in_thread` is as of `serving`.
     """
     with ExitStack() as stack:
         certificate = None
