@@ -23,7 +23,7 @@ import orjson
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import NO_PAYLOAD, Event, EventOrigin, without_lone_surrogates
 from feedapi_client.protocol.dialects import Dialect, V1Line
-from feedapi_client.protocol.text import MAX_CURSOR, SPECIAL, are_valid, excerpt, problem, quoted
+from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, problem, quoted
 
 # What is decoded at a time: what the processor's cache holds, within a millisecond or two.
 PART_BYTES = 64 * 1024
@@ -47,8 +47,6 @@ _USUAL = {  # how an event begins, by the payload's key
 }
 # What the line of an event holds, in small letters: an escape may be a part of its key.
 _PAYLOAD_WORDS = (b'"data', b'"event', b"\\u")
-# What a line holds, in small letters, that says anything under whatever key.
-_WORDS = (*_PAYLOAD_WORDS, b'"cursor', b'"headers', b'"partition')
 # The line of a checkpoint with fewer bytes beside its cursor can't hold an event too.
 _BARE = len(b'{"cursor":"","data":""}')
 _HEADERS = {b"{", b"n"}  # how they begin, or that there are none
@@ -72,22 +70,6 @@ class Decoded(NamedTuple):
     size: int = 0
 
 
-def parts(data: bytes, decoder: PageDecoder | None = None) -> Iterator[list[bytes]]:
-    """Cut bytes into lines, as many as are decoded at a time, so that other tasks get their turn in
-    between. The last may be incomplete. They are fewer while `decoder` has to look at each line,
-    and of 2 KiB at least: of very short ones many are decoded at once.
-    """
-    for start in range(0, len(data), PART_BYTES):
-        part = data[start : start + PART_BYTES]
-        lines = BytesIO(part).readlines()
-        least = 2 * _SMALL * len(lines) // len(part)
-        while lines:
-            most = _SLOW_LINES if decoder is not None and decoder.slow else PART_LINES
-            most = max(most, least)
-            yield lines[:most]
-            del lines[:most]
-
-
 class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events and errors; only
     how many lines may say nothing depends on it. With `any_payload` a payload may be any JSON.
@@ -106,22 +88,31 @@ class PageDecoder:
         self.asked: str | None = None  # the cursor of the request, where it is known
         self.saw_events = False
         self.echoed = False  # the ``_first`` or ``_last`` that it was asked for
-        self.slow = True  # whether the last bytes were, or the first may be, decoded line by line
         self.unknown_commands = 0  # lines that were neither an event nor a checkpoint
-        self._dialect = dialect
-        self._feed = feed
+        self._dialect, self._feed = dialect, feed
         self._origin = EventOrigin(partition, decoder)
         self._own = {None, partition, str(partition)}
-        self._max_line_bytes = max_line_bytes
-        self._any_payload = any_payload
+        self._max_line_bytes, self._any_payload = max_line_bytes, any_payload
         self._heads: list[bytes] = []
         self._tail = bytearray()
         self._begun = False
+        self._slow = True  # whether the last bytes were, or the first may be, decoded line by line
         self._nothing = 0
 
     @property
     def tail_bytes(self) -> int:
         return len(self._tail)
+
+    def parts(self, data: bytes) -> Iterator[list[bytes]]:
+        """Cut bytes into lines, as many as are decoded at a time, so that other tasks get their
+        turn in between. They are fewer while each is looked at. The last may be incomplete.
+        """
+        for start in range(0, len(data), PART_BYTES):
+            lines = BytesIO(data[start : start + PART_BYTES]).readlines()
+            while lines:
+                most = _SLOW_LINES if self._slow else PART_LINES
+                yield lines[:most]
+                del lines[:most]
 
     def feed(self, data: bytes | list[bytes], receive: Callable[[Decoded], None]) -> None:
         """Decode the next bytes, or lines; `receive` gets what they say, also what is before a
@@ -141,7 +132,7 @@ class PageDecoder:
             self._tail += rest
             if len(self._tail) > self._max_line_bytes + len(BOM_UTF8):  # which is not of a line
                 self._tail.clear()
-                self._fail_too_long()
+                self._check_length(self._max_line_bytes + 1)
 
     def finish(self, receive: Callable[[Decoded], None]) -> None:
         """Decode the last line, which may have no ``\\n``. Raises as `feed` does."""
@@ -156,17 +147,15 @@ class PageDecoder:
         block = b"".join(lines)
         if not block or block.isspace():  # heartbeats, or a flood of them
             return
-        complete, decoded = block.endswith(b"\n"), None
+        complete = block.endswith(b"\n")
         if complete and len(block) >= _SMALL:
-            if self.slow and self._is_nothing(block, lines):
+            at_once = self._at_once(block, lines)
+            self._slow = at_once is None
+            if at_once is not None:
+                self.saw_events |= len(at_once.records) > len(at_once.cursors)
+                self._nothing -= _PAID * len(at_once.records)
+                receive(at_once)
                 return
-            decoded = self._at_once(block, lines)
-            self.slow = decoded is None
-        if decoded is not None:
-            self.saw_events = self.saw_events or len(decoded.records) > len(decoded.cursors)
-            self._nothing -= _PAID * len(decoded.records)
-            receive(decoded)
-            return
         decoded = Decoded([], [], [], [])
         try:
             for line in lines:
@@ -180,11 +169,9 @@ class PageDecoder:
     # msgspec decodes any number of records in a call, with any white space between them, and leaves
     # a payload as it is. What it does not check is checked here: that each line holds one record,
     # and that each record is either an event, whose payload is an object or a string, or a
-    # checkpoint.
-    #
-    # A publisher writes its events alike, so most lines begin with the same bytes, up to the first
-    # byte of the payload. If as many lines begin like that as there are events, only the
-    # checkpoints have to be looked at. One search through the block finds out.
+    # checkpoint. A publisher writes its events alike, so most lines begin with the same bytes, up
+    # to the first byte of the payload: one search through the block finds out, and then only the
+    # checkpoints have to be looked at.
     #
     # Nanoseconds of CPU an event, in 64 KiB of 150-byte events with a checkpoint after each 100
     # (CPython 3.11, msgspec 0.22): 750 line by line, 390 at once with a look at every line, 265 at
@@ -221,8 +208,10 @@ class PageDecoder:
         if {records[at]._payload is NO_PAYLOAD for at in checkpoints} - {True}:
             return False
         longest = max(map(sub, map(len, found), map(len, cursors)), default=0)
-        if longest > _BARE and any(map(_may_hold_event, found)):
-            return False
+        if longest > _BARE and any(
+            word in line for line in map(bytes.lower, found) for word in _PAYLOAD_WORDS
+        ):
+            return False  # it may also hold an event, under whatever key (R3)
         if self._dialect.names_partition and not self._are_own(records, block):
             return False
         head = self._common_head(block, len(records) - len(cursors))
@@ -260,32 +249,11 @@ class PageDecoder:
         self._heads = []
         return b""
 
-    def _is_nothing(self, block: bytes, lines: list[bytes]) -> bool:
-        """Whether complete lines are objects that say nothing: count them, unseen."""
-        begins = block[:_SMALL], block  # where nearly all blocks say something
-        if len(block) > self._max_line_bytes or any(
-            word in part.lower() for part in begins for word in _WORDS
-        ):
-            return False
-        try:
-            found = len(_read_nothing(block))
-        except (ValueError, RecursionError):
-            return False
-        if len(lines) != found:
-            block = b"".join([line for line in lines if not line.isspace()])
-        # A newline between ``}`` and ``{`` can't be inside of an object.
-        if block.count(b"}\n{") != found - 1 or block[:1] + block[-2:] != b"{}\n":
-            return False
-        self.unknown_commands += found
-        self._count(found)
-        return True
-
     # ------------------------------------------------------------------ line by line
 
     def _decode_line(self, line: bytes, complete: bool, decoded: Decoded) -> None:
         text = line.removesuffix(b"\n")
-        if len(text) > self._max_line_bytes:
-            self._fail_too_long()
+        self._check_length(len(text))
         payload, cursor, headers = self._read(text, complete)
         if payload == _NULL and cursor:
             payload = b""  # as Go's encoder writes a checkpoint that has room for an event
@@ -297,7 +265,11 @@ class PageDecoder:
             self._fail("the response holds an empty cursor", TornResponseError)
         if cursor is not None and not are_valid(cursor):
             self._fail(f"the response holds a cursor that is {problem(cursor)}")
-        echo = cursor in SPECIAL and self._echoes(cursor, payload)
+        if cursor in SPECIAL and cursor != self.asked:
+            self._fail(f"the response holds the cursor {cursor}, which only a request may use")
+        # It only echoes the cursor asked with: that is no cursor (R3). Behind events it is a
+        # checkpoint that closes nothing (R13).
+        echo = cursor in SPECIAL and not payload and not self.saw_events
         lines, records, checkpoints, cursors, _ = decoded
         if payload:
             self.saw_events = True
@@ -311,9 +283,12 @@ class PageDecoder:
         elif payload:
             self._nothing -= _PAID
         else:
-            self.echoed = self.echoed or echo
+            self.echoed |= echo
             self.unknown_commands += not echo
-            self._count(1)
+            self._nothing += 1
+            if self._nothing > MOST_NOTHING:
+                wrong = f"more than {MOST_NOTHING} lines of the response are no event and no"
+                self._fail(f"{wrong} checkpoint", TornResponseError)
 
     def _read(self, line: bytes, complete: bool) -> tuple[bytes, str | None, msgspec.Raw | None]:
         """Return payload (empty without one), cursor and headers of a line. What is not under the
@@ -333,7 +308,7 @@ class PageDecoder:
             headers = bytes(given.get("headers", _NULL))
             if headers[:1] not in _HEADERS:
                 wrong = msgspec.ValidationError("Expected `object | null`")
-                raise self._torn(line, wrong, where=" - at `$.headers`")
+                self._tear(line, wrong, where=" - at `$.headers`")
             if not _is_utf8(headers):
                 self._fail(_NO_UTF8)
             named = self._value(given, "partition", line)
@@ -369,83 +344,60 @@ class PageDecoder:
             else:
                 buffer[:] = line
                 return given
-        raise self._torn(line, failed, complete)
+        self._tear(line, failed, complete)
 
     def _value(self, given: dict[str, msgspec.Raw], key: str, line: bytes) -> Any:
         """Return a value of a line. One of a wrong type is torn, one that is no text is final."""
         if key not in given:
             return None
-        longest, decode = _VALUES[key]
         value = bytes(given[key])
-        if len(value) > longest:
-            wrong = f"the response holds a {key} that is {len(value)} bytes long: at most"
-            self._fail(f"{wrong} {longest} are accepted")
         try:
-            return decode(without_lone_surrogates(value))
+            return _VALUES[key](without_lone_surrogates(value))
         except (ValueError, RecursionError) as error:
-            failed = error
-        if not _is_utf8(value):  # msgspec's error for it depends on its version
-            self._fail(_NO_UTF8)
-        raise self._torn(line, failed, where=f" - at `$.{key}`")
-
-    def _echoes(self, cursor: str | None, payload: bytes) -> bool:
-        """Whether `_first` or `_last` only echoes the cursor asked with: that is no cursor (R3).
-        Behind events it is a checkpoint that closes nothing (R13), and another one is an error.
-        """
-        if cursor != self.asked:
-            self._fail(f"the response holds the cursor {cursor}, which only a request may use")
-        return not payload and not self.saw_events
-
-    def _count(self, nothing: int) -> None:
-        """Count lines that say nothing, which others pay for. Raises when there are too many."""
-        self._nothing += nothing
-        if self._nothing > MOST_NOTHING:
-            wrong = f"more than {MOST_NOTHING} lines of the response are no event and no checkpoint"
-            self._fail(wrong, TornResponseError)
+            if not _is_utf8(value):  # msgspec's error for it depends on its version
+                self._fail(_NO_UTF8)
+            self._tear(line, error, where=f" - at `$.{key}`")
 
     # ------------------------------------------------------------------ errors
 
-    def _error(self, message: str, kind: type[FeedError] = TornResponseError) -> FeedError:
-        return kind(message, feed=self._feed, partition=self._origin.partition)
+    def _fail(
+        self,
+        message: str,
+        kind: type[FeedError] = ProtocolError,
+        cause: msgspec.MsgspecError | None = None,
+    ) -> NoReturn:
+        # Others than msgspec's errors, which name fields and positions, may quote what they read
+        # (R19).
+        raise kind(message, feed=self._feed, partition=self._origin.partition) from cause
 
-    def _fail(self, message: str, kind: type[FeedError] = ProtocolError) -> NoReturn:
-        raise self._error(message, kind)
+    def _check_length(self, length: int) -> None:
+        if length > self._max_line_bytes:
+            wrong = f"a line is longer than {self._max_line_bytes} bytes: raise"
+            self._fail(
+                f"{wrong} Limits.max_line_bytes if such events are to be expected", LineTooLongError
+            )
 
-    def _fail_too_long(self) -> NoReturn:
-        self._fail(
-            f"a line is longer than {self._max_line_bytes} bytes: raise Limits.max_line_bytes if "
-            "such events are to be expected",
-            LineTooLongError,
-        )
-
-    def _torn(
+    def _tear(
         self, line: bytes, error: Exception, complete: bool = True, where: str = ""
-    ) -> FeedError:
-        what = "ended in the middle of a line"
-        if complete:
-            what = "holds a line that is no protocol message"
+    ) -> NoReturn:
+        what = "holds a line that is no protocol message"
+        what = what if complete else "ended in the middle of a line"
         # Plain text is shown, up to where a JSON payload may begin.
         text = line.lstrip(b"\xef\xbb\xbf \t\r")
         text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
         shown = f": '{excerpt(text)}'" if text else ""
-        # msgspec's errors name fields and positions. Others may quote what they read (R19).
         cause = error if isinstance(error, msgspec.MsgspecError) else None
         reason = f". {cause}{where}" if cause else ""
         if isinstance(error, RecursionError):
             reason = ". It is nested too deeply"
-        torn = self._error(f"the response {what} ({len(line)} bytes){shown}{reason}")
-        torn.__cause__ = cause
-        return torn
+        torn = f"the response {what} ({len(line)} bytes){shown}{reason}"
+        self._fail(torn, TornResponseError, cause)
 
 
-class _Nothing(msgspec.Struct, gc=False): ...
-
-
-_read_nothing = msgspec.json.Decoder(_Nothing).decode_lines
 _read_any = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_VALUES = {  # the longest value of a line, in bytes (a character is an escape of six), and its type
-    "cursor": (6 * MAX_CURSOR + 2, msgspec.json.Decoder(str | None).decode),
-    "partition": (64, msgspec.json.Decoder(int | str | None).decode),
+_VALUES: dict[str, Callable[[bytes], Any]] = {
+    "cursor": msgspec.json.Decoder(str | None).decode,
+    "partition": msgspec.json.Decoder(int | str | None).decode,
 }
 _KNOWN = ["headers", "partition", "partitions"] + [
     "".join(letters)
@@ -514,9 +466,3 @@ def _decoder(line: type[Event], origin: EventOrigin | None) -> msgspec.json.Deco
     return msgspec.json.Decoder(
         msgspec.defstruct("Line", fields, bases=(line,), gc=False, eq=False)
     )
-
-
-def _may_hold_event(line: bytes) -> bool:
-    """Return whether the line of a checkpoint may also hold an event, under whatever key (R3)."""
-    text = line.lower()
-    return any(word in text for word in _PAYLOAD_WORDS)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError, TornResponseError
 from feedapi_client.model import FIRST, LAST, Event
-from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
+from feedapi_client.protocol.decoder import Decoded, PageDecoder
 from feedapi_client.protocol.text import shown
 
 # Cursors in a row that every partition remembers: the longest cycle that is always found (R13).
@@ -239,7 +239,7 @@ class PageReader:
 
     def parts(self, chunk: bytes) -> Iterator[list[bytes]]:
         """Cut a chunk into lines, as many as take a millisecond or two to `feed`."""
-        return parts(chunk, self._decoder)
+        return self._decoder.parts(chunk)
 
     def check(self) -> None:
         """Raise the fault that `feed` found behind the batches it returned, if there was one."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import DialectName, Event, make_event, without_lone_surrogates
 from feedapi_client.protocol import decoder as module
-from feedapi_client.protocol.decoder import Decoded, PageDecoder, parts
+from feedapi_client.protocol.decoder import Decoded, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS
 from feedapi_client.protocol.text import MAX_CURSOR
 from tests.protocol.calls import calls_of
@@ -289,7 +289,7 @@ class TestErrors:
             ("\x7f", "not printable ASCII"),
             ("\u2028" * 100, "not printable ASCII"),
             ("x" * (MAX_CURSOR + 1), "16385 characters long: at most 16384 are accepted"),
-            ("x" * (6 * MAX_CURSOR + 1), "98307 bytes long: at most 98306 are accepted"),
+            ("x" * (6 * MAX_CURSOR + 1), "98305 characters long: at most 16384 are accepted"),
         ],
     )
     def test_r18_any_other_cursor_is_refused(self, cursor: str, problem: str) -> None:
@@ -418,25 +418,17 @@ class TestNonsense:
     ) -> None:
         monkeypatch.setattr(module, "_SMALL", 1)
         decoder, body = Page().decoder, line * 3000 + b"{}\n" * 3000
-        decoder.slow = slow
-        cut = list(parts(body, decoder))
+        decoder._slow = slow
+        cut = list(decoder.parts(body))
         assert b"".join(b"".join(part) for part in cut) == body
         assert max(sum(map(len, part)) for part in cut) <= 64 * 1024
         assert max(map(len, cut)) <= most
-
-    @pytest.mark.parametrize("line", [b"\n", b"{}\n", b"{ }\n"])
-    def test_parts_of_short_lines_are_long_enough_to_be_decoded_at_once(
-        self, line: bytes, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "_SMALL", 1024)
-        body = line * 65_536
-        assert len(list(parts(body, Page().decoder))) < len(body) / 1024
 
     def test_parts_are_smaller_while_each_line_is_looked_at(self) -> None:
         page = Page()
         for line, slow in ((b'{"Data":{}}\n', True), (b'{"event":{}}\n', False)):
             page.read(line * 1000)
-            assert page.decoder.slow is slow or module._SMALL > 1000
+            assert page.decoder._slow is slow or module._SMALL > 1000
 
 
 class TestSpeed:
