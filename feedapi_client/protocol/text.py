@@ -16,14 +16,13 @@ SPECIAL = frozenset((FIRST, LAST))  # a consumer asks with these, and no publish
 _QUOTED = 200
 _SHOWN = 8
 _CURSOR_SHOWN = 80
-LONGEST_TEXT = 16 * 1024  # characters that are searched for secrets, and shown
-LONGEST_BYTES = 4 * LONGEST_TEXT + 4  # that are more characters than these, of whatever text
+LONGEST_TEXT = 16 * 1024  # characters that are shown, and of a secret
+LONGEST_BYTES = 8 * LONGEST_TEXT  # that are more characters than are searched, of whatever text
 _NO_WORD = re.compile(  # what is between words, as it is and as encoders write it
     r"(?:\\(?:u[0-9a-f]{4}|x[0-9a-f]{2})|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};"
     r"|[^a-z0-9])++",
     re.IGNORECASE | re.ASCII,
 )
-_CUT = re.compile(r"(?:\\u|%|&)[#\w]{0,8}\Z")
 _SYMBOLS = re.compile(r"[^a-z0-9]+", re.IGNORECASE | re.ASCII)
 
 
@@ -46,41 +45,32 @@ def hidden(text: str) -> str:
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Replace the secrets in a text by ``***``, also where an encoder has escaped parts of them:
-    only letters and digits are compared, which no encoder escapes. The text is cut to
-    `LONGEST_TEXT` first, and what may be the beginning of a secret at the cut is hidden, too.
-    Secrets of fewer than four characters are left.
+    """Return the text's first `LONGEST_TEXT` characters with ``***`` in place of the secrets, also
+    where an encoder has escaped parts of them: only letters and digits are compared, which no
+    encoder escapes. Secrets of fewer than four characters are left.
     """
-    cut, text = len(text) > LONGEST_TEXT, text[:LONGEST_TEXT]
-    text = _CUT.sub("", text) if cut else text
+    text = text[: 2 * LONGEST_TEXT]  # a secret that begins before the cut is known by its end
     forms: set[str] = set()
     for secret in secrets:
         words = {form for each in (_NO_WORD, _SYMBOLS) if len(form := each.sub("", secret)) >= 4}
         forms |= words
         if not words and len(secret) >= 4:
             text = text.replace(secret, "***")
-    places: list[int] = []
-    at = 0
-    for found in (*_NO_WORD.finditer(text), None):
-        places += range(at, len(text) if found is None else found.start())
-        at = len(text) if found is None else found.end()
-    plain = "".join([text[place] for place in places])
+    blank = _NO_WORD.sub(lambda found: "\0" * len(found[0]), text)
+    places = [place for place, char in enumerate(blank) if char != "\0"]
+    plain = blank.replace("\0", "")
     hits: list[tuple[int, int]] = []
     for form in forms:
         at = -1
         while (at := plain.find(form, at + 1)) >= 0:
             hits.append((places[at], places[at + len(form) - 1] + 1))
-        if cut:
-            beginnings = range(min(len(form), len(plain)), 3, -1)
-            length = next((n for n in beginnings if plain.endswith(form[:n])), 0)
-            hits += [(places[-length], len(text))] if length else []
     shown: list[str] = []
     end = 0
-    for start, stop in sorted(hits):
+    for start, stop in sorted(hit for hit in hits if hit[0] < LONGEST_TEXT):
         if start >= end:
             shown += (text[end:start], "***")
         end = max(end, stop)
-    return "".join((*shown, text[end:]))
+    return "".join((*shown, text[end:LONGEST_TEXT]))
 
 
 def excerpt(body: bytes, hide: Callable[[str], str] = hidden) -> str:
