@@ -65,7 +65,8 @@ class Connection:
         except _BROKEN as error:
             raise httpx.WriteError(str(error)) from error
         while not self.status:
-            await self._feed()
+            await self._receive()
+            self._feed()
         if self.status < 200 or self._parser.get_http_version() not in ("1.0", "1.1"):
             raise httpx.RemoteProtocolError("the response has a status or version that is none")
         codings = self.values(b"transfer-encoding")
@@ -82,23 +83,36 @@ class Connection:
         while not self._pieces:
             if self._complete and self._fault is None:
                 return None
-            with anyio.move_on_after(silence) as scope:
-                await self._feed()
-            if scope.cancelled_caught:
-                raise httpx.ReadTimeout(f"nothing came for {silence:g} s")
+            if not self._rest:  # else a scope for each part would take 3 % of the whole
+                with anyio.move_on_after(silence) as scope:
+                    await self._receive()
+                if scope.cancelled_caught:
+                    raise httpx.ReadTimeout(f"nothing came for {silence:g} s")
+            self._feed()
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         return data
 
-    async def _feed(self) -> None:
-        """Take a part of what has come; wait for something where all was taken."""
+    async def _receive(self) -> None:
+        """Wait for what comes next, where all of it was taken; nothing at the end of a body that
+        may end so.
+        """
+        if self._rest or self._fault is not None:
+            return
+        try:
+            self._rest = memoryview(await self._stream.receive(self._read_bytes))
+        except anyio.EndOfStream:
+            if not self._to_close:
+                text = "the connection ended before the response was complete"
+                raise httpx.RemoteProtocolError(text) from None
+            self._complete = True
+        except _BROKEN as error:
+            raise httpx.ReadError(str(error)) from error
+
+    def _feed(self) -> None:
+        """Take a part of what has come."""
         if self._fault is not None:
             raise self._fault
-        if not self._rest:
-            self._rest = memoryview(await self._received())
-            if not self._rest:
-                self._complete = True
-                return
         part, self._rest = self._rest[: self._part], self._rest[self._part :]
         try:
             self._parser.feed_data(part)
@@ -114,18 +128,6 @@ class Connection:
             self._fault = httpx.RemoteProtocolError("more than 64 KiB that are no body")
         if self._rest and self._complete:
             self.is_reusable = False
-
-    async def _received(self) -> bytes:
-        """What comes next; nothing at the end of a body that may end so."""
-        try:
-            return await self._stream.receive(self._read_bytes)
-        except anyio.EndOfStream:
-            if self._to_close:
-                return b""
-            text = "the connection ended before the response was complete"
-            raise httpx.RemoteProtocolError(text) from None
-        except _BROKEN as error:
-            raise httpx.ReadError(str(error)) from error
 
     # ------------------------------------------------------------------ what the parser calls
 

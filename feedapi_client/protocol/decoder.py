@@ -109,10 +109,10 @@ class PageDecoder:
         """
         for start in range(0, len(data), PART_BYTES):
             lines = BytesIO(data[start : start + PART_BYTES]).readlines()
-            while lines:
-                most = _SLOW_LINES if self._slow else PART_LINES
+            while len(lines) > (most := _SLOW_LINES if self._slow else PART_LINES):
                 yield lines[:most]
                 del lines[:most]
+            yield lines
 
     def feed(self, data: bytes | list[bytes], receive: Callable[[Decoded], None]) -> None:
         """Decode the next bytes, or lines; `receive` gets what they say, also what is before a

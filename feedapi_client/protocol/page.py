@@ -298,27 +298,28 @@ class PageReader:
     # ------------------------------------------------------------------ checkpoints
 
     def _receive(self, decoded: Decoded) -> None:
-        lines, records, checkpoints, cursors, size = decoded
-        closing = self._last_closing(cursors) if cursors else -1
-        start = 0
-        for number, at in enumerate(checkpoints):
-            self._open += records[start:at]
-            start = at + 1
-            if number == closing:
-                self._ready = self._ready + self._open if self._ready else self._open
-                self._open, self._held = [], 0
-                self._closed_by = cursors[number]
-            elif number > closing:
-                self._held = len(self._open)
-        self._open += records[start:]
+        lines, events, checkpoints, cursors, size = decoded
         unseen = [len(lines[at]) for at in checkpoints]
+        for at in reversed(checkpoints):
+            del events[at]
         self._open_bytes += size - sum(unseen)
+        closing = self._last_closing(cursors) if cursors else -1
         if closing >= 0:
+            end = checkpoints[closing] - closing
+            behind = events[end:]
+            del events[end:]
+            before = self._ready + self._open
+            self._ready, self._open = before + events if before else events, behind
+            self._closed_by = cursors[closing]
             left = sum(map(len, lines[checkpoints[closing] + 1 :])) - sum(unseen[closing + 1 :])
             self._ready_bytes += self._open_bytes - left
-            self._open_bytes = left
+            self._open_bytes, self._held = left, 0
+        else:
+            self._open += events
         if cursors:
             self.last_checkpoint = cursors[-1]
+            if closing < len(cursors) - 1:  # all but what is behind the last checkpoint
+                self._held = len(self._open) - (len(lines) - 1 - checkpoints[-1])
 
     def _last_closing(self, cursors: list[str]) -> int:
         """Return the index of the last cursor that closes something; -1 without one."""

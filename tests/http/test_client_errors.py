@@ -82,64 +82,46 @@ CLIENT = [
 BUGS = [TypeError("x"), AttributeError("x"), AssertionError("x")]
 
 
-@pytest.mark.parametrize("error", NETWORK, ids=repr)
-async def test_r14_an_error_beneath_the_client_is_no_answer(error: Exception, sync: bool) -> None:
-    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
-    assert isinstance(found, FeedUnavailableError)
-    name = type(getattr(error, "exceptions", [error])[0]).__name__
-    assert found.message.startswith(f"no answer: {name}")
-    assert "sesame" not in str(found)
-    assert entry_decision(found) == default_decision(found) == "retry"
+def foreign(library: str) -> Exception:
+    """An error of the caller's auth, which quotes a URL with its secret."""
+    quoting = "401 Client Error: Unauthorized for url: https://tokens/new?client_secret=sesame"
+    kind: type[Exception] = type("HTTPError", (OSError,), {"__module__": library})
+    return kind(quoting)
 
 
-@pytest.mark.parametrize("error", CLIENT, ids=repr)
-async def test_r14_an_error_of_the_callers_client_names_its_type_and_the_client(
-    error: Exception, sync: bool
+OF_CLIENT = "the http client failed with {name}: look"
+WAYS = [
+    *((error, "no answer: {name}", "retry") for error in NETWORK),
+    *((error, OF_CLIENT, "retry") for error in CLIENT),
+    *((error, OF_CLIENT, "fatal") for error in BUGS),
+    (foreign("requests.exceptions"), OF_CLIENT, "retry"),
+    (foreign("aiohttp.client_exceptions"), "no answer: {name}", "retry"),
+    (BaseExceptionGroup("x", [asyncio.CancelledError()]), "", "retry"),
+    (BaseExceptionGroup("x", [asyncio.CancelledError(), ValueError("x")]), "", "retry"),
+]
+
+
+@pytest.mark.parametrize(("error", "says", "on_entry"), WAYS, ids=lambda each: repr(each)[:50])
+async def test_r14_r19_r20_what_comes_out_of_the_client_is_classified_by_its_type(
+    error: BaseException, says: str, on_entry: str, sync: bool
 ) -> None:
+    """A bug ends the entry only, and what an error of others quotes is not shown."""
+    name = type(getattr(error, "exceptions", [error])[0]).__name__
     for discovery in (False, True):
         http = a_client(sync, auth=Caller(error))
         found = await failure("http://127.0.0.1:9/feed", sync, http, discovery=discovery)
         assert isinstance(found, FeedUnavailableError)
-        assert f"the http client failed with {type(error).__name__}: look" in found.message
+        assert says.format(name=name) in found.message
         assert "sesame" not in str(found)
-        assert found.__cause__ is error
-        assert entry_decision(found) == default_decision(found) == "retry"
-
-
-@pytest.mark.parametrize("error", BUGS, ids=repr)
-async def test_r14_a_bug_of_the_callers_client_ends_the_entry_only(
-    error: Exception, sync: bool
-) -> None:
-    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
-    assert f"the http client failed with {type(error).__name__}" in found.message
-    assert (entry_decision(found), default_decision(found)) == ("fatal", "retry")
-
-
-@pytest.mark.parametrize("library", ["requests.exceptions", "aiohttp.client_exceptions"])
-async def test_r19_a_library_of_the_callers_auth_may_quote_a_url_with_its_secret(
-    library: str, sync: bool
-) -> None:
-    error = type("HTTPError", (OSError,), {"__module__": library})(
-        "401 Client Error: Unauthorized for url: https://tokens/new?client_secret=sesame"
-    )
-    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
-    assert "HTTPError" in found.message
-    assert "sesame" not in "".join(traceback.format_exception(found))
+        assert "client_secret" not in "".join(traceback.format_exception(found))
+        assert (entry_decision(found), default_decision(found)) == (on_entry, "retry")
+        assert error not in CLIENT or found.__cause__ is error
 
 
 async def test_r14_a_request_of_the_auth_that_can_not_be_sent_is_retried(sync: bool) -> None:
     http = a_client(sync, auth=AsksForToken(""))
     found = await failure("http://127.0.0.1:9/feed", sync, http)
     assert (entry_decision(found), default_decision(found)) == ("fatal", "retry")
-
-
-@pytest.mark.parametrize("others", [[], [ValueError("x")]])
-async def test_r20_a_group_of_stray_cancellations_is_a_failure_of_the_request(
-    others: list[Exception], sync: bool
-) -> None:
-    error = BaseExceptionGroup("x", [asyncio.CancelledError(), *others])
-    found = await failure("http://127.0.0.1:9/feed", sync, a_client(sync, auth=Caller(error)))
-    assert default_decision(found) == "retry"
 
 
 async def test_r14_a_closed_client_is_final(sync: bool) -> None:
