@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import orjson
 
@@ -20,10 +20,6 @@ class _BlockingFeedClient(FeedClient):
     """Its coroutines don't suspend."""
 
     _io: ClassVar[Any] = BlockingIO
-
-    def __init__(self, url: str, any_payload: bool, **options: Any) -> None:
-        super().__init__(url, **options)
-        self._any_payload = any_payload
 
 
 class SyncFeedClient:
@@ -47,14 +43,14 @@ class SyncFeedClient:
     ) -> None:
         self._client = client = _BlockingFeedClient(
             url,
-            any_payload,
-            http=http,
+            http=cast("Any", http),
             v1_partitions=v1_partitions,
             fetch=fetch,
             retry=retry,
             limits=limits,
             decoder=decoder,
         )
+        client._any_payload = any_payload
         self.feed = client.feed
         """The feed's URL without credentials and query."""
         self.options = client.options

@@ -308,7 +308,7 @@ class PageDecoder:
             headers = bytes(given.get("headers", _NULL))
             if headers[:1] not in _HEADERS:
                 wrong = msgspec.ValidationError("Expected `object | null`")
-                self._tear(line, wrong, where=" - at `$.headers`")
+                raise self._torn(line, wrong, where=" - at `$.headers`")
             if not _is_utf8(headers):
                 self._fail(_NO_UTF8)
             named = self._value(given, "partition", line)
@@ -344,7 +344,7 @@ class PageDecoder:
             else:
                 buffer[:] = line
                 return given
-        self._tear(line, failed, complete)
+        raise self._torn(line, failed, complete)
 
     def _value(self, given: dict[str, msgspec.Raw], key: str, line: bytes) -> Any:
         """Return a value of a line. One of a wrong type is torn, one that is no text is final."""
@@ -354,21 +354,15 @@ class PageDecoder:
         try:
             return _VALUES[key](without_lone_surrogates(value))
         except (ValueError, RecursionError) as error:
-            if not _is_utf8(value):  # msgspec's error for it depends on its version
-                self._fail(_NO_UTF8)
-            self._tear(line, error, where=f" - at `$.{key}`")
+            failed = error
+        if not _is_utf8(value):  # msgspec's error for it depends on its version
+            self._fail(_NO_UTF8)
+        raise self._torn(line, failed, where=f" - at `$.{key}`")
 
     # ------------------------------------------------------------------ errors
 
-    def _fail(
-        self,
-        message: str,
-        kind: type[FeedError] = ProtocolError,
-        cause: msgspec.MsgspecError | None = None,
-    ) -> NoReturn:
-        # Others than msgspec's errors, which name fields and positions, may quote what they read
-        # (R19).
-        raise kind(message, feed=self._feed, partition=self._origin.partition) from cause
+    def _fail(self, message: str, kind: type[FeedError] = ProtocolError) -> NoReturn:
+        raise kind(message, feed=self._feed, partition=self._origin.partition)
 
     def _check_length(self, length: int) -> None:
         if length > self._max_line_bytes:
@@ -377,21 +371,24 @@ class PageDecoder:
                 f"{wrong} Limits.max_line_bytes if such events are to be expected", LineTooLongError
             )
 
-    def _tear(
+    def _torn(
         self, line: bytes, error: Exception, complete: bool = True, where: str = ""
-    ) -> NoReturn:
+    ) -> FeedError:
         what = "holds a line that is no protocol message"
         what = what if complete else "ended in the middle of a line"
         # Plain text is shown, up to where a JSON payload may begin.
         text = line.lstrip(b"\xef\xbb\xbf \t\r")
         text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
         shown = f": '{excerpt(text)}'" if text else ""
+        # msgspec's errors name fields and positions. Others may quote what they read (R19).
         cause = error if isinstance(error, msgspec.MsgspecError) else None
         reason = f". {cause}{where}" if cause else ""
         if isinstance(error, RecursionError):
             reason = ". It is nested too deeply"
-        torn = f"the response {what} ({len(line)} bytes){shown}{reason}"
-        self._fail(torn, TornResponseError, cause)
+        message = f"the response {what} ({len(line)} bytes){shown}{reason}"
+        torn = TornResponseError(message, feed=self._feed, partition=self._origin.partition)
+        torn.__cause__ = cause
+        return torn
 
 
 _read_any = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

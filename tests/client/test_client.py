@@ -104,26 +104,6 @@ async def discover(sync: bool, **options: Any) -> FeedInfo:
 
 
 class TestDiscovery:
-    @pytest.mark.parametrize(
-        ("answer", "dialect", "partitions"),
-        [
-            ({"text": DRAFT}, "v2-draft", [0]),
-            ({"content": DISCOVERY}, "v2-token", [0, 1]),
-            ({"status_code": 400, "text": "partition count missing"}, "v1", [0, 1, 2, 3]),
-        ],
-    )
-    async def test_r01_what_is_answered_without_arguments_decides(
-        self,
-        httpx_mock: HTTPXMock,
-        sync: bool,
-        answer: dict[str, Any],
-        dialect: str,
-        partitions: list[int],
-    ) -> None:
-        httpx_mock.add_response(url=URL, **answer)
-        found = await discover(sync, v1_partitions=4)
-        assert (found.dialect, sorted(found.partitions)) == (dialect, partitions)
-
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 521])
     async def test_r01_temporary_failures_are_retried(
         self, httpx_mock: HTTPXMock, sync: bool, status: int
@@ -135,30 +115,19 @@ class TestDiscovery:
         assert (await discover(sync)).dialect == "v2-draft"
 
     @pytest.mark.parametrize(
-        ("answer", "kind", "says"),
+        ("status", "text", "kind"),
         [
-            ((401, "who"), AuthenticationError, f"^feed {URL}: .*status 401: 'who'"),
-            ((400, "handshake error"), NegotiationError, "give v1_partitions"),
-            ((404, "no such page"), NegotiationError, "status 404.*no such page"),
-            ((200, "<html>log in</html>"), NegotiationError, "status 200.*<html>log in</html>"),
-            (
-                (200, '{"partitions":[{"id":"3","startsAfterPartition":"3"}]}'),
-                LineageError,
-                "partition 3",
-            ),
+            (401, "who", AuthenticationError),
+            (404, "who", NegotiationError),
+            (200, '{"partitions":[{"id":"3","startsAfterPartition":"3"}]}', LineageError),
         ],
-        ids=str,
     )
-    async def test_r01_r12_any_other_answer_is_an_error_that_quotes_it(
-        self,
-        httpx_mock: HTTPXMock,
-        sync: bool,
-        answer: tuple[int, str],
-        kind: type[FeedError],
-        says: str,
+    async def test_r01_r12_any_other_answer_is_an_error(
+        self, httpx_mock: HTTPXMock, sync: bool, status: int, text: str, kind: type[FeedError]
     ) -> None:
-        httpx_mock.add_response(url=URL, status_code=answer[0], text=answer[1])
-        with pytest.raises(kind, match=says):
+        httpx_mock.add_response(url=URL, status_code=status, text=text)
+        says = "partition 3" if status == 200 else f"status {status}: 'who'"
+        with pytest.raises(kind, match=f"^feed {URL}.*{says}"):
             await discover(sync)
 
     async def test_options_that_the_feed_can_not_carry_are_an_error(
@@ -363,20 +332,6 @@ class TestFetch:
             batches, _ = await client.batches(0, "a")
             assert [batch.cursor for batch in batches] == ["a"]
             assert (await client.fetch(0, "a")).caught_up
-
-    async def test_v1_is_fetched_one_partition_at_a_time(
-        self, httpx_mock: HTTPXMock, sync: bool
-    ) -> None:
-        httpx_mock.add_response(url=URL, status_code=400)
-        httpx_mock.add_response(
-            url=URL + "?n=3&cursor2=a&pagesizehint=7&headers=_all",
-            text='{"partition":2,"headers":{"h":"1"},"data":"x"}\n{"partition":2,"cursor":"b"}\n',
-        )
-        options = FetchOptions(page_size_hint=7, v1_headers=["_all"])
-        async with opened(URL, sync, fetch=options, v1_partitions=3) as client:
-            page = await client.fetch(2, "a")
-        assert [(event.json(), event.headers) for event in page.events] == [("x", {"h": "1"})]
-        assert page.cursor == "b"
 
     async def test_an_open_response_gives_chunks_and_a_reader(self, sync: bool) -> None:
         async with wire(feed(PAGE)) as server, opened(server.url, sync) as client:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import orjson
 
 from feedapi_client.errors import FeedError, LineageError
 from feedapi_client.http.transport import retry_after
@@ -180,95 +177,6 @@ def _check_sendable(text: str) -> None:
     assert len(text) <= MAX_CURSOR, f"a cursor or token of {len(text)} characters"
 
 
-def discovery(data: bytes) -> None:
-    """`negotiate` and `Graph` for JSON documents that resemble a discovery."""
-    body = orjson.dumps(_document(_Choices(data)))
-    try:
-        info = negotiate(200, body, feed=FEED)
-        _check_info(info)
-        _check_graph(Graph(info.partitions, feed=FEED))
-    except FeedError as error:
-        _check_error(error)
-
-
-class _Choices:
-    """Turns bytes into decisions; without bytes it always decides for the first."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1] if self._at <= len(self._data) else 0
-
-    def text(self) -> str:
-        length = self.byte() % 24
-        start, self._at = self._at, self._at + length
-        return self._data[start : start + length].decode("utf-8", "replace")
-
-    def __bool__(self) -> bool:
-        return self._at < len(self._data)
-
-
-_MAX_PARTITIONS = 24
-
-
-def _document(choices: _Choices) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    kind = choices.byte()
-    if kind & 1:
-        document["token"] = _scalar(choices)
-    if kind & 2:
-        document["filters"] = [_scalar(choices) for _ in range(choices.byte() % 4)]
-    if kind & 4:
-        document["stream"] = _scalar(choices)
-    partitions = document["partitions"] = list[Any]()
-    while choices and len(partitions) < _MAX_PARTITIONS:
-        partitions.append(_entry(choices))
-    return document
-
-
-_FIELDS = (
-    "closed",
-    "lastCursor",
-    "startsAfterPartition",
-    "startsAfterParent",
-    "cursorFromPartitions",
-    "splitFromAncestors",
-    "unknown",
-)
-
-
-def _entry(choices: _Choices) -> dict[str, Any]:
-    entry: dict[str, Any] = {"id": _scalar(choices)}
-    fields = choices.byte()
-    for bit, name in enumerate(_FIELDS):
-        if fields >> bit & 1:
-            listed = "From" in name and choices.byte() & 7
-            entry[name] = (
-                [_scalar(choices) for _ in range(choices.byte() % 4)]
-                if listed
-                else _scalar(choices)
-            )
-    return entry
-
-
-def _scalar(choices: _Choices) -> Any:
-    kind = choices.byte()
-    makers: tuple[Callable[[], Any], ...] = (
-        lambda: str(choices.byte() % 8),
-        lambda: choices.byte() % 8,
-        lambda: choices.byte() & 1 == 1,
-        choices.text,
-        lambda: str(int.from_bytes(bytes([choices.byte(), choices.byte()]), "big")),
-        lambda: None,
-        lambda: -choices.byte(),
-        lambda: choices.byte() / 2,
-    )
-    return makers[kind % len(makers)]()
-
-
 def graph(data: bytes) -> None:
     """`Graph`: a `LineageError`, or a graph without cycles whose edges match its partitions."""
     partitions = {}
@@ -341,5 +249,5 @@ def headers(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     each.__name__: each
-    for each in (decoder, page, negotiation, discovery, graph, envelope, import_file, headers)
+    for each in (decoder, page, negotiation, graph, envelope, import_file, headers)
 }
