@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
+from feedapi_client.lineage.graph import Graph
 from feedapi_client.model import FeedInfo, Partition
 from feedapi_client.protocol.negotiation import negotiate
 from tests.protocol.calls import calls_of
@@ -255,6 +256,7 @@ def test_any_document_is_a_feed_or_an_error(document: dict[str, Any], listed: li
     with suppress(FeedError):
         found = discover({**document, "partitions": listed})
         assert all(id == partition.id for id, partition in found.partitions.items())
+        Graph(found.partitions, feed=FEED)
 
 
 @given(st.integers(100, 599), st.binary(max_size=50))
