@@ -201,6 +201,7 @@ CASES = {
             "no cursors of http://typo/x",
         ),
         Row("cursors move http://a/x HTTP://A/x --store STORE", 2, "have the same cursors"),
+        Row("cursors move KEYED URL --store STORE --name nobody", 1, "no cursors"),
         Row("cursors set 7 c URL --store STORE --name default"),
         Row("cursors move http://old/x?t=1 URL --store STORE", 1, "--overwrite"),
         Row("cursors move KEYED URL --store STORE --overwrite", says="2 positions moved"),
