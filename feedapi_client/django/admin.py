@@ -83,17 +83,12 @@ class QuarantineAdmin(admin.ModelAdmin):
     def event_headers(self, event: Any) -> str:
         return str(event.headers)[:_LONGEST_SHOWN]
 
-    def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002
+    def _refused(self, *_: Any) -> bool:
         return False
 
-    def has_change_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
-        return False
+    has_add_permission = has_change_permission = _refused
 
-    def has_replay_permission(self, request: Any) -> bool:
-        """Whoever may delete an event may replay it."""
-        return bool(self.has_delete_permission(request))
-
-    @admin.action(description="Replay selected quarantined events", permissions=["replay"])
+    @admin.action(description="Replay selected quarantined events", permissions=["delete"])
     def replay(self, request: Any, queryset: Any) -> None:
         ids = list(queryset.order_by("id").values_list("id", flat=True))
         try:
@@ -125,16 +120,9 @@ def replay_here(
             with atomic(using=using):
                 replayed.commit()
 
-    async def run() -> int:
-        store = DjangoQuarantineStore(using)
-        try:
-            result = await replay(store, sync_to_async(call), ids, report=report)
-        finally:
-            await store.aclose()
-        return result.handled
-
-    handled: int = async_to_sync(run)()
-    return handled, failures
+    store = DjangoQuarantineStore(using)
+    done = async_to_sync(replay)(store, sync_to_async(call), ids, report=report)
+    return done.handled, failures
 
 
 def _handler() -> Callable[[Any], object]:
@@ -145,8 +133,7 @@ def _handler() -> Callable[[Any], object]:
             "function that takes a batch"
         )
     try:
-        found = import_string(path)
+        found: Any = import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(f"{_SETTING} = {path!r}: {error}") from error
-    command: Callable[[Any], object] = found().handle_batch if isinstance(found, type) else found
-    return command
+    return found().handle_batch if isinstance(found, type) else found
