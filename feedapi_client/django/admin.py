@@ -127,13 +127,11 @@ def replay_here(
 
 def _handler() -> Callable[[Any], object]:
     path = getattr(settings, _SETTING, None)
-    if path is None:
-        raise ImproperlyConfigured(
-            f"no handler is known: set {_SETTING} to the dotted path of a ConsumeCommand, or of a "
-            "function that takes a batch"
-        )
     try:
-        found: Any = import_string(path)
+        found: Any = import_string(path or "")
     except ImportError as error:
-        raise ImproperlyConfigured(f"{_SETTING} = {path!r}: {error}") from error
+        raise ImproperlyConfigured(
+            f"no handler is known ({error}): set {_SETTING} to the dotted path of a "
+            "ConsumeCommand, or of a function that takes a batch"
+        ) from error
     return found().handle_batch if isinstance(found, type) else found
