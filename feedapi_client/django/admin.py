@@ -83,10 +83,11 @@ class QuarantineAdmin(admin.ModelAdmin):
     def event_headers(self, event: Any) -> str:
         return str(event.headers)[:_LONGEST_SHOWN]
 
-    def _refused(self, *_: Any) -> bool:
+    def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002
         return False
 
-    has_add_permission = has_change_permission = _refused
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
+        return False
 
     @admin.action(description="Replay selected quarantined events", permissions=["delete"])
     def replay(self, request: Any, queryset: Any) -> None:
@@ -134,4 +135,5 @@ def _handler() -> Callable[[Any], object]:
             f"no handler is known ({error}): set {_SETTING} to the dotted path of a "
             "ConsumeCommand, or of a function that takes a batch"
         ) from error
-    return found().handle_batch if isinstance(found, type) else found
+    handle: Callable[[Any], object] = found().handle_batch if isinstance(found, type) else found
+    return handle

@@ -103,7 +103,8 @@ OnFailure = Literal["raise", "retry", "quarantine"] | Retry | Quarantine
 def parse_on_failure(on_failure: OnFailure) -> Retry:
     """Return how often to call the handler, and what follows the last call."""
     if isinstance(on_failure, str):
-        words = {"raise": Retry(attempts=1), "retry": Retry(), "quarantine": Quarantine()}
+        once = Retry(attempts=1)
+        words: dict[str, OnFailure] = {"raise": once, "retry": Retry(), "quarantine": Quarantine()}
         on_failure = words.get(on_failure, on_failure)
     if isinstance(on_failure, Quarantine):
         on_failure = Retry(attempts=1, then=on_failure)

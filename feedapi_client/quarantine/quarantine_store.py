@@ -216,7 +216,7 @@ class SQLAlchemyQuarantineStore(OperatedQuarantine):
         self,
         engine: Engine,
         *,
-        table: str = QUARANTINE,
+        table: str = "feedapi_quarantine",
         schema: str | None = None,
         metadata: sa.MetaData | None = None,
     ) -> None:
@@ -225,7 +225,8 @@ class SQLAlchemyQuarantineStore(OperatedQuarantine):
         database = SQLDatabase(engine, metadata, schema, QUARANTINE, table)
         super().__init__(database, table)
         self.engine = engine
-        self.table, self.format_table = database.table, database.format_table
+        self.table = database.table
+        self.format_table = database.format_table
 
 
 class PostgresQuarantineStore(OperatedQuarantine):
@@ -236,7 +237,9 @@ class PostgresQuarantineStore(OperatedQuarantine):
     opens for a DSN `aclose` closes.
     """
 
-    def __init__(self, pool: Any, *, table: str = QUARANTINE, schema: str | None = None) -> None:
+    def __init__(
+        self, pool: Any, *, table: str = "feedapi_quarantine", schema: str | None = None
+    ) -> None:
         from feedapi_client.stores.postgres import PostgresDatabase
 
         own = not isinstance(pool, PostgresDatabase)

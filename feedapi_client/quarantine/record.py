@@ -84,7 +84,7 @@ def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
 
 
 def from_row(row: Sequence[Any]) -> QuarantinedEvent:
-    id, _, url, name, filters, *place, raw, headers, error_type, error, at = row
-    feed, time = stored_key(url, name, filters), _EPOCH + at * _MICROSECOND
-    parts = (bytes(raw), orjson.loads(headers), error_type, error, time)
-    return QuarantinedEvent(id, feed, *place, *parts)
+    id, _, url, name, filters, partition, cursor, index, raw, headers, kind, error, at = row
+    feed, raw, headers = stored_key(url, name, filters), bytes(raw), orjson.loads(headers)
+    time = _EPOCH + at * _MICROSECOND
+    return QuarantinedEvent(id, feed, partition, cursor, index, raw, headers, kind, error, time)
