@@ -176,6 +176,7 @@ class HeldKeys:
                 async for record in list_events(self._store, self._feed):
                     with suppress(Exception):  # an event whose key can't be found
                         self._note(self._key(record), record)
+                self._firsts = {key: dict(sorted(ids.items())) for key, ids in self._firsts.items()}
                 self._loaded = doubts
 
     async def holding(self, key: Hashable) -> tuple[str, str] | None:
