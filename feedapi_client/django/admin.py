@@ -89,11 +89,7 @@ class QuarantineAdmin(admin.ModelAdmin):
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
         return False
 
-    def has_replay_permission(self, request: Any) -> bool:
-        """Whoever may delete an event may replay it."""
-        return bool(self.has_delete_permission(request))
-
-    @admin.action(description="Replay selected quarantined events", permissions=["replay"])
+    @admin.action(description="Replay selected quarantined events", permissions=["delete"])
     def replay(self, request: Any, queryset: Any) -> None:
         ids = list(queryset.order_by("id").values_list("id", flat=True))
         try:
@@ -125,28 +121,19 @@ def replay_here(
             with atomic(using=using):
                 replayed.commit()
 
-    async def run() -> int:
-        store = DjangoQuarantineStore(using)
-        try:
-            result = await replay(store, sync_to_async(call), ids, report=report)
-        finally:
-            await store.aclose()
-        return result.handled
-
-    handled: int = async_to_sync(run)()
-    return handled, failures
+    store = DjangoQuarantineStore(using)
+    done = async_to_sync(replay)(store, sync_to_async(call), ids, report=report)
+    return done.handled, failures
 
 
 def _handler() -> Callable[[Any], object]:
     path = getattr(settings, _SETTING, None)
-    if path is None:
-        raise ImproperlyConfigured(
-            f"no handler is known: set {_SETTING} to the dotted path of a ConsumeCommand, or of a "
-            "function that takes a batch"
-        )
     try:
-        found = import_string(path)
+        found: Any = import_string(path or "")
     except ImportError as error:
-        raise ImproperlyConfigured(f"{_SETTING} = {path!r}: {error}") from error
-    command: Callable[[Any], object] = found().handle_batch if isinstance(found, type) else found
-    return command
+        raise ImproperlyConfigured(
+            f"no handler is known ({error}): set {_SETTING} to the dotted path of a "
+            "ConsumeCommand, or of a function that takes a batch"
+        ) from error
+    handle: Callable[[Any], object] = found().handle_batch if isinstance(found, type) else found
+    return handle

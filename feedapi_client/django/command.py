@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 from django.core.management.base import BaseCommand, CommandError
@@ -73,29 +72,30 @@ class ConsumeCommand(BaseCommand):
     def add_arguments(self, parser: Any) -> None:
         """See Django's `BaseCommand`."""
         parser.add_argument("--once", action="store_true", help="end at the end of the feed")
-        parser.add_argument(
-            "--threads", type=int, default=1, help="partitions to handle at once (default: 1)"
-        )
-        parser.add_argument(
-            "--grace",
-            type=float,
-            default=20.0,
-            metavar="SECONDS",
-            help="after SIGTERM, for batches in flight (default: 20)",
-        )
+        threads = "partitions to handle at once (default: 1)"
+        parser.add_argument("--threads", type=int, default=1, help=threads)
+        grace = "after SIGTERM, for batches in flight (default: 20)"
+        parser.add_argument("--grace", type=float, default=20.0, metavar="SECONDS", help=grace)
 
     def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002
         """See Django's `BaseCommand`."""
         if options["threads"] < 1:
             raise CommandError("--threads takes 1 or more")
         consumer = self.make_consumer(follow=not options["once"])
+        before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            stop = partial(consumer.stop, grace=options["grace"])
+            before = signal.signal(signal.SIGTERM, lambda *_: stop())
         try:
-            with consumer, _terminated(lambda: consumer.stop(grace=options["grace"])):
+            with consumer:
                 consumer.run(
                     self._handle_batch, threads=options["threads"], on_failure=self.on_failure
                 )
         except FeedError as error:
             raise CommandError(f"{type(error).__name__}: {error}") from error
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
         if consumer.cut_short:
             raise CommandError("the grace period was over before all in flight was committed")
 
@@ -105,16 +105,3 @@ class ConsumeCommand(BaseCommand):
             self.handle_batch(batch)
         finally:
             close_old_connections()
-
-
-@contextmanager
-def _terminated(stop: Callable[[], object]) -> Iterator[None]:
-    """Call a function at SIGTERM within the block, if it is in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

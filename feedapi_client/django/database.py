@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -105,35 +105,27 @@ class DjangoDatabase(Database):
     # In a transaction of the store's own
 
     async def transact(self, script: Script[T]) -> T:
-        def work(connection: Any) -> T:
-            return run_on_cursors(script, connection.cursor, "%s")
-
-        return await transact_in_thread(self._begun, work)
+        return await transact_in_thread(
+            self._begun, lambda connection: run_on_cursors(script, connection.cursor, "%s")
+        )
 
     @contextmanager
     def _begun(self) -> Iterator[Any]:
-        with self._room:
-            connection = connections.create_connection(self.using)
-            settings = connection.settings_dict
+        with self._room, closing(connections.create_connection(self.using)) as connection:
+            settings, begin = connection.settings_dict, "BEGIN"
             options = settings["OPTIONS"]
             if self.dialect == "sqlite":
                 options = {"timeout": _SQLITE_TIMEOUT, **options}
+                # A transaction that has read fails at once when it writes beside another writer.
+                begin = "BEGIN IMMEDIATE"
             connection.settings_dict = {**settings, "OPTIONS": options, "AUTOCOMMIT": True}
-            try:
-                # One statement less than Django's set_autocommit needs. And a transaction of SQLite
-                # that has read fails at once when it writes beside another writer.
-                _execute(connection, "BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
+            # One statement less than Django's set_autocommit needs.
+            with connection.cursor() as cursor:
+                cursor.execute(begin)
                 yield connection
-                _execute(connection, "COMMIT")
-            finally:  # without a commit the server rolls back
-                connection.close()
+                cursor.execute("COMMIT")  # without one the server rolls back
 
     def text_of(self, error: Exception) -> str:
         known = (Error, ImproperlyConfigured, SynchronousOnlyOperation)
         text = str(error) if isinstance(error, known) else ""  # any other may quote a cursor
         return next(iter(text.strip().splitlines()), "")
-
-
-def _execute(connection: Any, sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)

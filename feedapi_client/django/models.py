@@ -22,6 +22,7 @@ class EventInQuarantine(models.Model):
     quarantined_at = models.BigIntegerField()
 
     class Meta:
+        managed = False  # the table is that of the stores, and theirs to create
         db_table = "feedapi_quarantine"
         ordering = ("id",)
         verbose_name = "quarantined event"

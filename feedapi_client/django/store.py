@@ -68,5 +68,5 @@ class DjangoQuarantineStore(ScriptedQuarantine):
         using: the alias of the database.
     """
 
-    def __init__(self, using: str | DjangoDatabase = "default") -> None:
-        super().__init__(DjangoDatabase(using) if isinstance(using, str) else using)
+    def __init__(self, using: str = "default") -> None:
+        super().__init__(DjangoDatabase(using))

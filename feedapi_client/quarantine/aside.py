@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,7 +13,7 @@ from feedapi_client.errors import CommitOrderError, FencedError, StoreError
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, make_event
 from feedapi_client.protocol.text import counted
 from feedapi_client.quarantine.failure_text import Note
-from feedapi_client.quarantine.policy import OnFailure, parse_on_failure
+from feedapi_client.quarantine.policy import OnFailure, Quarantine, parse_on_failure
 from feedapi_client.quarantine.quarantine_store import (
     QuarantineStore,
     ScriptedQuarantine,
@@ -28,7 +27,7 @@ from feedapi_client.quarantine.record import (
     quarantined,
 )
 from feedapi_client.retry import Backoff
-from feedapi_client.stores.base import CursorStore, translated
+from feedapi_client.stores.base import CursorStore
 
 Key = Callable[[Event], Hashable]
 
@@ -52,16 +51,16 @@ class Aside:
         key: Key | None = None,
         decoder: Decoder | None = None,
     ) -> None:
-        self.policy, self._quarantine = parse_on_failure(on_failure)
-        self.store = (
-            None if self._quarantine is None else self._quarantine.to or quarantine_beside(cursors)
-        )
+        self.policy = parse_on_failure(on_failure)
+        self.store: QuarantineStore | None = None
         self.in_a_row: dict[int, int] = {}
         self.held: HeldKeys | None = None
-        self._feed = feed
-        self._cursors = cursors
+        self._then, self._feed, self._cursors = self.policy.then, feed, cursors
         self._adopts = adopts
-        if self.store is not None and self._quarantine is not None and self._quarantine.whole_key:
+        if not isinstance(self._then, Quarantine):
+            return
+        self.store = self._then.to or quarantine_beside(cursors)
+        if self._then.whole_key:
             if key is None or decoder is None:
                 raise ValueError("Quarantine.whole_key needs a key for each event: use run_by_key")
 
@@ -80,7 +79,7 @@ class Aside:
         if store is None:
             return
         await store.prepare()
-        if old is not None and await self._is_left_behind(old):
+        if old and await store.page(old, limit=1) and not await self._cursors.load(old):
             if not isinstance(store, ScriptedQuarantine):
                 raise StoreError(
                     f"{type(store).__name__} holds quarantined events of this feed under "
@@ -91,23 +90,12 @@ class Aside:
         if self.held is not None:
             await self.held.load()
 
-    async def _is_left_behind(self, old: FeedKey) -> bool:
-        assert self.store is not None
-        events = await translated(self.store.page(old, limit=1), "reading the quarantine", old.url)
-        if not events:
-            return False
-        return not await translated(self._cursors.load(old), "loading cursors", old.url)
-
     def backoff(self) -> Backoff:
         return self.policy.backoff(lambda error: not is_final(error))
 
     def takes(self, error: Exception) -> bool:
-        return (
-            self._quarantine is not None
-            and isinstance(error, self._quarantine.errors)
-            and not isinstance(error, StoreError)
-            and not is_final(error)
-        )
+        kinds = self._then.errors if isinstance(self._then, Quarantine) else ()
+        return isinstance(error, kinds) and not (isinstance(error, StoreError) or is_final(error))
 
     def handled(self, partition: int) -> None:
         self.in_a_row.pop(partition, None)
@@ -121,10 +109,9 @@ class Aside:
         event whose key is held is put aside in any case.
         """
         if not isinstance(error, EarlierEventQuarantined):
-            if not self.takes(error):
+            if not self.takes(error) or not isinstance(self._then, Quarantine):
                 return None
-            assert self._quarantine is not None
-            in_a_row, limit = self.in_a_row.get(event.partition, 0) + 1, self._quarantine.limit
+            in_a_row, limit = self.in_a_row.get(event.partition, 0) + 1, self._then.limit
             if in_a_row > limit:
                 many = counted(limit, "event in a row was", "events in a row were")
                 where = f"feed {self._feed.url}, partition {event.partition}"
@@ -140,21 +127,16 @@ class Aside:
         self, batch: Batch, events: Sequence[QuarantinedEvent], transaction: Any = None
     ) -> None:
         """Save the cursor of the batch and the events: in one transaction, or the events before."""
-        store = self.store
-        if store is None or not events:
-            await batch.commit(transaction)
-            return
-        # In the transactions of the cursors, where the store can join them.
-        joins = getattr(store, "along", None)
-        along = None if joins is None else joins(self._cursors, events)
-        if along is not None and transaction is not None:
-            await batch.commit(transaction)
+        store, along = self.store, None
+        if store is not None and events:
+            if joins := getattr(store, "along", None):  # the transactions of the cursors
+                along = joins(self._cursors, events)
+            if along is None:
+                # An attempt before may have kept them, and not have saved the cursor.
+                await store.add([each for each in events if await store.get(each.id) is None])
+        await batch.commit(along if transaction is None else transaction)
+        if store is not None and along is not None and transaction is not None:
             await store.add(events, transaction=transaction)
-            return
-        if along is None:
-            # An attempt before may have kept them, and not have saved the cursor.
-            await store.add([each for each in events if await store.get(each.id) is None])
-        await batch.commit(transaction if along is None else along)
 
 
 def is_final(error: BaseException) -> bool:
@@ -169,66 +151,53 @@ class HeldKeys:
     def __init__(
         self, store: QuarantineStore, feed: FeedKey, key: Callable[[QuarantinedEvent], Hashable]
     ) -> None:
-        self._store = store
-        self._feed = feed
-        self._key = key
-        self._ids: dict[Hashable, deque[str]] = {}
-        """By key, in the order of quarantining."""
-        self._firsts: dict[Hashable, str] = {}
-        """By key, what `first_of_key` returns for these."""
+        self._store, self._feed, self._key = store, feed, key
+        self._firsts: dict[Hashable, dict[str, str]] = {}
+        """By key, what `first_of_key` returns for each id, in the order of quarantining."""
         self._unsaved: set[str] = set()
         self._lock = anyio.Lock()
-        self.stale = True
-        """Whether another instance may have put events aside since the last `load`."""
+        self._doubts, self._loaded = 1, 0
+
+    @property
+    def _is_stale(self) -> bool:
+        return self._loaded < self._doubts
 
     def __bool__(self) -> bool:
-        return self.stale or bool(self._ids)
+        return self._is_stale or bool(self._firsts)
+
+    def doubt(self) -> None:
+        """Read the quarantine again: another instance may have put events aside."""
+        self._doubts += 1
 
     async def load(self) -> None:
         async with self._lock:
-            if not self.stale:
-                return
-            self.stale = False
-            try:
-                await self._load()
-            except BaseException:
-                self.stale = True
-                raise
+            if self._is_stale:
+                doubts = self._doubts
+                async for record in list_events(self._store, self._feed):
+                    with suppress(Exception):  # an event whose key can't be found
+                        self._note(self._key(record), record)
+                self._firsts = {key: dict(sorted(ids.items())) for key, ids in self._firsts.items()}
+                self._loaded = doubts
 
-    async def _load(self) -> None:
-        found: dict[Hashable, deque[str]] = {}
-        firsts: dict[Hashable, str] = {}
-        async for record in list_events(self._store, self._feed):
-            with suppress(Exception):
-                key = self._key(record)
-                found.setdefault(key, deque()).append(record.id)
-                firsts.setdefault(key, first_of_key(record))
-        for key, ids in self._ids.items():
-            if unsaved := [id for id in ids if id in self._unsaved]:
-                found.setdefault(key, deque()).extend(unsaved)
-                firsts.setdefault(key, self._firsts[key])
-        self._ids, self._firsts = found, firsts
-
-    async def holding(self, key: Hashable) -> str | None:
-        """Return the id of the first event of the key that is in quarantine now."""
-        if self.stale:
+    async def holding(self, key: Hashable) -> tuple[str, str] | None:
+        """Return the first event of the key that is in quarantine now, and its `first_of_key`."""
+        if self._is_stale:
             await self.load()
-        ids = self._ids.get(key)
-        while ids:
-            if ids[0] in self._unsaved or await self._store.get(ids[0]) is not None:
-                return ids[0]
-            ids.popleft()
-        self._ids.pop(key, None)
+        firsts = self._firsts.get(key, {})
+        while firsts:
+            id, first = next(iter(firsts.items()))
+            if id in self._unsaved or await self._store.get(id) is not None:
+                return id, first
+            firsts.pop(id, None)
         self._firsts.pop(key, None)
         return None
 
-    async def first(self, key: Hashable) -> str | None:
-        return None if await self.holding(key) is None else self._firsts[key]
-
     def add(self, key: Hashable, record: QuarantinedEvent) -> None:
-        self._ids.setdefault(key, deque()).append(record.id)
-        self._firsts.setdefault(key, first_of_key(record))
+        self._note(key, record)
         self._unsaved.add(record.id)
+
+    def _note(self, key: Hashable, record: QuarantinedEvent) -> None:
+        self._firsts.setdefault(key, {})[record.id] = first_of_key(record)
 
     def settled(self, records: Sequence[QuarantinedEvent]) -> None:
         self._unsaved.difference_update(record.id for record in records)

@@ -9,8 +9,7 @@ events count as handled, and it gets the rest one by one.
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,8 +21,6 @@ from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.retry import retry
 from feedapi_client.stores.threads import in_callers_thread, in_thread
-
-log = logging.getLogger(__name__)
 
 
 class DryRunPassed(BaseException):
@@ -61,10 +58,7 @@ def retrying_handler(handle: Handler, aside: Aside, watch: Watch) -> Handler:
 
 class _Handling:
     def __init__(self, batch: Batch, handle: Handler, aside: Aside, watch: Watch) -> None:
-        self._batch = batch
-        self._handle = handle
-        self._aside = aside
-        self._watch = watch
+        self._batch, self._handle, self._aside, self._watch = batch, handle, aside, watch
         self._remaining: list[tuple[int, Event]] = list(enumerate(batch.events))
         self._quarantined: list[QuarantinedEvent] = []
         self._handled = False  # all that remain: only their save is left
@@ -75,18 +69,6 @@ class _Handling:
     async def run(self) -> None:
         if not await self._is_delivered(partial(self._repeat, self._deliver)):
             await self._recover()
-        for event in self._quarantined:
-            log.warning(
-                "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
-                "the handler failed with %s",
-                event.feed.url,
-                event.partition,
-                event.id,
-                event.index,
-                event.cursor,
-                event.error_type,
-                extra={"feed": event.feed.url, "partition": event.partition},
-            )
         self._watch.quarantined(self._quarantined)
         last = self._quarantined[-1].index if self._quarantined else -1
         if last < len(self._batch) - 1:
@@ -94,13 +76,13 @@ class _Handling:
 
     # Delivery
 
-    async def _repeat(self, attempt: Any) -> None:
+    async def _repeat(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        async def pause(seconds: float) -> None:
+            await (anyio.sleep(seconds) if self._handled else self._watch.pause(seconds))
+
         backoff = self._aside.policy.backoff(lambda error: not (self._committed or is_final(error)))
         on_retry = partial(self._watch.retrying, self._batch)
-        await retry(attempt, backoff, sleep=self._pause, on_retry=on_retry)
-
-    async def _pause(self, seconds: float) -> None:
-        await (anyio.sleep(seconds) if self._handled else self._watch.pause(seconds))
+        await retry(attempt, backoff, sleep=pause, on_retry=on_retry)
 
     async def _deliver(self) -> None:
         """What failed is what is repeated: of a handler that has returned only the save (R5)."""
@@ -118,7 +100,7 @@ class _Handling:
         if not saved:
             await self._save(None)
 
-    async def _is_delivered(self, deliver: Any) -> bool:
+    async def _is_delivered(self, deliver: Callable[[], Awaitable[None]]) -> bool:
         try:
             await deliver()
         except Exception as error:
@@ -146,8 +128,7 @@ class _Handling:
             if self._rolls_back and self._remaining:
                 if cause is None:  # the failure may pass by itself
                     await self._repeat(self._deliver)
-                    return
-                if await self._is_delivered(self._deliver):
+                if cause is None or await self._is_delivered(self._deliver):
                     return
         await self._save(None)
 
@@ -167,10 +148,10 @@ class _Handling:
 
     async def _halve(self) -> int:
         """Return how many to try. All before the last one passed, as far as they remain."""
-        low, high = self._passing, len(self._remaining)
-        while high - low > 1:
+        high = len(self._remaining)
+        while high - self._passing > 1:
             # Without a rollback passing events are done with, so that they are tried one by one.
-            middle = (low + high) // 2 if self._rolls_back else low + 1
+            middle = (self._passing + high) // 2 if self._rolls_back else self._passing + 1
             before = len(self._remaining)
             try:
                 await self._dry_run(middle)
@@ -178,7 +159,6 @@ class _Handling:
                 high = middle
             else:
                 high -= before - len(self._remaining)
-                low = self._passing
         return high
 
     async def _dry_run(self, count: int) -> None:
@@ -196,12 +176,9 @@ class _Handling:
             await self._call(count, commit)
         except* DryRunPassed:
             pass
-        self._rolls_back = rolled_back
-        if rolled_back:
-            self._passing = count
-        else:
+        self._rolls_back, self._passing = rolled_back, count if rolled_back else 0
+        if not rolled_back:
             del self._remaining[:count]
-            self._passing = 0
 
     def _put_aside(self, error: Exception) -> None:
         index, event = self._remaining[self._passing]

@@ -1,7 +1,4 @@
-"""What an operator does with quarantined events (a dead-letter queue): list, show, replay, drop.
-
-Nothing expires. How long events are kept is the operator's decision.
-"""
+"""What an operator does with quarantined events (a dead-letter queue): list, show, replay, drop."""
 
 from __future__ import annotations
 
@@ -35,11 +32,7 @@ Report = Callable[[QuarantinedEvent, Exception | None], object]
 
 
 async def show(store: QuarantineStore, id: str) -> QuarantinedEvent:
-    """Return one event.
-
-    Raises:
-        StoreError: also if the event is not in the quarantine.
-    """
+    """Return one event. Raises `StoreError` also if it is not in the quarantine."""
     event = await store.get(id)
     if event is None:
         raise StoreError(f"there is no event {id!r} in the quarantine")
@@ -53,10 +46,7 @@ async def drop(
     feed: FeedKey | None = None,
     partition: int | None = None,
 ) -> int:
-    """Delete the events of `ids`, or all of the `feed` and `partition`, for good.
-
-    Returns how many there were.
-    """
+    """Delete those of `ids`, or all of the `feed` and `partition`; return how many there were."""
     if ids is not None:
         return await store.remove(ids)
     dropped = 0
@@ -105,30 +95,24 @@ async def replay(
     events = list_events(store, feed, partition=partition) if ids is None else _chosen(store, ids)
     held: dict[FeedKey, HeldKeys] = {}
     async for event in events:
-        if event.feed not in held:
-            held[event.feed] = HeldKeys(store, event.feed, first_of_key)
-        error = await _held_back(held[event.feed], event)
-        error = error or await _replay_event(store, handle, event, decoder)
-        handled, failed = handled + (error is None), failed + (error is not None)
-        if error is not None:
-            log.warning(
-                "feed %s, partition %d: event %s stays in quarantine: %s",
-                event.feed.url,
-                event.partition,
-                event.id,
-                type(error).__qualname__,
-            )
+        keys = held.setdefault(event.feed, HeldKeys(store, event.feed, first_of_key))
+        error = await _held_back(keys, event) or await _replay_event(store, handle, event, decoder)
+        if error is None:
+            handled += 1
+        else:
+            failed += 1
+            kind, where = type(error).__qualname__, (event.feed.url, event.partition)
+            text = "feed %s, partition %d: event %s stays in quarantine: %s"
+            log.warning(text, *where, event.id, kind)
         if report is not None:
             report(event, error)
     return Replayed(handled, failed)
 
 
-async def _held_back(held: HeldKeys, event: QuarantinedEvent) -> Exception | None:
-    if (first := first_of_key(event)) == event.id:
-        return None
-    holding = await held.holding(first)
-    earlier = holding is not None and holding < event.id
-    return EarlierEventQuarantined(first) if earlier else None
+async def _held_back(keys: HeldKeys, event: QuarantinedEvent) -> Exception | None:
+    first = first_of_key(event)
+    earlier = None if first == event.id else await keys.holding(first)
+    return EarlierEventQuarantined(first) if earlier and earlier[0] < event.id else None
 
 
 async def _chosen(store: QuarantineStore, ids: Iterable[str]) -> AsyncIterator[QuarantinedEvent]:
@@ -152,12 +136,12 @@ async def _replay_event(
         removed = True
 
     payload = make_event(event.partition, event.raw, event.headers, decoder=decoder)
+    batch = Batch(event.partition, [payload], event.cursor, commit)
     try:
-        batch = Batch(event.partition, [payload], event.cursor, commit)
         with being_handled(payload, partial(commit, batch)):
             await awaitable_of(handle(batch), "the handler", _HANDLER)
         if not removed:
-            await commit(Batch(event.partition, [payload], event.cursor), None)
+            await commit(batch, None)
     except NotAsyncError:
         raise
     except BaseException as error:  # noqa: BLE001 - the event stays, and the caller is told

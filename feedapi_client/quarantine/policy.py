@@ -1,8 +1,7 @@
 """What `FeedConsumer.run` does when the handler fails: raise, try again, or quarantine an event.
 
 A cursor exists only behind a batch, so that a failing event can't be stepped over by itself: the
-effects of the other events, the quarantined events and the cursor become durable together. How it
-is found is in `feedapi_client.quarantine.handling`.
+effects of the other events, the quarantined events and the cursor become durable together.
 """
 
 from __future__ import annotations
@@ -93,32 +92,25 @@ class Retry:
 
 
 def _check_errors(name: str, errors: object) -> None:
-    if not isinstance(errors, tuple) or not errors:
-        raise TypeError(f"{name} must be a tuple of exception types, such as (ValueError,)")
-    for each in errors:
-        if not isinstance(each, type) or not issubclass(each, Exception):
-            raise TypeError(f"{name} must hold subclasses of Exception, not {each!r}")
+    kinds = errors if isinstance(errors, tuple) else ()
+    if not kinds or not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
+        raise TypeError(f"{name} must be a tuple of subclasses of Exception, not {errors!r}")
 
 
 OnFailure = Literal["raise", "retry", "quarantine"] | Retry | Quarantine
 
 
-def parse_on_failure(on_failure: OnFailure) -> tuple[Retry, Quarantine | None]:
-    """Return how often to call the handler, and the quarantine that follows the last call."""
-    match on_failure:
-        case "raise":
-            return Retry(attempts=1), None
-        case "retry":
-            return Retry(), None
-        case "quarantine":
-            return Retry(attempts=1), Quarantine()
-        case Quarantine():
-            return Retry(attempts=1), on_failure
-        case Retry(then=Quarantine() as quarantine):
-            return on_failure, quarantine
-        case Retry():
-            return on_failure, None
-    raise ValueError(
-        "on_failure must be 'raise', 'retry', 'quarantine', a Retry or a Quarantine, "
-        f"not {on_failure!r}"
-    )
+def parse_on_failure(on_failure: OnFailure) -> Retry:
+    """Return how often to call the handler, and what follows the last call."""
+    if isinstance(on_failure, str):
+        once = Retry(attempts=1)
+        words: dict[str, OnFailure] = {"raise": once, "retry": Retry(), "quarantine": Quarantine()}
+        on_failure = words.get(on_failure, on_failure)
+    if isinstance(on_failure, Quarantine):
+        on_failure = Retry(attempts=1, then=on_failure)
+    if not isinstance(on_failure, Retry):
+        raise ValueError(
+            "on_failure must be 'raise', 'retry', 'quarantine', a Retry or a Quarantine, "
+            f"not {on_failure!r}"
+        )
+    return on_failure

@@ -40,10 +40,7 @@ class QuarantineStore(Protocol):
     """
 
     async def prepare(self) -> None:
-        """Get ready to take events, or raise.
-
-        A consumer calls this before it reads, so that no event finds the store missing.
-        """
+        """Get ready to take events, or raise, before a consumer reads any."""
         ...
 
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
@@ -92,19 +89,11 @@ class ScriptedQuarantine:
 
     def __init__(self, database: Database, table: str = QUARANTINE) -> None:
         self.database = database
-        columns = ", ".join(_COLUMNS)
-        places = ", ".join("?" * len(_COLUMNS))
-        name = database.quoted(table)
-        self._tables = {QUARANTINE: table}
-        self._of_feed = feed_condition(database.dialect)
-        self._insert = f"INSERT INTO {name} ({columns}) VALUES ({places})"
-        self._select = f"SELECT {columns} FROM {name} WHERE"
-        self._delete = f"DELETE FROM {name} WHERE id IN"
-        self._move = partial(move_quarantined, name, database.dialect)
+        self._name, self._tables = database.quoted(table), {QUARANTINE: table}
         database.need(self._tables)
 
     async def prepare(self) -> None:
-        await self._answer(lambda: self.database.read(self._rows("1 = 0")), shield=False)
+        await self._read(self._rows("1 = 0"))
         await self._answer(lambda: self.database.check(self._tables), shield=False)
 
     def along(self, cursors: CursorStore, events: Sequence[QuarantinedEvent]) -> Any:
@@ -126,44 +115,51 @@ class ScriptedQuarantine:
     ) -> list[QuarantinedEvent]:
         chosen: dict[str, Any] = {"id > ?": after}
         if feed is not None:
-            chosen[self._of_feed] = feed.id
+            chosen[feed_condition(self.database.dialect)] = feed.id
         if partition is not None:
             chosen["partition_id = ?"] = partition
-        rows = self._rows(f"{' AND '.join(chosen)} ORDER BY id LIMIT ?", *chosen.values(), limit)
-        return await self._answer(lambda: self.database.read(rows), shield=False)
+        where = f"{' AND '.join(chosen)} ORDER BY id LIMIT ?"
+        return await self._read(self._rows(where, *chosen.values(), limit))
 
     async def get(self, id: str) -> QuarantinedEvent | None:
-        rows = self._rows("id = ?", id)
-        found = await self._answer(lambda: self.database.read(rows), shield=False)
-        return next(iter(found), None)
+        return next(iter(await self._read(self._rows("id = ?", id))), None)
 
     async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
         return await self._change(self._remove(set(ids)), transaction)
 
     async def move(self, old: FeedKey, new: FeedKey) -> None:
         """A move of cursors in the same database does so by itself."""
-        await self._change(self._move([(old, new)]), None)
+        move = move_quarantined(self._name, self.database.dialect, [(old, new)])
+        await self._change(move, None)
 
     async def aclose(self) -> None:
         await self.database.aclose()
 
     async def _change(self, script: Script[T], transaction: Any) -> T:
-        database = self.database
-        run = database.transact if transaction is None else partial(database.within, transaction)
+        within, database = partial(self.database.within, transaction), self.database
+        run = database.transact if transaction is None else within
         return await self._answer(lambda: run(script))
 
-    async def _answer(self, call: Callable[[], Awaitable[T]], **how: Any) -> T:
+    async def _read(self, script: Script[T]) -> T:
+        return await self._answer(lambda: self.database.read(script), shield=False)
+
+    async def _answer(self, call: Callable[[], Awaitable[T]], *, shield: bool = True) -> T:
         # Without the cause, whose text may hold the statement's parameters: payloads (R19).
-        return await self.database.answer("the quarantine", None, call, chained=False, **how)
+        answer = self.database.answer
+        return await answer("the quarantine", None, call, shield=shield, chained=False)
+
+    # Scripts
 
     def _rows(self, where: str, *parameters: Any) -> Script[list[QuarantinedEvent]]:
-        rows = yield Query(f"{self._select} {where}", parameters)
-        return [from_row(row) for row in rows]
+        select = f"SELECT {', '.join(_COLUMNS)} FROM {self._name} WHERE {where}"
+        return list(map(from_row, (yield Query(select, parameters))))
 
     def _add(self, events: Sequence[QuarantinedEvent]) -> Script[None]:
+        marks = ", ".join("?" * len(_COLUMNS))
+        insert = f"INSERT INTO {self._name} ({', '.join(_COLUMNS)}) VALUES ({marks})"
         try:
             for event in events:
-                yield Query(self._insert, to_row(event))
+                yield Query(insert, to_row(event))
         except FeedError:
             raise
         except Exception as error:  # noqa: BLE001 - as a part of a cursor's save, too
@@ -173,7 +169,8 @@ class ScriptedQuarantine:
         removed = 0
         for some in in_parts(ids):
             marks = ", ".join("?" * len(some))
-            removed += yield CountedChange(f"{self._delete} ({marks})", some)
+            delete = f"DELETE FROM {self._name} WHERE id IN ({marks})"
+            removed += yield CountedChange(delete, some)
         return removed
 
     def __repr__(self) -> str:
@@ -191,14 +188,9 @@ class MemoryQuarantineStore(ScriptedQuarantine):
 
 
 class SQLiteQuarantineStore(ScriptedQuarantine):
-    """Keeps events in the table ``feedapi_quarantine`` of a SQLite file.
+    """Keeps events in a SQLite file, created on first use. Runs on asyncio and trio.
 
-    A `transaction` is a `sqlite3.Connection` to that file, as `SQLiteCursorStore` takes it. Runs on
-    asyncio and trio.
-
-    Arguments:
-        path: the file, created on first use.
-        busy_timeout: maximum time to wait for another writer, in seconds.
+    A `transaction`, `path` and `busy_timeout` are as `SQLiteCursorStore` takes them.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 30.0) -> None:
@@ -216,11 +208,8 @@ class SQLAlchemyQuarantineStore(OperatedQuarantine):
     """Keeps events in a table of the application's database. Needs the extra ``sql``.
 
     The table is created by `create_tables`, or by the application's own migrations: with
-    `metadata` it is part of it, as `table`. A `transaction` is a connection or a session, as
-    `SQLAlchemyCursorStore` takes it. Runs on asyncio only.
-
-    Arguments:
-        engine, table, schema, metadata: as `SQLAlchemyCursorStore` takes them.
+    `metadata` it is part of it, as `table`. A `transaction` and the arguments are as
+    `SQLAlchemyCursorStore` takes them. Runs on asyncio only.
     """
 
     def __init__(
@@ -243,12 +232,9 @@ class SQLAlchemyQuarantineStore(OperatedQuarantine):
 class PostgresQuarantineStore(OperatedQuarantine):
     """Keeps events in a table of the application's PostgreSQL database, without SQLAlchemy.
 
-    The table is that of `SQLAlchemyQuarantineStore`. A `transaction` is a connection, as
-    `PostgresCursorStore` takes it. What it opens for a DSN `aclose` closes.
-
-    Arguments:
-        pool: as `PostgresCursorStore` takes it, or its `database`, of the same schema.
-        table, schema: name of the table.
+    The table is that of `SQLAlchemyQuarantineStore`. A `transaction` and the arguments are as
+    `PostgresCursorStore` takes them; `pool` may be its `database`, of the same schema. What it
+    opens for a DSN `aclose` closes.
     """
 
     def __init__(

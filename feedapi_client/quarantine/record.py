@@ -11,14 +11,11 @@ from typing import Any
 import orjson
 
 from feedapi_client.model import Event, FeedKey
-from feedapi_client.stores.base import stored_key
+from feedapi_client.stores.base import key_columns, stored_key
 
-ERROR_CHARACTERS = 4000
-"""Maximum number of characters of an error's text that are kept."""
+_ERROR_CHARACTERS = 4000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-
-
 _FOLLOWS = "an earlier event of its key is in quarantine: "
 
 
@@ -63,25 +60,16 @@ def first_of_key(event: QuarantinedEvent) -> str:
 def quarantined(
     feed: FeedKey, event: Event, cursor: str, index: int, error: BaseException
 ) -> QuarantinedEvent:
-    now = datetime.now(UTC)
-    return QuarantinedEvent(
-        # Time, then position: sorts in the order of quarantining, also within a batch.
-        id=f"{(now - _EPOCH) // _MICROSECOND:014x}{index:06x}{secrets.token_hex(3)}",
-        feed=feed,
-        partition=event.partition,
-        cursor=cursor,
-        index=index,
-        raw=event.raw,
-        headers=dict(event.headers),
-        error_type=type(error).__qualname__,
-        error=_text(error),
-        time=now,
-    )
+    now, place = datetime.now(UTC), (event.partition, cursor, index)
+    # Time, then position: sorts in the order of quarantining, also within a batch.
+    id = f"{(now - _EPOCH) // _MICROSECOND:014x}{index:06x}{secrets.token_hex(3)}"
+    headers, kind = dict(event.headers), type(error).__qualname__
+    return QuarantinedEvent(id, feed, *place, event.raw, headers, kind, _text(error), now)
 
 
 def _text(error: BaseException) -> str:
     try:
-        text = str(error)[:ERROR_CHARACTERS]
+        text = str(error)[:_ERROR_CHARACTERS]
     except Exception:  # noqa: BLE001 - an exception without a text does not keep its event out
         text = ""
     # Databases refuse a lone surrogate, and PostgreSQL also NUL.
@@ -89,35 +77,14 @@ def _text(error: BaseException) -> str:
 
 
 def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
-    feed = event.feed
-    return (
-        event.id,
-        feed.id,
-        feed.url,
-        feed.name,
-        orjson.dumps(feed.filters).decode(),
-        event.partition,
-        event.cursor,
-        event.index,
-        event.raw,
-        orjson.dumps(event.headers).decode(),
-        event.error_type,
-        event.error,
-        (event.time - _EPOCH) // _MICROSECOND,
-    )
+    place = (event.partition, event.cursor, event.index, event.raw)
+    why = (orjson.dumps(event.headers).decode(), event.error_type, event.error)
+    key = (event.feed.id, *key_columns(event.feed))
+    return (event.id, *key, *place, *why, (event.time - _EPOCH) // _MICROSECOND)
 
 
 def from_row(row: Sequence[Any]) -> QuarantinedEvent:
-    id, _, url, name, filters, partition, cursor, index, raw, headers, error_type, error, at = row
-    return QuarantinedEvent(
-        id=id,
-        feed=stored_key(url, name, filters),
-        partition=partition,
-        cursor=cursor,
-        index=index,
-        raw=bytes(raw),
-        headers=orjson.loads(headers),
-        error_type=error_type,
-        error=error,
-        time=_EPOCH + at * _MICROSECOND,
-    )
+    id, _, url, name, filters, partition, cursor, index, raw, headers, kind, error, at = row
+    feed, raw, headers = stored_key(url, name, filters), bytes(raw), orjson.loads(headers)
+    time = _EPOCH + at * _MICROSECOND
+    return QuarantinedEvent(id, feed, partition, cursor, index, raw, headers, kind, error, time)

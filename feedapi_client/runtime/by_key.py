@@ -135,7 +135,7 @@ class ByKey:
     def _held_may_be_stale(self) -> None:
         """Another instance may have changed which keys wait for a replay."""
         if self._failures.held is not None and self._planning.sharing is not None:
-            self._failures.held.stale = True
+            self._failures.held.doubt()
 
     def _dropped(self, id: int, lost: list[KeyedBatch]) -> None:
         for work in lost:
@@ -247,8 +247,8 @@ class ByKey:
         if isinstance(item.key, _NoKey):
             raise item.key.error
         held = self._failures.held
-        if held and (earlier := await held.first(item.key)) is not None:
-            raise EarlierEventQuarantined(earlier)
+        if held and (earlier := await held.holding(item.key)) is not None:
+            raise EarlierEventQuarantined(earlier[1])
         if self._ahead is None:
             await _awaitable(self._handle(item.event))
         else:
@@ -334,7 +334,7 @@ class ByKey:
                         if self._ahead is not None:
                             self._ahead.forget(work)
                         self._settle(work)
-                        self._tell_quarantined(work.quarantined)
+                        self._running.quarantined(work.quarantined)
                 self._delivery.release(partition, retired)
         finally:
             self._committing.discard(partition)
@@ -351,7 +351,7 @@ class ByKey:
         await self._save(
             replace(work.batch, events=work.batch.events[:count], cursor=cursor), records
         )
-        self._tell_quarantined(records)
+        self._running.quarantined(records)
 
     async def _save(self, batch: Batch, records: list[QuarantinedEvent]) -> None:
         async def save() -> None:
@@ -367,21 +367,6 @@ class ByKey:
     def _settle(self, work: KeyedBatch) -> None:
         if work.quarantined and self._failures.held is not None:
             self._failures.held.settled(work.quarantined)
-
-    def _tell_quarantined(self, records: list[QuarantinedEvent]) -> None:
-        self._running.quarantined(records)
-        for record in records:
-            log.warning(
-                "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
-                "the handler failed with %s",
-                self._iteration.feed,
-                record.partition,
-                record.id,
-                record.index,
-                record.cursor,
-                record.error_type,
-                extra={"feed": self._iteration.feed, "partition": record.partition},
-            )
 
 
 def _awaitable(handled: object) -> Awaitable[object]:

@@ -116,11 +116,18 @@ class Running:
         )
 
     def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
+        feed = self._iteration.feed
         for event in events:
             self._planning.partitions[event.partition].handling.quarantined += 1
             if self._iteration.listeners:
                 told = EventQuarantined(event.partition, event.error_type)
                 self._iteration.listeners.tell(told)
+            self._log.warning(
+                "feed %s, partition %d: quarantined event %s (number %d up to cursor %r): "
+                "the handler failed with %s",
+                *(feed, event.partition, event.id, event.index, event.cursor, event.error_type),
+                extra={"feed": feed, "partition": event.partition},
+            )
 
 
 class BatchHandler:

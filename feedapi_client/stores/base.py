@@ -266,6 +266,10 @@ def check_storable(feed: FeedKey, positions: Mapping[int, Position]) -> None:
             )
 
 
+def key_columns(feed: FeedKey) -> tuple[str, str, str]:
+    return feed.url, feed.name, orjson.dumps(feed.filters).decode()
+
+
 def stored_key(url: str, name: str, filters: str) -> FeedKey:
     try:
         return FeedKey(url, name, orjson.loads(filters))

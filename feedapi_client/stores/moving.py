@@ -18,6 +18,7 @@ from feedapi_client.stores.base import (
     CursorStore,
     check_storable,
     in_place_of,
+    key_columns,
 )
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.scripts import Query, Script, feed_condition
@@ -84,8 +85,7 @@ def move_quarantined(
         f"WHERE {feed_condition(dialect)}"
     )
     for old, new in keys:
-        filters = orjson.dumps(new.filters).decode()
-        yield Query(update, (new.id, new.url, new.name, filters, old.id))
+        yield Query(update, (new.id, *key_columns(new), old.id))
 
 
 class Administered(Closable):

@@ -15,10 +15,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-import orjson
-
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import check_replaces, in_place_of, stored_position
+from feedapi_client.stores.base import (
+    check_replaces,
+    in_place_of,
+    key_columns,
+    stored_position,
+)
 from feedapi_client.stores.done import DoneScripts
 from feedapi_client.stores.journal import (
     Journal,
@@ -292,7 +295,7 @@ class PositionScripts:
     ) -> Script[None]:
         saved_at, time = self._saved_at(at)
         row = f"(?, ?, ?, ?, ?, {saved_at}, ?, ?, ?)"
-        key = (feed.url, feed.name, orjson.dumps(feed.filters).decode())
+        key = key_columns(feed)
         for some in in_parts(positions, _INSERTED_AT_ONCE):
             values: list[Any] = []
             for partition in some:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import anyio
 import pytest
 
 from feedapi_client import FeedConsumer, Quarantine, Share
-from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
+from feedapi_client.quarantine import MemoryQuarantineStore, QuarantinedEvent
 from tests.by_key.helpers import Application, KeyFeed, drain, kept
 from tests.consumer.helpers import rediscovered, wait_until
 
@@ -137,10 +138,18 @@ async def test_r17_a_save_refused_after_a_lost_lease_is_not_remembered_as_done()
     assert await feed.store.cursors() == {0: feed.end_cursor(0)}
 
 
-async def test_whole_key_holds_back_what_another_instance_put_aside() -> None:
-    feed = KeyFeed()
-    feed.fill(0, 10)
-    quarantine = MemoryQuarantineStore()
+class SlowQuarantineStore(MemoryQuarantineStore):
+    async def page(self, *args: Any, **options: Any) -> list[QuarantinedEvent]:
+        found = await super().page(*args, **options)
+        await anyio.sleep(5 * len(found))
+        return found
+
+
+@pytest.mark.parametrize("kind", [MemoryQuarantineStore, SlowQuarantineStore])
+async def test_whole_key_holds_back_what_another_instance_put_aside(
+    kind: type[MemoryQuarantineStore],
+) -> None:
+    feed, quarantine = KeyFeed(), kind()
     application, other = Application(poison=[3]), Application()
     policy = Quarantine(to=quarantine, whole_key=True)
     first, second = sharing(feed), sharing(feed)
@@ -149,10 +158,14 @@ async def test_whole_key_holds_back_what_another_instance_put_aside() -> None:
             beside.start_soon(lambda: drain(first, application, on_failure=policy))
             await wait_until(lambda: reads(first) == {0})
             tasks.start_soon(lambda: drain(second, other, on_failure=policy))
+            await rediscovered(feed)
+            feed.fill(0, 10)  # when the second one has looked what is in quarantine
             await wait_until(lambda: len(application.payloads) == 8)
             first.stop()
         await wait_until(lambda: reads(second) == {0})
-        feed.fill(10, 20)
+        feed.fill(10, 11)
+        await anyio.sleep(1)  # the rest comes while it looks there again
+        feed.fill(11, 20)
         await wait_until(lambda: len(other.payloads) == 8)
         second.stop()
     assert await kept(quarantine) == [3, 8, 13, 18]

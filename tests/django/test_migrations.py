@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from feedapi_client import Journal, PostgresCursorStore, SQLAlchemyCursorStore
 from feedapi_client.quarantine.quarantine_store import SQLAlchemyQuarantineStore, quarantine_beside
+from feedapi_client.stores.tables import QUARANTINE, TABLES
 from feedapi_client.testing.contracts import advanced, opening
 from tests.django.databases import (
     APP_TABLES,
@@ -57,7 +58,10 @@ def test_the_migration_is_the_models(tmp_path: Path) -> None:
     database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.db")}
     with registered(database, "default"):
         call_command("makemigrations", "feedapi", check=True, dry_run=True, verbosity=0)
-    assert apps.get_app_config("feedapi").name == "feedapi_client.django"
+    app = apps.get_app_config("feedapi")
+    assert app.name == "feedapi_client.django"
+    fields = app.get_model("EventInQuarantine")._meta.get_fields()
+    assert {each.name for each in fields} == {*TABLES[QUARANTINE][0]} - {"feed_id"}
 
 
 def test_a_database_that_django_created_the_tables_of_stays_as_it_is(tmp_path: Path) -> None:
