@@ -42,6 +42,7 @@ _BENEATH = (_TELLING | {"aiohttp", "anyio", "socksio", "trio"}) - {"httpx"}
 _SYSTEM = frozenset({"builtins", "socket", "ssl"})
 _FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _BUGS = (AssertionError, AttributeError, ImportError, NameError, NotImplementedError, TypeError)
+_HUNG_UP = (httpx.ReadError, httpx.RemoteProtocolError, ssl.SSLError)
 
 
 def _is_unsendable(error: BaseException) -> bool:
@@ -112,8 +113,12 @@ def unanswered(error: BaseException, hide: Hide, asked: str, where: dict[str, An
     row, is_final = _row_of(error)
     text, of_network = row.format(asked=asked, shown=_shown(error, hide)), row is _NETWORK
     kind: type[FeedError] = TransportError if row is _PROCESS_ENDS else FeedUnavailableError
+    is_discovery = where["partition"] is None and where["feed"].startswith("https:")
     if of_network and (problem := _host_problem(error)) is not None:
         kind, text = HostError, f"no answer{asked}: {problem}"
+    elif of_network and is_discovery and isinstance(error, _HUNG_UP):
+        # Of one that is refused for its certificate often no more arrives than this.
+        text += ". A server that wants a client certificate (--cert) may end a connection so"
     failed = kind(text, **where)
     if isinstance(failed, FeedUnavailableError) and is_final:
         failed.final_on_entry = True

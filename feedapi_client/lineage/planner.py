@@ -50,7 +50,8 @@ class Planner:
         shared: bool = False,
     ) -> None:
         """As `FeedConsumer`. If `shared`, only what `refresh` names as owned is started."""
-        self.feed, self.ordered, self.start = feed, ordered, start
+        self.feed, self.ordered = feed, ordered
+        self.start: StartAt = start
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
         self.starts_first = True  # the next discovery that lists any is the first start (R7)

@@ -15,9 +15,7 @@ from feedapi_client.errors import FeedError
 from feedapi_client.model import FIRST, Position, Status
 
 
-class State(StrEnum):
-    """The state of a partition in the planner. Every partition begins as `WAITING`."""
-
+class State(StrEnum):  # every partition begins as `WAITING`
     WAITING = "waiting"
     READING = "reading"
     CAUGHT_UP = "caught up"

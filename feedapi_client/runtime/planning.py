@@ -7,7 +7,7 @@ and one task saves.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import anyio
@@ -87,7 +87,9 @@ class Planning:
         self.sharing = None if share is None else share(self)
 
     def __repr__(self) -> str:
-        return f"<Planning {self.planner!r} {self.agenda!r} {self._budget!r}>"
+        states = Counter(entry.state for entry in self.planner.entries.values())
+        counts = ", ".join(f"{n} {state}" for state, n in states.items())
+        return f"<Planning {counts}, {self.agenda!r} {self._budget!r}>"
 
     def partition(self, id: int) -> RuntimePartition:
         found = self.partitions.get(id)
