@@ -387,10 +387,11 @@ class Planner:
 
     def _is_listed_again(self, e: Entry) -> bool:
         # A publisher may go on listing what it has split: then one with its cursor is listed, too.
-        if e.id not in self.graph or self.is_closed(e.id):
+        over = e.reopened or e.status in ("drained", "superseded")
+        if not over or e.id not in self.graph or self.is_closed(e.id):
             return False
         if e.status != "superseded":
-            return e.reopened or e.status == "drained"
+            return True
         seen, waiting = {e.id}, [e.id]
         while waiting:
             successors = self._successors.get(waiting.pop(), set()) - seen
@@ -465,15 +466,15 @@ class Planner:
         if self._heirs and any(id in above_heirs or self._is_heir(id) for id in queue):
             queue.extendleft(reversed(self._transfer()))
         while queue:
-            entry = self.entries[queue.popleft()]
-            state, because = self._desired(entry)
-            stays = state is entry.state and not because and not entry.waits_for
+            e = self.entries[queue.popleft()]
+            state, because = self._desired(e)
+            stays = state is e.state and not because and not e.waits_for
             # Of one that stays only its end may still have to be saved, or told.
-            if not stays or state is _DRAINED or entry.end is not None or entry.status == "drained":
-                if not entry.running and (entry.cursor == FIRST or entry.waits_for):
-                    begun.append(entry)
-                queue.extend(self._move(entry, state, because))
-        if begun and self._chains:
+            if not stays or state is _DRAINED or e.end is not None or e.status == "drained":
+                if self._chains and not e.running and (e.cursor == FIRST or e.waits_for):
+                    begun.append(e)
+                queue.extend(self._move(e, state, because))
+        if begun:
             self._compare_ends(begun)
 
     def _told(self, dirty: Iterable[int] = ()) -> list[Action]:
@@ -482,7 +483,8 @@ class Planner:
         actions: list[Action] = [a for a in self._actions if type(a) is Stop]
         if self._before:
             decided = {id: p for id in self._before if (p := self.entries[id].position)}
-            unchanged = {id for id, p in decided.items() if _place(p) == _place(self._before[id])}
+            known = [(id, p) for id, p in self._before.items() if p is not None]
+            unchanged = {id for id, p in known if _place(p) == _place(self.entries[id].position)}
             actions.append(states.Save(decided, unchanged))
         actions += [a for a in self._actions if type(a) is not Stop]
         actions += [states.Rediscover()] if self._rediscover else []
@@ -529,7 +531,7 @@ class Planner:
             now = e.state is _READING or (e.state is _DRAINED and e.saved_at == math.inf)
             if now and e.id in self.graph and not e.reopened and e.id not in self._in_flight:
                 before = [self.entries[p] for p in self.preceding(e.id) if p in self.entries]
-                ends = [b for b in before if b.position and b.id not in self._in_flight]
+                ends = [b for b in before if b.status in _OVER and b.id not in self._in_flight]
                 for each in (e, *ends) if ends else ():
                     self._decide(each, each.cursor, each.status or "open")
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -27,7 +26,6 @@ class State(StrEnum):  # every partition begins as `WAITING`
 
 
 _W, _R, _C, _D, _S, _V, _P, _E = State
-_RUNNING = (_R, _C)  # here: to look up a member of an enum takes long
 _LISTED = "listed, and every partition it waits for is drained"
 _GONE, _TRANSFERRED = "no longer listed", "its cursor is transferred to its successors"
 _BROKEN = "an error that no retry mends"
@@ -86,8 +84,7 @@ TRANSITIONS: tuple[tuple[State, State, str, str], ...] = (
 _LEGAL = frozenset((source, target) for source, target, _, _ in TRANSITIONS)
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct):
     """What is known of one partition. Only the planner writes its fields."""
 
     id: int
@@ -120,7 +117,7 @@ class Entry:
 
     @property
     def running(self) -> bool:
-        return self.state in _RUNNING
+        return self.state is _R or self.state is _C
 
 
 def move_entry(entry: Entry, state: State) -> None:

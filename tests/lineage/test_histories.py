@@ -145,6 +145,9 @@ r17_what_begins_at_its_first_event_is_saved_with_the_ends_before_it
   given 0@z:drained 1 ordered=False / list 0!z 1<0 -> start 1
   given 0@z:drained / list 0!z 1!_first<0 2<1
   given 0@z:drained 1@b:drained / list 0!z 1!b<0 2<1 -> save 1@b:drained#2 2; start 2
+r17_what_another_instance_reads_is_no_end_and_is_not_saved_to_be_compared
+  given 3 7:drained 11 shared=True / list 3! 11<7 7!<<6
+  refresh owned=[11] others=[3] -> save 7:drained#2 11#2; start 11 | 3E 7D 11R
 r17_an_end_is_saved_before_it_is_compared
   given 0@a:drained 1 2@b / list 0!a 1<0 2!b<0 3<2 -> save 0@a:drained#2 1#2 2@b:drained#2 3; start
       1; drained 2@b; start 3; discover
