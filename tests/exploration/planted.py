@@ -161,14 +161,14 @@ def loaded_before_the_claim() -> Any:
 def superseded_is_revived() -> Any:
     """A superseded partition is read again as soon as it is listed."""
 
-    def note_listed(self: Planner, actions: Any) -> Any:
+    def note_listed(self: Planner) -> Any:
         for entry in self.entries.values():
             listed = self.graph.partitions.get(entry.id)
             listed_open = listed is not None and not listed.closed
             if entry.state is State.SUPERSEDED and listed_open and entry.position is not None:
                 entry.position = replace(entry.position, status="open")
                 self._change(entry, State.WAITING)
-        return _note_listed(self, actions)
+        return _note_listed(self)
 
     return _replaced(Planner, "_note_listed", note_listed)
 
