@@ -168,7 +168,8 @@ def _print(
 
 
 def _some(of: Any, chosen: Iterable[int]) -> Any:
-    return {id: value for id, value in of.items() if id in {*chosen}}
+    wanted = set(chosen)
+    return {id: value for id, value in of.items() if id in wanted}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -456,8 +456,9 @@ class Planner:
             return State.PARKED, error  # R8
         blockers = self._blockers(e.id) if self._chains else ()
         if not blockers:
-            return None  # R4, R8; descendants of what is parked stop, too (R18)
-        return (State.PARKED, p) if (p := self._parked(blockers)) else (State.WAITING, blockers)
+            return None
+        stopped = self._parked(blockers)  # descendants stop, too (R18); others wait (R4, R8)
+        return (State.PARKED, stopped) if stopped else (State.WAITING, blockers)
 
     def _settle(self, dirty: Iterable[int]) -> None:
         """Move partitions, and what depends on them, to their states; first transfer cursors."""

@@ -315,10 +315,12 @@ class TestFetch:
         self, tail: bytes | None, kind: type[Exception], sync: bool
     ) -> None:
         torn = Reply(start(PAGE), close=True)
-        page = feed((lambda _: torn) if tail is None else PAGE + tail)
+        page = feed(lambda _: torn if tail is None else Reply(start(PAGE + tail), hold=True))
         limits = Limits(max_line_bytes=1000, max_buffered_bytes=5000)
         async with wire(page) as server, opened(server.url, sync, limits=limits) as client:
             batches, error = await client.batches(0, "_first")
+            with pytest.raises(kind):
+                await client.fetch(0, "_first")
         assert [batch.cursor for batch in batches] == ["b"]
         assert type(error) is kind
 
