@@ -320,7 +320,7 @@ class PositionScripts:
             yield Query(f"DELETE FROM {self._replaced} WHERE {self._feed} AND {before}", (feed.id,))
         self._archived[feed.id] += 1
         for some in in_parts(partitions):
-            yield from self._copy(feed, some, f"feed_id, {at}, {_ARCHIVED}")
+            yield from self._copy(feed, some, f"feed_id, {self._number}, {_ARCHIVED}", at)
 
     def _note_first(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[None]:
         """Note in the journal that nothing was stored before, as a row of revision 0."""
@@ -329,12 +329,12 @@ class PositionScripts:
                 nothing = "feed_id, saved_at, partition_id, 0, '', 'open', saved_at"
                 yield from self._copy(feed, some, nothing)
 
-    def _copy(self, feed: FeedKey, partitions: list[int], columns: str) -> Script[None]:
+    def _copy(self, feed: FeedKey, some: list[int], columns: str, *values: int) -> Script[None]:
         yield Query(
             f"INSERT INTO {self._replaced} (feed_id, replaced_at, {_ARCHIVED}) "
             f"SELECT {columns} FROM {self._cursors} "
-            f"WHERE {self._feed} AND partition_id IN ({listed(partitions)})",
-            (feed.id,),
+            f"WHERE {self._feed} AND partition_id IN ({listed(some)})",
+            (*values, feed.id),
         )
 
     def _rows(
