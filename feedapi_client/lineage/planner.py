@@ -597,7 +597,7 @@ class Planner:
         # A lower revision alone doesn't say so: a database may have failed over.
         if e.position is None or (stored is not None and stored.revision >= e.position.revision):
             return False
-        return began < max(self._loaded, e.saved_at)
+        return began < max(self._loaded, e.saved_at) or began <= e.loaded_at
 
     def _lose_row(self, e: Entry) -> None:
         """Park a partition whose position was in the store and is not any more (R7, R17)."""

@@ -118,7 +118,8 @@ class Aside:
                 error.add_note(Note(f"{where}: {many} quarantined before this one"))
                 return None
             self.in_a_row[event.partition] = in_a_row
-        record = quarantined(self._feed, event, cursor, index, error)
+        after = "" if self.held is None else self.held.last(key)
+        record = quarantined(self._feed, event, cursor, index, error, after)
         if self.held is not None:
             self.held.add(key, record)
         return record
@@ -191,6 +192,9 @@ class HeldKeys:
             firsts.pop(id, None)
         self._firsts.pop(key, None)
         return None
+
+    def last(self, key: Hashable) -> str:
+        return max(self._firsts.get(key, ()), default="")
 
     def add(self, key: Hashable, record: QuarantinedEvent) -> None:
         self._note(key, record)

@@ -111,7 +111,12 @@ async def replay(
 
 async def _held_back(keys: HeldKeys, event: QuarantinedEvent) -> Exception | None:
     first = first_of_key(event)
-    earlier = None if first == event.id else await keys.holding(first)
+    if first == event.id:
+        return None
+    earlier = await keys.holding(first)
+    if earlier is None:
+        keys.doubt()  # it came after the quarantine was read, perhaps with others
+        earlier = await keys.holding(first)
     return EarlierEventQuarantined(first) if earlier and earlier[0] < event.id else None
 
 

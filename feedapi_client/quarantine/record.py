@@ -16,6 +16,7 @@ from feedapi_client.stores.base import key_columns, stored_key
 _ERROR_CHARACTERS = 4000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_TIME_DIGITS = 14
 _FOLLOWS = "an earlier event of its key is in quarantine: "
 
 
@@ -58,11 +59,13 @@ def first_of_key(event: QuarantinedEvent) -> str:
 
 
 def quarantined(
-    feed: FeedKey, event: Event, cursor: str, index: int, error: BaseException
+    feed: FeedKey, event: Event, cursor: str, index: int, error: BaseException, after: str = ""
 ) -> QuarantinedEvent:
+    """Return its record. The id is larger than `after`, whoever's clock made that one."""
     now, place = datetime.now(UTC), (event.partition, cursor, index)
     # Time, then position: sorts in the order of quarantining, also within a batch.
-    id = f"{(now - _EPOCH) // _MICROSECOND:014x}{index:06x}{secrets.token_hex(3)}"
+    time = max((now - _EPOCH) // _MICROSECOND, int(after[:_TIME_DIGITS] or "0", 16) + 1)
+    id = f"{time:0{_TIME_DIGITS}x}{index:06x}{secrets.token_hex(3)}"
     headers, kind = dict(event.headers), type(error).__qualname__
     return QuarantinedEvent(id, feed, *place, event.raw, headers, kind, _text(error), now)
 

@@ -79,6 +79,7 @@ class ByKey:
         self._order = KeyOrder()
         self._size = 0
         self._losses = planning.losses
+        self._readings: dict[int, int] = {}
         self._workers = 0
         self._idle: list[Wakeup] = []
         self._turn: object = None
@@ -169,7 +170,8 @@ class ByKey:
             delivered_at=self._iteration.clock(),
             marks=partition.marks,
         )
-        if work.number == 1:
+        if self._readings.get(partition.id) != partition.readings:
+            self._readings[partition.id] = partition.readings
             self._held_may_be_stale()
         done = () if self._ahead is None else self._ahead.identify(work)
         self._order.admit(work, self._keys(batch), done)

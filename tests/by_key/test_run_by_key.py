@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from datetime import datetime, tzinfo
 from typing import Any
 
 import anyio
@@ -259,6 +260,29 @@ async def test_with_whole_key_later_events_of_a_key_wait_for_the_replay() -> Non
     await operations.replay(quarantine, application.replayed)
     feed.fill(30, 40)
     await feed.drain(application, on_failure=policy)
+    feed.check(application.payloads)
+
+
+async def test_with_whole_key_a_clock_that_is_set_back_does_not_change_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SetBack(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> SetBack:
+            hours.append(len(hours))
+            return cls(2026, 10, 25, 23 - hours[-1], tzinfo=tz)
+
+    hours: list[int] = []
+    monkeypatch.setattr("feedapi_client.quarantine.record.datetime", SetBack)
+    feed, application, quarantine = KeyFeed(), Application(poison=[2]), MemoryQuarantineStore()
+    policy = Quarantine(to=quarantine, whole_key=True)
+    feed.fill(0, 20)
+    await feed.drain(application, on_failure=policy)
+    feed.fill(20, 30)
+    await feed.drain(application, on_failure=policy)
+    assert await kept(quarantine) == [2, 7, 12, 17, 22, 27]
+    application.poison.clear()
+    await operations.replay(quarantine, application.replayed)
     feed.check(application.payloads)
 
 

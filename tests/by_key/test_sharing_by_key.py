@@ -170,3 +170,35 @@ async def test_whole_key_holds_back_what_another_instance_put_aside(
         second.stop()
     assert await kept(quarantine) == [3, 8, 13, 18]
     assert other.of("e3") == []
+
+
+async def test_whole_key_holds_back_what_was_put_aside_while_the_partition_was_away() -> None:
+    feed, quarantine = KeyFeed(2), MemoryQuarantineStore()
+    application, other = Application(), Application()
+    policy = Quarantine(to=quarantine, whole_key=True)
+    first, second = sharing(feed), sharing(feed)
+    feed.fill(0, 20, entities=10)
+
+    async def handled(count: int) -> None:
+        await wait_until(lambda: len(application.payloads) + len(other.payloads) == count)
+
+    async with first, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: drain(first, application, on_failure=policy))
+        await handled(20)
+        async with second, anyio.create_task_group() as beside:
+            beside.start_soon(lambda: drain(second, other, on_failure=policy))
+            await wait_until(lambda: len(reads(first)) == len(reads(second)) == 1)
+            (taken,) = reads(second)
+            feed.fill(20, 30, entities=10)  # the first one looks what is in quarantine
+            await handled(30)
+            poison = feed.payloads(taken)[-1]["n"] + 10
+            other.poison = {poison}
+            feed.fill(30, 40, entities=10)
+            await handled(39)
+            second.stop()
+        await wait_until(lambda: reads(first) == {0, 1})
+        feed.fill(40, 50, entities=10)
+        await wait_until(lambda: first.status().events == 49 - len(other.payloads))
+        await anyio.sleep(1)
+        first.stop()
+    assert await kept(quarantine) == [poison, poison + 10]

@@ -204,6 +204,10 @@ class History:
     def do_load(self, name: str) -> None:
         self.loads[name] = self.planner.begin_load(), dict(self.store)
 
+    def do_answer(self, name: str) -> None:
+        """The store answers an earlier load only now."""
+        self.loads[name] = self.loads[name][0], dict(self.store)
+
     def do_list(self, *words: str, began: str = "", **options: Any) -> list[Action]:
         info = _listed(words, options.pop("dialect", "v2-draft"))
         moment = self.loads[began][0] if began else None

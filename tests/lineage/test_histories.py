@@ -125,6 +125,11 @@ r07_what_is_gone_from_the_store_does_not_begin_at_its_first_event_unless_it_was_
   refresh owned=[0] others=[1] -> fail 0 StoreError ~its position is no longer in the store | 0P 1E
   given 9@q shared=True / list 9 1 / refresh owned=[1] others=[] / delivered 1 / refused 1
   release 1 / refresh owned=[1] others=[] -> start 1 | 1R 9E
+r17_a_load_that_was_under_way_when_a_position_was_found_does_not_say_that_it_is_gone
+  given 0@a shared=True / list 0 1 / load slow / load fast / stored 1@b#9 / answer slow
+  refresh began="slow" owned=[0] others=[1] -> start 0@a | 0R 1E
+  refresh began="fast" owned=[0] others=[1] -> | 0R 1E
+  gone 1 / load next / refresh began="next" -> fail 1 StoreError ~no longer in the store | 0R 1P
 r17_what_was_decided_of_a_partition_that_is_gone_from_the_store_counts_no_more
   given 0@a 1@b shared=True / list 0 1 / refresh owned=[0,1] others=[] / gone 0
   list 0! 1 2<<0 / refused 0 2

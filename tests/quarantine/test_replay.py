@@ -173,3 +173,21 @@ async def test_what_followed_a_dropped_event_of_its_key_is_replayed(
 
     assert await replay(quarantine, handle) == Replayed(2, 0)
     assert seen == ["b", "c"]
+
+
+async def test_what_is_put_aside_during_a_replay_stays_in_order_in_it(
+    store: SQLiteCursorStore,
+) -> None:
+    publisher, seen = Publisher(), []
+    quarantine = await of_one_key(store, "ab", publisher)
+
+    async def handle(batch: Batch) -> None:
+        name = batch.events[0].json()["name"]
+        if name == "b":
+            await of_one_key(store, "cd", publisher)  # by a consumer that runs beside it
+        if name == "c":
+            raise PoisonError
+        seen.append(name)
+
+    assert await replay(quarantine, handle) == Replayed(2, 2)
+    assert ("".join(seen), await names_of(quarantine)) == ("ab", "cd")
