@@ -29,6 +29,7 @@ from feedapi_client.protocol.text import SPECIAL, are_valid, excerpt, problem, q
 PART_BYTES = 64 * 1024
 PART_LINES = 1024
 _SLOW_LINES = 128
+_MOST_PARTS = 64  # of these bytes, and lines: a turn of the event loop takes time, too
 # Lines of a response that say nothing, beyond `_PAID` for each one that does and for each call of
 # `feed`. A heartbeat of a stream has one of its own, so that these are never too many (R15).
 MOST_NOTHING = 1 << 19
@@ -49,6 +50,8 @@ _USUAL = {  # how an event begins, by the payload's key
 _PAYLOAD_WORDS = (b'"data', b'"event', b"\\u")
 # The line of a checkpoint with fewer bytes beside its cursor can't hold an event too.
 _BARE = len(b'{"cursor":"","data":""}')
+# Bytes of a cursor that is not even read: of a valid one each character may be an escape of six.
+_LONGEST = 2 * PART_BYTES
 _HEADERS = {b"{", b"n"}  # how they begin, or that there are none
 _NO_UTF8 = "the response holds a cursor or a header that is not valid UTF-8"
 _DISCOVERY = (
@@ -109,7 +112,8 @@ class PageDecoder:
         """
         for start in range(0, len(data), PART_BYTES):
             lines = BytesIO(data[start : start + PART_BYTES]).readlines()
-            while len(lines) > (most := _SLOW_LINES if self._slow else PART_LINES):
+            few = max(_SLOW_LINES, len(lines) // _MOST_PARTS)  # very short ones, or blank
+            while len(lines) > (most := few if self._slow else PART_LINES):
                 yield lines[:most]
                 del lines[:most]
             yield lines
@@ -351,6 +355,8 @@ class PageDecoder:
         if key not in given:
             return None
         value = bytes(given[key])
+        if len(value) > _LONGEST:
+            self._fail(f"the response holds a {key} of {len(value)} bytes, which is too long")
         try:
             return _VALUES[key](without_lone_surrogates(value))
         except (ValueError, RecursionError) as error:

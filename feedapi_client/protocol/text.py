@@ -17,6 +17,8 @@ _QUOTED = 200
 _SHOWN = 8
 _CURSOR_SHOWN = 80
 LONGEST_TEXT = 16 * 1024  # characters that are shown, and of a secret
+_BEGINNING = 32  # letters and digits by which a secret is found
+_ESCAPE = 8  # of them, at most, in the half of an escape
 LONGEST_BYTES = 8 * LONGEST_TEXT  # that are more characters than are searched, of whatever text
 _NO_WORD = re.compile(  # what is between words, as it is and as encoders write it
     r"(?:\\(?:u[0-9a-f]{4}|x[0-9a-f]{2})|%(?:25)*[0-9a-f]{2}|&(?:amp;)*#?\w{1,8};"
@@ -62,8 +64,12 @@ def hide_secrets(text: str, secrets: Iterable[str]) -> str:
     hits: list[tuple[int, int]] = []
     for form in forms:
         at = -1
-        while (at := plain.find(form, at + 1)) >= 0:
-            hits.append((places[at], places[at + len(form) - 1] + 1))
+        while (at := plain.find(form[:_BEGINNING], at + 1)) >= 0:
+            stop = at + len(form)
+            # It may be longer than what is searched, at the end of which may be half an escape.
+            cut = stop > len(plain) and form.startswith(plain[at:-_ESCAPE])
+            if cut or plain.startswith(form, at):
+                hits.append((places[at], places[min(stop, len(plain)) - 1] + 1))
     shown: list[str] = []
     end = 0
     for start, stop in sorted(hit for hit in hits if hit[0] < LONGEST_TEXT):

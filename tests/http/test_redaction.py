@@ -95,8 +95,11 @@ async def test_r19_no_secret_in_log_records_and_errors(
         ("x" * (LONGEST_TEXT - 9) + "secretive", ["sesame street"], "x" * 16375 + "secretive"),
         ("x" * (LONGEST_TEXT - 9) + "sesame street", ["sesame"], "x" * 16375 + "*** st"),
         ("x" * 9 + "sesame str", ["sesame street"], "x" * 9 + "sesame str"),
+        # Longer than what is searched, itself or as it is escaped.
+        ("<" + "sesame" * LONGEST_TEXT, ["sesame" * LONGEST_TEXT], "<***"),
+        ("<" + "s%252Fe%252F" * 4096, ["s/e/" * 4096], "<***"),
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_r19_hiding_secrets(said: str, secrets: list[str], shown: str | None) -> None:
     assert hide_secrets(said, secrets) == (said if shown is None else shown)

@@ -299,6 +299,13 @@ class TestErrors:
         assert len(str(page.error)) < 300
         assert page.said == []
 
+    @pytest.mark.parametrize("key", ["cursor", "partition"])
+    def test_r18_what_no_cursor_can_be_is_refused_before_it_is_read(self, key: str) -> None:
+        """To mend the surrogates of 16 MiB takes a second."""
+        error = Page("v1").read(b'{"%s":"%s"}\n' % (key.encode(), rb"\ud800" * 50_000)).error
+        assert type(error) is ProtocolError
+        assert f"a {key} of 300002 bytes, which is too long" in str(error)
+
     @pytest.mark.parametrize(
         ("dialect", "line"),
         [
@@ -423,6 +430,10 @@ class TestNonsense:
         assert b"".join(b"".join(part) for part in cut) == body
         assert max(sum(map(len, part)) for part in cut) <= 64 * 1024
         assert max(map(len, cut)) <= most
+
+    @pytest.mark.parametrize("line", [b"\n", b" \r\n", b"{}\n"])
+    def test_r15_a_flood_of_short_lines_is_cut_into_few_parts(self, line: bytes) -> None:
+        assert len(list(Page().decoder.parts(line * (64 * 1024 // len(line))))) <= 65
 
     def test_parts_are_smaller_while_each_line_is_looked_at(self) -> None:
         page = Page()
