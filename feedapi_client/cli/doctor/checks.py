@@ -794,7 +794,8 @@ def argument_accepted(e: Examination) -> Findings:
     A consumer that asks with `FetchOptions` for one of them reads nothing."""
     for name, page in e.probes.items():
         listed = name.startswith("filter-")  # 400 may mean that the value is none of this filter
-        fine = page.ok or not page.asked or (listed and page.status == 400)
+        missing = page.problem is Problem.NOT_ASKED
+        fine = page.ok or missing or (listed and page.status == 400)
         if not fine and (listed or name in ("page-size", "event-types", "v1-headers", "stream")):
             yield about(page)
 

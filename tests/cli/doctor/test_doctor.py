@@ -364,6 +364,14 @@ def test_the_bound_on_requests_holds(feedapi: Feedapi, make: Make, limit: int) -
     assert found(report) == {}
 
 
+@pytest.mark.parametrize("dialect", ALL)
+def test_what_was_not_asked_is_nobodys_fault(feedapi: Feedapi, make: Make, dialect: str) -> None:
+    publisher = make(dialect, 1, events=60, stream=False)
+    for limit in range(8, examine(feedapi, publisher)[1]["requests"]):
+        code, report = examine(feedapi, publisher, "--max-requests", limit)
+        assert (code, report["requests"], found(report)) == (0, limit, {})
+
+
 def test_a_feed_that_fails_after_it_limited_requests_is_not_asked_for_ever(
     feedapi: Feedapi, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
