@@ -61,7 +61,7 @@ def first_of_key(event: QuarantinedEvent) -> str:
 def quarantined(
     feed: FeedKey, event: Event, cursor: str, index: int, error: BaseException, after: str = ""
 ) -> QuarantinedEvent:
-    """Return its record. The id is larger than `after`, whoever's clock made that one."""
+    """Return its record. The id is larger than `after`, even if the clock has been set back."""
     now, place = datetime.now(UTC), (event.partition, cursor, index)
     # Time, then position: sorts in the order of quarantining, also within a batch.
     time = max((now - _EPOCH) // _MICROSECOND, int(after[:_TIME_DIGITS] or "0", 16) + 1)

@@ -227,23 +227,6 @@ async def test_a_key_is_a_text_as_it_is_or_json(
     assert [key or b"" for key in keys] == [b"true", b"", b'{"a":[1]}', b"1.5", b"x"]
 
 
-async def test_a_key_that_no_event_has_is_said(
-    relay: Start, feedapi_publisher: Publisher, broker: Broker, store: tuple[str, str]
-) -> None:
-    await broker.create()
-    arguments = [*store, "--key", "entty", "--quiet"]
-    feedapi_publisher.extend(0, [{"entity": f"e{n}", "n": n} for n in range(1003)])
-    code, errors = await ended(relay(*arguments))
-    assert (code, errors.count("\n"), await broker.newest()) == (0, 1, 1002), errors
-    assert "of 1,000 events none has the field entty of --key" in errors
-    feedapi_publisher.append(0, {"n": 1003})
-    _, errors = await ended(relay(*arguments))
-    assert "of 1 event none has" in errors
-    feedapi_publisher.append(0, {"n": 1004})
-    feedapi_publisher.append(0, {"n": 1005, "entty": "e"})
-    assert await ended(relay(*arguments)) == (0, "")
-
-
 URL, STORE, API = "http://h/feed", ("--store", "f"), ("--api", "h:1")
 ONCE = ("--exactly-once", "events")
 
