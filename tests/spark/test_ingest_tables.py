@@ -172,6 +172,31 @@ def test_r09_folder_that_was_copied_after_a_kill_is_whole(
         assert numbers(spark, tmp_path / folder) == [*range(60)]
 
 
+def test_r04_copy_of_a_query_is_refused_and_one_that_moved_goes_on(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    """Of checkpoint and staging location: it would write other events into the same batches."""
+
+    def ingest(place: Path) -> Summary:
+        own = {"checkpoint": str(place / "checkpoint"), "staging": str(place / "staging")}
+        return run(spark, job(publisher, tmp_path, **own))
+
+    before, now = tmp_path / "before", tmp_path / "now"
+    ingest(before)
+    shutil.copytree(before, now)
+    publish(publisher, 10, first=60)
+    with pytest.raises(IngestError, match=r"is at file:\S+before/checkpoint, too, .* is a copy"):
+        ingest(now)
+    publish(publisher, 10, first=70)
+    ingest(before)
+    assert numbers(spark, tmp_path / "table") == [*range(80)]
+    shutil.rmtree(now)
+    before.rename(now)
+    publish(publisher, 10, first=80)
+    ingest(now)
+    assert numbers(spark, tmp_path / "table") == [*range(90)]
+
+
 # ---------------------------------------------------------------------- what can't change
 
 

@@ -14,11 +14,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.checkpoint import note
+from feedapi_client.spark.ingest.checkpoint import note, read_checkpoint
 from feedapi_client.spark.ingest.columns import Rows
 from feedapi_client.spark.ingest.delta_table import DeltaTable, GoldTable
 from feedapi_client.spark.ingest.ingest_table import Identity
-from feedapi_client.spark.ingest.job import Ingest, IngestError, plain_message
+from feedapi_client.spark.ingest.job import Ingest, IngestError, as_url, plain_message
 from feedapi_client.spark.ingest.parquet_table import Decisions, ParquetTable
 from feedapi_client.spark.schema import spark_schema
 
@@ -89,6 +89,7 @@ def check_tables(
 ) -> None:
     """`noted`: which tables earlier runs wrote, as is noted beside the checkpoint."""
     known, place = noted.get("tables", {}), job.checkpoint_url
+    staging = as_url(job.staging_location)
     tables = Tables(job, who)
     places = tables.places(spark)
     moved = noted.get("location") != place  # and folders may have moved with it
@@ -104,6 +105,13 @@ def check_tables(
             f"{', '.join(sorted(changed))} events would be missing. Give the same tables, or a "
             "new checkpoint and staging"
         )
+    elsewhere = moved and known == places and noted.get("staging", staging) != staging
+    if elsewhere and who.query and read_checkpoint(spark, noted["location"]).query == who.query:
+        raise IngestError(
+            f"query {who.query} is at {noted['location']}, too, with a staging location of its "
+            "own: one is a copy, and both would write the same micro-batches of the same tables. "
+            "Where the query has moved, delete that checkpoint; a copy needs tables of its own"
+        )
     for role, table in tables.items():
         table.noted = bool(known)
         table.check(spark, tables.identity(role), columns.get(role))
@@ -112,6 +120,6 @@ def check_tables(
         raise IngestError(
             f"tables must be different: two are the same of {', '.join(places.values())}"
         )
-    if known != places or moved:
-        content = {"tables": places, "location": place, "feed": job.feed_name}
+    if known != places or moved or noted.get("staging") != staging:
+        content = {"tables": places, "location": place, "staging": staging, "feed": job.feed_name}
         note(spark, job.checkpoint_location, "outputs", **content)
