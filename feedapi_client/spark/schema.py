@@ -141,8 +141,8 @@ class StagedEvents:
         return self._sink.getvalue().to_pybytes() if self.checkpoints else b""
 
     def _write(self) -> None:
-        count, size = len(self._waiting), max(self.bytes - self._written, 1)
-        step = max(count * self._batch_bytes // size, 1)  # a checkpoint may close many events
+        count, batches = len(self._waiting), round((self.bytes - self._written) / self._batch_bytes)
+        step = -(-count // max(batches, 1)) or 1  # a checkpoint may close many events
         for at in range(0, count, step):
             events = self._waiting[at : at + step]
             self._writer.write_batch(event_columns(events, headers=self._headers))
