@@ -234,8 +234,10 @@ class AsyncIO(_IO):
         return too_slow(deadline.seconds)
 
     async def send(self, request: httpx.Request, auth: Any) -> HTTPXBody:
+        # A response that is in memory comes, and is read, without a wait. Not behind it: a
+        # cancellation there would leave it open.
+        await self.others()
         response = await self.client.send(request, stream=True, auth=auth, follow_redirects=False)
-        await self.others()  # one that is in memory is read without a wait
         return self.body(response)
 
     def read_timeout(self, silence: float | None) -> Any:

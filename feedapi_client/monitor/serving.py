@@ -154,13 +154,15 @@ class MonitorServer:
 
     async def __aexit__(self, *exc: object) -> None:
         self._server.should_exit = True
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._thread.join)
-        self._monitor.close()
-        self.url = ""
-        self._tasks.cancel_scope.cancel()
-        # Without the exception: the group would wrap it.
-        await self._tasks.__aexit__(None, None, None)
+        try:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._thread.join)
+        finally:  # a native cancellation of asyncio ends the wait: the thread ends by itself
+            self._monitor.close()
+            self.url = ""
+            self._tasks.cancel_scope.cancel()
+            # Without the exception: the group would wrap it.
+            await self._tasks.__aexit__(None, None, None)
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:

@@ -189,6 +189,7 @@ class Discovery:
         if self._waits_for_partitions(info):
             return
         actions = self._planned(info, ends, began)
+        self._timer.planned()
         topology.discovered(info)
         self._iteration.decisions.rediscovered(before, info)
         planning.perform(actions)

@@ -11,7 +11,8 @@ from feedapi_client.protocol.page import FeedAnswers
 from feedapi_client.runtime.loop import Wakeup, loop_clock
 
 _GAP_SECONDS = 0.05
-"""Minimum time between two discoveries, however often one is asked for."""
+"""Minimum time between two discoveries, however often one is asked for. Not less than it takes to
+plan what they list: 80 ms with 10,000 partitions, in which nothing is fetched or delivered."""
 UNKNOWN_COMMAND_GAP_SECONDS = 5.0
 """Minimum time between two discoveries that only unknown commands caused."""
 REFUSED_GAP_SECONDS = 0.25
@@ -61,6 +62,12 @@ class DiscoveryTimer:
         self._last = self._clock()
         self._not_before = self._last + _GAP_SECONDS
         self.next = max(min(self._asked, self._last + self._interval), self._not_before)
+
+    def planned(self) -> None:
+        """Leave others as much time as it took to plan what the last discovery has listed."""
+        now = self._clock()
+        self._not_before = now + max(_GAP_SECONDS, now - self._last)
+        self.next = max(self.next, self._not_before)
 
     def failed(self, pause: float) -> None:
         self._last = self._clock()

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ from feedapi_client import (
     StoreError,
 )
 from feedapi_client.causes import StrayCancellationError
+from feedapi_client.lineage.planner import Planner
 from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
-from tests.consumer.helpers import RETRY, SAFETY_LIMIT, SHORT, limits
+from feedapi_client.testing import Publisher, Quirks
+from tests.consumer.helpers import RETRY, SAFETY_LIMIT, SHORT, consume, limits
 
 pytestmark = pytest.mark.anyio
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -593,3 +596,30 @@ async def test_what_a_fork_does_not_carry_over_says_so(
             await client.discover()
         with pytest.raises(StoreError, match="was opened in another process, before a fork"):
             await store.load(consumer.key)
+
+
+async def test_r10_between_discoveries_is_as_much_time_as_it_takes_to_plan_one(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition that is drained leads to one. With 10,000 it takes 80 ms to plan it."""
+    discover, planned, seconds = Planner.discover, list[float](), 0.1
+
+    def slowly(*args: Any, **more: Any) -> Any:
+        time.sleep(seconds)
+        planned.append(time.monotonic())
+        return discover(*args, **more)
+
+    monkeypatch.setattr(Planner, "discover", slowly)
+    publisher.quirks = Quirks(last_cursor="closed")
+    for partition in range(1, 25):
+        publisher.add(partition)
+        publisher.append(partition, {"n": partition})
+        publisher.close(partition)
+    async with consume(publisher) as consumer:
+        with anyio.move_on_after(2):
+            async for _ in consumer:
+                pass
+    asked = [request.time for request in publisher.requests if request.kind == "discovery"]
+    pauses = [at - end for end, at in zip(planned[1:], asked[2:], strict=False)]
+    assert len(pauses) > 2
+    assert min(pauses) >= seconds

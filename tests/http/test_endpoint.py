@@ -377,6 +377,32 @@ class TestConnections:
                 await server.closed.wait()
         assert read == [LINE]
 
+    async def test_r20_a_response_of_a_caller_s_client_is_closed_whenever_the_fetch_is_cancelled(
+        self,
+    ) -> None:
+        """The scope is cancelled just before the client returns the response."""
+        begun, closed = 0, 0
+
+        class Body(httpx.AsyncByteStream):
+            async def __aiter__(self) -> Any:
+                yield LINE
+
+            async def aclose(self) -> None:
+                nonlocal closed
+                closed += 1
+
+        def answer(_: httpx.Request) -> httpx.Response:
+            nonlocal begun
+            begun += 1
+            scope.cancel()
+            return httpx.Response(200, stream=Body())
+
+        http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+        async with http, opened("http://feed/", http=http) as at:
+            with anyio.CancelScope() as scope:
+                await body_of(at)
+        assert (begun, closed) == (1, 1)
+
     @pytest.mark.parametrize("own", [True, False])
     async def test_r16_a_read_that_brings_thousands_of_chunks_lets_other_tasks_run(
         self, own: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -248,6 +249,23 @@ def block_the_event_loop(process: subprocess.Popen[str]) -> None:
     while process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_r20_a_native_cancellation_while_it_ends_leaves_no_task(publisher: Publisher) -> None:
+    consumer, ending, before = consume(publisher), asyncio.Event(), asyncio.all_tasks()
+
+    async def served() -> None:
+        async with serve(consumer, port=0):
+            ending.set()
+
+    task = asyncio.create_task(served())
+    await ending.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == before
+    assert not consumer._listeners  # which metrics are counted by
 
 
 async def test_a_port_that_is_taken_is_an_error_at_once(publisher: Publisher) -> None:
