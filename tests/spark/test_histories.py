@@ -18,6 +18,7 @@ from tests.spark.micro_batches import (
     problems,
     publish,
     query,
+    resumed,
     rows_of,
 )
 
@@ -114,3 +115,43 @@ def test_every_event_is_read_once_and_depth_and_sequence_are_the_order_of_each_e
     for partition in {row["partition"] for row in engine.all_rows()}:
         numbers = [row["sequence"] for row in engine.all_rows() if row["partition"] == partition]
         assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("listed", ["closed", "open"])
+def test_r09_resume_reads_nothing_again_of_a_split_partition_that_is_listed(
+    feed: Publisher, tmp_path: Path, listed: str
+) -> None:
+    """Its successors took over its cursor before its end, and have read the rest."""
+    first = query(feed, tmp_path, **OFTEN)
+    publish(feed, 8)
+    first.run()
+    publish(feed, 8)
+    split_one(feed, Random(1), "cursor-from")
+    feed.add(0, closed=listed == "closed")
+    check(first, feed)
+    second = resumed(feed, tmp_path, first.all_rows(), **OFTEN)
+    second.run()
+    assert [*second.all_rows()] == []
+
+
+@pytest.mark.parametrize("sibling", [False, True], ids=["no sibling read", "a sibling read"])
+def test_r09_resume_goes_on_at_the_first_ancestor_of_a_successor_without_events(
+    feed: Publisher, tmp_path: Path, sibling: bool
+) -> None:
+    """Its grandparent stands at another cursor, which the parent took over long ago."""
+    first = query(feed, tmp_path, **OFTEN)
+    publish(feed, 8)
+    first.run()
+    feed.split(0, into=1, method="cursor-from")
+    publish(feed, 8)
+    check(first, feed)
+    feed.split(1, into=2, method="cursor-from")
+    if sibling:
+        publish(feed, 1)
+        check(first, feed)
+    second = resumed(feed, tmp_path, first.all_rows(), **OFTEN)
+    publish(feed, 8)
+    rows = [*first.all_rows()]
+    while len(rows) + len([*second.all_rows()]) < len(feed.payloads()):
+        second.trigger()
+    assert problems([*rows, *second.all_rows()], feed.payloads()) == []
