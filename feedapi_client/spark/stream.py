@@ -467,8 +467,8 @@ def seed(
         positions=positions,
         sequences={partition: one.events for partition, one in read.items()},
         depths={partition: one.depth for partition, one in read.items()},
-        known=set(read),
-        selected=options.partitions,
+        # What descends from those was read, too, and is found anew: nothing is `known`.
+        selected=None if options.partitions is None else options.partitions.union(gone),
         groups=[],
         limit=None,
         chosen=options.partitions,

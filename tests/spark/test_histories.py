@@ -117,6 +117,29 @@ def test_every_event_is_read_once_and_depth_and_sequence_are_the_order_of_each_e
         assert numbers == list(range(len(numbers)))
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_r09_resume_goes_on_with_what_descends_from_the_selected_partitions(
+    tmp_path: Path, gone: bool
+) -> None:
+    """Also over a partition that is no longer listed."""
+    feed, given = feed_of(2), {"partitions": "0", **OFTEN}
+    with feed.serve():
+        first = query(feed, tmp_path, **given)
+        for number, partition in enumerate((0, 2, 3), 1):
+            feed.extend(partition, [{"n": number}])
+            while len([*first.all_rows()]) < number:
+                first.trigger()
+            feed.split(partition, into=1)
+        for partition in (0, 2) if gone else ():
+            feed.remove(partition)
+        feed.extend(1, [{"n": "of another partition"}])
+        feed.extend(4, [{"n": 4}])
+        second = resumed(feed, tmp_path, first.all_rows(), **given)
+        for _ in range(20):
+            second.trigger()
+        assert [row["data"] for row in second.all_rows()] == ['{"n":4}']
+
+
 @pytest.mark.parametrize("listed", ["closed", "open"])
 def test_r09_resume_reads_nothing_again_of_a_split_partition_that_is_listed(
     feed: Publisher, tmp_path: Path, listed: str
