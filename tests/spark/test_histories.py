@@ -117,6 +117,28 @@ def test_every_event_is_read_once_and_depth_and_sequence_are_the_order_of_each_e
         assert numbers == list(range(len(numbers)))
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["followed", "availableNow"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_r06_end_is_kept_of_partitions_that_are_unlisted_before_the_next_event(
+    feed: Publisher, tmp_path: Path, splits: int, ends: bool
+) -> None:
+    engine, parent = query(feed, tmp_path, **OFTEN), 0
+    publish(feed, 8)
+    engine.run()
+    for _ in range(splits):
+        (parent,) = feed.split(parent, into=1)
+    if ends:
+        engine.available_now()
+    while not ends and engine.reader.reportLatestOffset()["drained"] < splits:
+        engine.trigger()
+    engine.trigger()
+    for partition in [p for p in feed.partitions if p != parent]:
+        feed.remove(partition)
+    engine.restart()
+    publish(feed, 8)
+    check(engine, feed)
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_r09_resume_goes_on_with_what_descends_from_the_selected_partitions(
     tmp_path: Path, gone: bool
