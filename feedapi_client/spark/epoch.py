@@ -61,10 +61,12 @@ class State(msgspec.Struct, kw_only=True):
                 self.positions[id] = Position.after(known, result.cursor)
 
     def is_unsaved(self, planned: Mapping[int, Position]) -> bool:
-        """Whether a planned position was transferred, or begins anew, and no plan says so."""
-        for id, then in planned.items():
-            now = self.positions.get(id, then)
-            if now.status == "superseded" != then.status or now.cursor == FIRST != then.cursor:
+        """Whether a position is over, or a planned one begins anew, and no plan says so."""
+        for id, now in self.positions.items():
+            then = planned.get(id)
+            if now.status != "open" and (then is None or then.status != now.status):
+                return True
+            if then is not None and now.cursor == FIRST != then.cursor:
                 return True
         return False
 

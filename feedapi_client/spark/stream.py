@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from feedapi_client.errors import CursorRejectedError, LineageError
-from feedapi_client.model import FIRST, FeedKey, Position
+from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position, Status
 from feedapi_client.spark.epoch import (
     EpochPlan,
     FetchTask,
@@ -457,10 +457,9 @@ def seed(
             connection.url,
             ", ".join(map(str, gone)),
         )
-    positions = {
-        partition: Position(one.cursor, "open" if partition in info.partitions else "drained")
-        for partition, one in read.items()
-    }
+    statuses: dict[int, Status] = dict.fromkeys(gone, "drained")
+    statuses |= dict.fromkeys(_superseded(info, read), "superseded")
+    positions = {id: Position(one.cursor, statuses.get(id, "open")) for id, one in read.items()}
     plan = EpochPlan(
         feed=key_of(connection),
         name=connection.url,
@@ -468,8 +467,8 @@ def seed(
         positions=positions,
         sequences={partition: one.events for partition, one in read.items()},
         depths={partition: one.depth for partition, one in read.items()},
-        known=set(read),
-        selected=options.partitions,
+        # What descends from those was read, too, and is found anew: nothing is `known`.
+        selected=None if options.partitions is None else options.partitions.union(gone),
         groups=[],
         limit=None,
         chosen=options.partitions,
@@ -477,6 +476,22 @@ def seed(
     objects = Objects(location, run or uuid.uuid4().hex)
     objects.create(objects.plan_key(0), encode(plan))
     return objects.run
+
+
+def _superseded(info: FeedInfo, read: Mapping[int, ReadSoFar]) -> set[int]:
+    """Return the ancestors whose cursor another partition took over before it was read (R9)."""
+    found: set[int] = set()
+    for listed in info.partitions.values():
+        ancestors = [p for p in listed.cursor_from if p in read]
+        if listed.id in read:
+            found.update(ancestors)
+        # Parents are named first. One that took over a cursor is deeper than where it was read.
+        deepest = -1
+        for id in ancestors:
+            if read[id].depth < deepest:
+                found.add(id)
+            deepest = max(deepest, read[id].depth)
+    return found
 
 
 def _gone(epoch: int) -> MissingObjectError:

@@ -11,7 +11,7 @@ from pyspark.sql.readwriter import DataFrameWriterV2
 
 from feedapi_client.spark.ingest import IngestError, MicroBatchError, delta_table
 from feedapi_client.spark.ingest.pipeline import BatchWriter
-from tests.spark.lake import Lake
+from tests.spark.lake import SCHEMA, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,3 +108,30 @@ def test_control_writes_without_a_transaction_are_found(
     lake.ingest(**last)
     with pytest.raises(AssertionError):
         lake.check()
+
+
+def test_r05_schema_that_changes_while_a_micro_batch_is_half_written_is_refused(
+    lake: Lake, writes: Writes
+) -> None:
+    """What fits then and not now would be in neither table."""
+    given: dict[str, Any] = {"checkpoint": str(lake.folder / "half")}
+    given |= {role: f"lake.half_{role}" for role in ("output", "bronze", "rejected", "gold")}
+    longer = f"{SCHEMA}, price DOUBLE"
+
+    def counts() -> list[int]:
+        tables = [given[role] for role in ("output", "rejected", "bronze")]
+        return [len(lake.rows(f"SELECT 1 FROM {table}")) for table in tables]
+
+    known = len(lake.publisher.payloads())
+    lake.publish("e1", price=1)
+    writes.die(lake, 0, "before", **given)
+    lake.ingest(**given, schema=longer)  # nothing was written
+    lake.publish("e1", price="dear")
+    writes.die(lake, 0, "after", **given)
+    with pytest.raises(IngestError, match=r"has micro-batch 1, .* with schema 'entity STRING, n I"):
+        lake.ingest(**given, schema=longer)
+    lake.ingest(**given)
+    lake.publish("e1", price="dear")
+    lake.ingest(**given, schema=longer)
+    output, rejected, bronze = counts()
+    assert output + rejected == bronze == known + 3

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from feedapi_client.spark.source_options import SourceOptions, parse_options
-from feedapi_client.spark.stream import FeedStreamReader
+from feedapi_client.spark.stream import FeedStreamReader, ReadSoFar, seed
 from feedapi_client.testing import Publisher
 
 AT_ONCE = {
@@ -158,6 +158,15 @@ def query(
 ) -> MicroBatchEngine:
     options = options_for(publisher, **given)
     return MicroBatchEngine(lambda: FeedStreamReader(options, folder.as_uri()), crash_at)
+
+
+def resumed(
+    publisher: Publisher, folder: Path, rows: Iterable[Row], **given: Any
+) -> MicroBatchEngine:
+    """Begin a query where a table of these rows ends, without the checkpoint that it had."""
+    read = {r["partition"]: ReadSoFar(r["cursor"], r["sequence"] + 1, r["depth"]) for r in rows}
+    run = seed(options_for(publisher, **given), folder.as_uri(), read)
+    return query(publisher, folder, resumeRun=run, **given)
 
 
 def rows_of(reader: Any, tasks: Iterable[Any] | None = None) -> list[Row]:

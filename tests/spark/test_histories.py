@@ -18,6 +18,7 @@ from tests.spark.micro_batches import (
     problems,
     publish,
     query,
+    resumed,
     rows_of,
 )
 
@@ -114,3 +115,88 @@ def test_every_event_is_read_once_and_depth_and_sequence_are_the_order_of_each_e
     for partition in {row["partition"] for row in engine.all_rows()}:
         numbers = [row["sequence"] for row in engine.all_rows() if row["partition"] == partition]
         assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["followed", "availableNow"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_r06_end_is_kept_of_partitions_that_are_unlisted_before_the_next_event(
+    feed: Publisher, tmp_path: Path, splits: int, ends: bool
+) -> None:
+    engine, parent = query(feed, tmp_path, **OFTEN), 0
+    publish(feed, 8)
+    engine.run()
+    for _ in range(splits):
+        (parent,) = feed.split(parent, into=1)
+    if ends:
+        engine.available_now()
+    while not ends and engine.reader.reportLatestOffset()["drained"] < splits:
+        engine.trigger()
+    engine.trigger()
+    for partition in [p for p in feed.partitions if p != parent]:
+        feed.remove(partition)
+    engine.restart()
+    publish(feed, 8)
+    check(engine, feed)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_r09_resume_goes_on_with_what_descends_from_the_selected_partitions(
+    tmp_path: Path, gone: bool
+) -> None:
+    """Also over a partition that is no longer listed."""
+    feed, given = feed_of(2), {"partitions": "0", **OFTEN}
+    with feed.serve():
+        first = query(feed, tmp_path, **given)
+        for number, partition in enumerate((0, 2, 3), 1):
+            feed.extend(partition, [{"n": number}])
+            while len([*first.all_rows()]) < number:
+                first.trigger()
+            feed.split(partition, into=1)
+        for partition in (0, 2) if gone else ():
+            feed.remove(partition)
+        feed.extend(1, [{"n": "of another partition"}])
+        feed.extend(4, [{"n": 4}])
+        second = resumed(feed, tmp_path, first.all_rows(), **given)
+        for _ in range(20):
+            second.trigger()
+        assert [row["data"] for row in second.all_rows()] == ['{"n":4}']
+
+
+@pytest.mark.parametrize("listed", ["closed", "open"])
+def test_r09_resume_reads_nothing_again_of_a_split_partition_that_is_listed(
+    feed: Publisher, tmp_path: Path, listed: str
+) -> None:
+    """Its successors took over its cursor before its end, and have read the rest."""
+    first = query(feed, tmp_path, **OFTEN)
+    publish(feed, 8)
+    first.run()
+    publish(feed, 8)
+    split_one(feed, Random(1), "cursor-from")
+    feed.add(0, closed=listed == "closed")
+    check(first, feed)
+    second = resumed(feed, tmp_path, first.all_rows(), **OFTEN)
+    second.run()
+    assert [*second.all_rows()] == []
+
+
+@pytest.mark.parametrize("sibling", [False, True], ids=["no sibling read", "a sibling read"])
+def test_r09_resume_goes_on_at_the_first_ancestor_of_a_successor_without_events(
+    feed: Publisher, tmp_path: Path, sibling: bool
+) -> None:
+    """Its grandparent stands at another cursor, which the parent took over long ago."""
+    first = query(feed, tmp_path, **OFTEN)
+    publish(feed, 8)
+    first.run()
+    feed.split(0, into=1, method="cursor-from")
+    publish(feed, 8)
+    check(first, feed)
+    feed.split(1, into=2, method="cursor-from")
+    if sibling:
+        publish(feed, 1)
+        check(first, feed)
+    second = resumed(feed, tmp_path, first.all_rows(), **OFTEN)
+    publish(feed, 8)
+    rows = [*first.all_rows()]
+    while len(rows) + len([*second.all_rows()]) < len(feed.payloads()):
+        second.trigger()
+    assert problems([*rows, *second.all_rows()], feed.payloads()) == []

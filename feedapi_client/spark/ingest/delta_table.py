@@ -133,6 +133,32 @@ class DeltaTable(Table):
             sql = f"DELETE FROM {self.name} WHERE {newer}"  # noqa: S608 - ids of Spark, numbers
             retry_conflicts(lambda: spark.sql(sql))
 
+    def check_half_written(self, spark: SparkSession, who: Identity, fits: Sequence[str]) -> None:
+        """Raise where a micro-batch is to be repeated that this table, the first one, has already.
+
+        `fits`: the schema and the key then, which say what fits. They are others now.
+        """
+        number = who.last_offset
+        if number == who.last_batch or not self._has_commit(spark, who, number):
+            return
+        raise IngestError(
+            f"{self.name} has micro-batch {number}, which is not finished, with another schema or "
+            "key: events that fit one and not the other would be missing, or be in two tables. "
+            f"Run once more with schema {fits[0]!r} and key {fits[1:]}; a new one counts from the "
+            "next micro-batch on. Or begin a new checkpoint with --resume-from-table"
+        )
+
+    def _has_commit(self, spark: SparkSession, who: Identity, number: int) -> bool:
+        """Whether a micro-batch was committed here, also one without rows: its log says so."""
+        if not self._exists(spark):
+            return False
+        folder = spark.sql(f"DESCRIBE DETAIL {self.name}").select("location").collect()[0][0]
+        log = spark.read.schema("txn STRUCT<appId: STRING, version: LONG>")
+        commits = log.json(f"{folder}/_delta_log/*.json").select("txn.*")
+        own = _transaction(who, number)
+        same = (F.col("appId") == own["txnAppId"]) & (F.col("version") == number)
+        return not commits.where(same).isEmpty()
+
     def _exists(self, spark: SparkSession) -> bool:
         return spark.catalog.tableExists(self.name)
 

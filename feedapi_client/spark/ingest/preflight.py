@@ -112,6 +112,9 @@ def check_tables(
             "own: one is a copy, and both would write the same micro-batches of the same tables. "
             "Where the query has moved, delete that checkpoint; a copy needs tables of its own"
         )
+    fits, rejected = [job.schema, *job.key], tables.get("rejected")
+    if isinstance(rejected, DeltaTable) and noted.get("fits", fits) != fits:
+        rejected.check_half_written(spark, who, noted["fits"])
     for role, table in tables.items():
         table.noted = bool(known)
         table.check(spark, tables.identity(role), columns.get(role))
@@ -120,6 +123,7 @@ def check_tables(
         raise IngestError(
             f"tables must be different: two are the same of {', '.join(places.values())}"
         )
-    if known != places or moved or noted.get("staging") != staging:
-        content = {"tables": places, "location": place, "staging": staging, "feed": job.feed_name}
+    content: dict[str, Any] = {"tables": places, "location": place, "staging": staging}
+    content |= {"feed": job.feed_name, "fits": fits}
+    if any(noted.get(name) != value for name, value in content.items()):
         note(spark, job.checkpoint_location, "outputs", **content)
