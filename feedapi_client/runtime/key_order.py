@@ -188,6 +188,8 @@ class KeyOrder:
 
     def last_mark(self, partition: int) -> tuple[KeyedBatch, int, str] | None:
         """Return the last checkpoint in the first batch before which all is done, and where."""
+        if partition not in self._batches:
+            return None  # dropped while another partition was saved
         work = self._batches[partition][0]
         left = (at for at, item in enumerate(work.open_items) if item is not None)
         done = next(left, len(work.open_items))

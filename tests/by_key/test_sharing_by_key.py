@@ -8,10 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client import FeedConsumer, Quarantine, Share
+from feedapi_client import Event, FeedConsumer, FeedKey, FencedError, Quarantine, Share
 from feedapi_client.quarantine import MemoryQuarantineStore, QuarantinedEvent
-from tests.by_key.helpers import Application, KeyFeed, drain, kept
-from tests.consumer.helpers import rediscovered, wait_until
+from feedapi_client.stores.done import Claim
+from tests.by_key.helpers import Application, KeyFeed, drain, kept, number
+from tests.consumer.helpers import Gate, RecordingStore, rediscovered, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -136,6 +137,55 @@ async def test_r17_a_save_refused_after_a_lost_lease_is_not_remembered_as_done()
     for n in range(5):
         assert application.of(f"e{n}")[-5:] == list(range(n, 25, 5))
     assert await feed.store.cursors() == {0: feed.end_cursor(0)}
+
+
+class ReplacedStore(RecordingStore):
+    """Renews no lease once it is away, and at last refuses a claim: another instance has saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.refused = Gate()
+
+    async def beat(self, *args: Any, **options: Any) -> bool:
+        if self.away:
+            await anyio.sleep_forever()
+        return await super().beat(*args, **options)
+
+    async def take_over(self, feed: FeedKey, partitions: Any, revision: int) -> Claim:
+        if partitions[0] == 2:
+            await self.refused.wait()
+            raise FencedError("another revision is stored", feed=feed.url)
+        return await super().take_over(feed, partitions, revision)
+
+
+async def test_r17_a_stop_ends_in_order_where_all_leases_are_lost_while_it_saves() -> None:
+    store, gate = ReplacedStore(), Gate()
+    feed = KeyFeed(3, store=store, page_size=1000, checkpoint_every=10)
+    for partition in range(3):
+        feed.numbers(
+            partition, *range(1000 * partition, 1000 * (partition + 1)), entity=f"e{partition}"
+        )
+    begun: set[int] = set()
+
+    async def handle(event: Event) -> None:
+        begun.add(number(event))
+        if number(event) in (500, 1500):
+            await gate.opened.wait()
+
+    share = Share(lease_seconds=6, rebalance_seconds=0.05)
+    async with feed.consume(share=share) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: drain(consumer, handle, event_id=number))
+        await wait_until(lambda: {500, 1500} <= begun)
+        consumer.stop()
+        save = store.hold(lambda positions: 0 in positions)
+        gate.opened.set()
+        await save.reached.wait()
+        store.away = True
+        await wait_until(lambda: "lost the leases" in str(consumer.status().reports))
+        store.refused.opened.set()
+        await anyio.sleep(1)
+        save.opened.set()
 
 
 class SlowQuarantineStore(MemoryQuarantineStore):
