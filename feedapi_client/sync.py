@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
-from asyncio import CancelledError
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -212,6 +212,7 @@ class SyncFeedConsumer(Generic[Payload]):
         held = _opened(self._consumer, self._http)
         loop = LoopThread(held, f"feedapi {self.key.name}")
         self._finalizer = weakref.finalize(self, loop.end)
+        self._consumer.stop_asked = False
         self._loop = loop
         try:
             loop.open()
@@ -360,6 +361,7 @@ class SyncFeedConsumer(Generic[Payload]):
         """
         check_seconds("grace", grace)
         if self._loop is not None:
+            self._consumer.stop_asked = True
             self._loop.post(partial(self._consumer.stop, grace=grace))
 
     def status(self) -> ConsumerStatus:
@@ -431,6 +433,8 @@ class SyncFeedConsumer(Generic[Payload]):
 
 @asynccontextmanager
 async def _opened(consumer: _Consumer[Any], http: AsyncHTTP | None) -> AsyncIterator[None]:
+    # Once the entry has begun, which it does before it first waits.
+    asyncio.get_running_loop().call_soon(consumer.stop_if_asked)
     try:
         async with consumer:
             yield
@@ -469,7 +473,7 @@ def _handled(handle: Callable[[T], object], delivered: T) -> object:
     """Call the handler. A `CancelledError` of something that it awaited is its failure (R20)."""
     try:
         return handle(delivered)
-    except CancelledError as error:
+    except asyncio.CancelledError as error:
         raise failure_of(error, "the handler")  # noqa: B904 - its cause is set
 
 
@@ -482,6 +486,12 @@ def _check_thread(store: CursorStore) -> None:
 
 class _Consumer(FeedConsumer[Payload]):
     leave_behind: Callable[[], None] | None = None
+    stop_asked = False
+    """Whether `stop` was called since the entry began, perhaps before an event loop ran."""
+
+    def stop_if_asked(self) -> None:
+        if self.stop_asked:
+            self.stop()
 
     def _cut_short(self, grace: float) -> None:
         super()._cut_short(grace)

@@ -6,6 +6,7 @@ import inspect
 import signal
 import sqlite3
 import threading
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from feedapi_client import (
     SyncBatch,
     SyncFeedConsumer,
 )
+from feedapi_client.runtime.loop_thread import LoopThread
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import (
     BROKEN,
@@ -294,6 +296,26 @@ def test_stop_ends_the_entry_that_waits_for_the_feed(publisher: Publisher) -> No
     in_thread(stop)
     with consumer:
         assert list(consumer) == []
+
+
+@pytest.mark.parametrize("method", ["open", "_serve"])
+def test_stop_ends_an_entry_whose_event_loop_does_not_run_yet(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    numbers(publisher, 0, range(5))
+    consumer, begins = consume(publisher), getattr(LoopThread, method)
+
+    def stopped(thread: LoopThread) -> Any:
+        consumer.stop()
+        return begins(thread)
+
+    monkeypatch.setattr(LoopThread, method, stopped)
+    for _ in range(2):
+        with consumer:
+            assert next(iter(consumer), None) is None
+    monkeypatch.undo()
+    with consumer:
+        assert next(iter(consumer)).json() == {"entity": "a", "n": 0}
 
 
 def test_callbacks_of_share_run_in_the_event_loop_and_may_ask_for_the_status(
