@@ -450,7 +450,8 @@ def seed(
     """
     connection = FeedConnection(options)
     info = connection.discover()
-    gone = sorted(read.keys() - info.partitions.keys())
+    parents = {p.starts_after for p in info.partitions.values() if p.starts_after is not None}
+    gone = sorted((read.keys() | parents) - info.partitions.keys())
     if gone:
         _log.warning(
             "feed %s: partitions %s are not listed any more, and are taken as read to their ends",
@@ -459,7 +460,11 @@ def seed(
         )
     statuses: dict[int, Status] = dict.fromkeys(gone, "drained")
     statuses |= dict.fromkeys(_superseded(info, read), "superseded")
-    positions = {id: Position(one.cursor, statuses.get(id, "open")) for id, one in read.items()}
+    positions = {id: Position(FIRST, "drained") for id in gone}  # some had no event
+    positions |= {id: Position(one.cursor, statuses.get(id, "open")) for id, one in read.items()}
+    selected = options.partitions
+    if selected is not None:
+        selected = selected.union(read.keys() - info.partitions.keys())
     plan = EpochPlan(
         feed=key_of(connection),
         name=connection.url,
@@ -468,7 +473,7 @@ def seed(
         sequences={partition: one.events for partition, one in read.items()},
         depths={partition: one.depth for partition, one in read.items()},
         # What descends from those was read, too, and is found anew: nothing is `known`.
-        selected=None if options.partitions is None else options.partitions.union(gone),
+        selected=selected,
         groups=[],
         limit=None,
         chosen=options.partitions,

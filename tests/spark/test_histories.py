@@ -162,6 +162,22 @@ def test_r09_resume_goes_on_with_what_descends_from_the_selected_partitions(
         assert [row["data"] for row in second.all_rows()] == ['{"n":4}']
 
 
+def test_r09_resume_takes_a_parent_as_read_that_is_not_listed_and_had_no_event(
+    tmp_path: Path,
+) -> None:
+    feed = feed_of(2)
+    with feed.serve():
+        first = query(feed, tmp_path, **OFTEN)
+        feed.extend(1, [{"n": 1}])
+        first.run()
+        (child,) = feed.split(0, into=1)
+        feed.remove(0)
+        second = resumed(feed, tmp_path, first.all_rows(), **OFTEN)
+        feed.extend(child, [{"n": 2}])
+        second.run()
+        assert [row["data"] for row in second.all_rows()] == ['{"n":2}']
+
+
 @pytest.mark.parametrize("listed", ["closed", "open"])
 def test_r09_resume_reads_nothing_again_of_a_split_partition_that_is_listed(
     feed: Publisher, tmp_path: Path, listed: str
