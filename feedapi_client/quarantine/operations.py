@@ -95,8 +95,8 @@ async def replay(
     events = list_events(store, feed, partition=partition) if ids is None else _chosen(store, ids)
     held: dict[FeedKey, HeldKeys] = {}
     async for event in events:
-        keys = held.setdefault(event.feed, HeldKeys(store, event.feed, first_of_key))
-        error = await _held_back(keys, event) or await _replay_event(store, handle, event, decoder)
+        error = await _held_back(store, held, event)
+        error = error or await _replay_event(store, handle, event, decoder)
         if error is None:
             handled += 1
         else:
@@ -109,14 +109,21 @@ async def replay(
     return Replayed(handled, failed)
 
 
-async def _held_back(keys: HeldKeys, event: QuarantinedEvent) -> Exception | None:
+async def _held_back(
+    store: QuarantineStore, held: dict[FeedKey, HeldKeys], event: QuarantinedEvent
+) -> Exception | None:
     first = first_of_key(event)
     if first == event.id:
         return None
+    keys = held.setdefault(event.feed, HeldKeys(store, event.feed, first_of_key))
     earlier = await keys.holding(first)
     if earlier is None:
         keys.doubt()  # it came after the quarantine was read, perhaps with others
         earlier = await keys.holding(first)
+    if earlier is None:  # not even itself is there: it has left, or its feed has moved
+        there = await store.get(event.id)
+        if there is not None and there.feed != event.feed:
+            return await _held_back(store, held, there)
     return EarlierEventQuarantined(first) if earlier and earlier[0] < event.id else None
 
 

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from feedapi_client import Batch, Event, FeedConsumer, Quarantine, SQLiteCursorStore, StoreError
+from feedapi_client.operations import move
 from feedapi_client.quarantine import Replayed, drop, quarantine_beside, replay
 from feedapi_client.testing import Publisher
 from tests.quarantine.helpers import Ledger, PoisonError, kept
@@ -191,3 +192,17 @@ async def test_what_is_put_aside_during_a_replay_stays_in_order_in_it(
 
     assert await replay(quarantine, handle) == Replayed(2, 2)
     assert ("".join(seen), await names_of(quarantine)) == ("ab", "cd")
+
+
+async def test_what_is_moved_during_a_replay_stays_in_order_in_it(
+    store: SQLiteCursorStore,
+) -> None:
+    quarantine = await of_one_key(store, "abc")
+
+    async def handle(batch: Batch) -> None:
+        if batch.events[0].json()["name"] == "a":
+            await move(store, "feed:orders", "feed:sales")
+            raise PoisonError
+
+    assert await replay(quarantine, handle) == Replayed(0, 3)
+    assert await names_of(quarantine) == "abc"
