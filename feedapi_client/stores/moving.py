@@ -142,11 +142,13 @@ async def adopt(
     """Move `old` to `new` unless that has positions. None where an instance of `old` is alive."""
     if old == new or not isinstance(store, AdministrableStore):
         return 0
-    stored = await store.feeds()
-    if new in stored or old not in stored:
+    if new in await store.feeds():
         return 0
+    # Also where nothing is stored yet: one of them may be about to save the first positions.
     if leases is not None and any(each.alive for each in (await leases.look(old)).instances):
         return None
+    if old not in await store.feeds():
+        return 0
     try:
         moved = await store.move({old: new})
     except StoreError:

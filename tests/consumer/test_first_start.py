@@ -187,6 +187,15 @@ async def test_r07_what_is_stored_under_the_name_is_never_replaced() -> None:
     assert (await store.load(old))[0].cursor == "old"
 
 
+async def test_r07_an_instance_under_the_url_that_has_saved_nothing_yet_is_waited_for() -> None:
+    store, old, new = MemoryCursorStore(), FeedKey("http://a/f"), FeedKey.named("f")
+    await store.beat(old, "bootstraps", 60)
+    assert await adopt(store, old, new, store) is None
+    await store.save(old, {0: Position("old")})
+    await store.leave(old, "bootstraps")
+    assert await adopt(store, old, new, store) == 1
+
+
 @pytest.mark.parametrize("name", ["", " x", "x\n", "x" * 201])
 async def test_a_name_that_no_feed_can_have_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="feed_name"):
