@@ -7,10 +7,9 @@ batch read `PatientFetch`. Imports no Spark.
 
 from __future__ import annotations
 
-import io
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,7 +43,6 @@ _CONFLICT = 409
 _MAX_THREADS = 16
 _LONGEST_PAUSE = 1.0
 """Seconds before the second attempt of a read. Other partitions of the task wait for it (R14)."""
-_SHORTEST_LINE = len(b'{"data":""}\n')
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +140,9 @@ class Fetch:
         with client.open(info, result.partition, asked, progress=self._progress) as response:
             reader = response.reader
             self._moved = self._clock()
-            for chunk in response.chunks():
-                for piece in self._pieces(reader, chunk):
-                    yield from self._deliver(reader.feed(piece))
+            for lines in response:
+                for some in self._as_fed(reader, lines):
+                    yield from self._deliver(reader.feed(some))
                 reader.check()
                 self._check_pace()
             finished = reader.finish()
@@ -161,18 +159,15 @@ class Fetch:
                 partition=self.result.partition,
             )
 
-    def _pieces(self, reader: PageReader, chunk: bytes) -> Iterator[bytes]:
-        """Yield the chunk whole, or by line near the limit or the fixed end.
+    def _as_fed(self, reader: PageReader, lines: list[bytes]) -> Iterable[list[bytes]]:
+        """Return the lines together, or one by one near the limit or the fixed end.
 
-        A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
+        A `PageReader` coalesces the batches of what it is fed. There each one has to be seen.
         """
-        near_end = self._end is not None and self._end.may_be_in(chunk)
+        near_end = self._end is not None and self._end.may_be_in(b"".join(lines))
         held = reader.unclosed_events + 1
         room = math.inf if self._limit is None else self._limit - self.result.events - held
-        # Counting lines takes time, so an estimate from the number of bytes comes first.
-        fits = len(chunk) // _SHORTEST_LINE <= room or chunk.count(b"\n") <= room
-        # Only "\n" ends a line of BytesIO.
-        yield from (chunk,) if fits and not near_end else io.BytesIO(chunk)
+        return ([line] for line in lines) if near_end or len(lines) > room else (lines,)
 
     def _deliver(self, batches: list[CheckpointedEvents]) -> Iterator[CheckpointedEvents]:
         result, limit, end = self.result, self._limit, self._end

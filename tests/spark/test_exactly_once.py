@@ -21,6 +21,7 @@ from feedapi_client.errors import (
     LineageError,
     ProtocolError,
 )
+from feedapi_client.model import FIRST
 from feedapi_client.spark import feed_watch
 from feedapi_client.spark.query_offsets import read_offsets
 from feedapi_client.spark.source_options import OptionError
@@ -157,14 +158,18 @@ def test_r10_split_is_noticed_when_a_token_is_refused(
 def test_r10_refused_cursor_is_an_error_unless_data_may_be_lost(
     start: Start, publisher: Publisher, fail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gone: set[str] = set()
+
     def refuse(response: Any, request: Any, publisher: Any, /) -> Any:
-        """What comes after a cursor is gone."""
-        return Status(410)(response, request, publisher) if request.cursor == old else response
+        """Its cursors are gone. Who begins anew is given others."""
+        if request.cursor == FIRST:
+            gone.clear()
+        return Status(410)(response, request, publisher) if request.cursor in gone else response
 
     publisher.extend(0, [{"n": n} for n in range(30)])
     engine = start(failOnDataLoss=fail, partitions="0", refusedFor="0.1")
     engine.run()
-    old = publisher.end_cursor(0)
+    gone.add(publisher.end_cursor(0))
     publisher.fail(refuse, partition=0, times=None)
     publisher.extend(0, [{"n": n} for n in range(30, 40)])
     if fail == "true":

@@ -169,6 +169,7 @@ def test_real_query_is_observed(spark: SparkSession, metrics: Metrics, tmp_path:
                 query = stream.start()
                 while sum(metrics.values("events")) < 50 or metrics.values("idle") != [1]:
                     query.awaitTermination(1)  # raises what ended it
+                assert metrics.values("requests")
                 query.stop()
 
             despite_slow_workers(until_idle)
@@ -180,4 +181,3 @@ def test_real_query_is_observed(spark: SparkSession, metrics: Metrics, tmp_path:
         "feedapi.feed": str(url),
         "feedapi.spark.query": "observed",
     }
-    assert metrics.values("requests")
