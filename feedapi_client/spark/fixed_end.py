@@ -61,11 +61,12 @@ class FixedEnd:
         self._proofs = 0
 
     def may_be_in(self, chunk: bytes) -> bool:
-        """Whether the chunk of a response, or the one before it and this one, may hold the end."""
+        """Whether the chunk of a response, or those before it and this one, may hold the end."""
         if not self._one_spelling:
             return True
-        self._near = self._on_wire in self._tail + chunk
-        self._tail = chunk[-len(self._on_wire) :]
+        size = len(self._on_wire)
+        self._near = self._on_wire in chunk or self._on_wire in self._tail + chunk[:size]
+        self._tail = (self._tail + chunk[-size:])[-size:]
         return self._near
 
     def response_over(self) -> bool:
